@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
-PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks docs/figures docs/site
+PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
 .PHONY: demo demo-clean site results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants lint format bench gpu-wheels gpu-check gpu-dry clean help

@@ -23,7 +23,13 @@ from threadpoolctl import threadpool_limits
 
 from megatron_patches.bank.exact import FloatArray
 from megatron_patches.bank.head_split import split_heads
-from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
+from megatron_patches.bank.orthonormal import (
+    CONSTRUCTIONS,
+    FACTORED,
+    ROLES,
+    BankRecipe,
+    rows_of_heads,
+)
 from megatron_patches.bank.shards import layer_shard, rank_factors
 from megatron_patches.bank.structured import is_power_of_two
 
@@ -50,7 +56,9 @@ def make_factors(tensor_parallel_size: int) -> None:
 
 def make_heads(hidden_size: int, head_dim: int, construction: str) -> FloatArray:
     """HEADS_TIMED heads [heads * head_dim, hidden_size]."""
-    recipe = BankRecipe(1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, construction=construction)
+    recipe = BankRecipe(
+        1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, construction=construction
+    )
     return rows_of_heads(recipe, 0, "query", range(HEADS_TIMED))
 
 
@@ -61,9 +69,13 @@ def least_seconds(action: Callable[[], object], repetitions: int) -> float:
 
 
 def main() -> None:
-    print(f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank")
+    print(
+        f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank"
+    )
     for size in (1, 2, 4, 8):
-        rows, factors = (least_seconds(partial(make, size), 2) for make in (make_shards, make_factors))
+        rows, factors = (
+            least_seconds(partial(make, size), 2) for make in (make_shards, make_factors)
+        )
         print(f"  tensor parallel {size}: {rows:.2f} s; monarch {factors:.3f} s")
     print("One head, ms (in brackets: times qr)")
     for shape in HEAD_SHAPES:
@@ -71,9 +83,15 @@ def main() -> None:
         for construction in CONSTRUCTIONS:
             too_large = construction == "cayley" and shape[0] > 1024  # cubic in hidden_size
             no_power = construction == "hadamard" and not is_power_of_two(shape[0])
-            if construction not in FACTORED and not too_large and not no_power:  # those are made by the layer
-                row[construction] = least_seconds(partial(make_heads, *shape, construction), 5) / HEADS_TIMED
-        cells = [f"{name} {1e3 * value:.2f} ({value / row['qr']:.1f})" for name, value in row.items()]
+            if (
+                construction not in FACTORED and not too_large and not no_power
+            ):  # those are made by the layer
+                row[construction] = (
+                    least_seconds(partial(make_heads, *shape, construction), 5) / HEADS_TIMED
+                )
+        cells = [
+            f"{name} {1e3 * value:.2f} ({value / row['qr']:.1f})" for name, value in row.items()
+        ]
         print(f"  {shape[0]} x {shape[1]}: {'  '.join(cells)}")
 
 

@@ -42,10 +42,15 @@ PLAIN_STEPS = 3
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--directory", type=Path, default=Path(), help="on the file system to write to")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), help="on the file system to write to"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="that count")
     parser.add_argument(
-        "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
+        "--shape",
+        type=Shape.parse,
+        default="8x768x1x128",
+        help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64",
     )
     parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
     arguments = parser.parse_args()
@@ -53,10 +58,14 @@ def main() -> None:
     with own_directory(arguments.directory, context) as directory:
         bench = Bench(arguments.shape, arguments.deepspeed, directory, context)
         rounds = [bench.round() for _ in range(arguments.rounds + WARM_UP_ROUNDS)][WARM_UP_ROUNDS:]
-        size = sum(file.stat().st_size for file in bench.checkpoints.run.checkpoint(bench.number).iterdir())
+        size = sum(
+            file.stat().st_size for file in bench.checkpoints.run.checkpoint(bench.number).iterdir()
+        )
         dist.barrier()  # all have counted
     if context.is_first:
-        print(f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, {len(rounds)} rounds")
+        print(
+            f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, {len(rounds)} rounds"
+        )
         print_medians(rounds)
     shutdown_distributed(context)
 
@@ -79,7 +88,9 @@ def own_directory(parent: Path, context: ParallelContext) -> Iterator[Path]:
 class Bench:
     """An engine, and the checkpoints of a run that it stands for."""
 
-    def __init__(self, shape: Shape, deepspeed: str, directory: Path, context: ParallelContext) -> None:
+    def __init__(
+        self, shape: Shape, deepspeed: str, directory: Path, context: ParallelContext
+    ) -> None:
         settings = f"deepspeed.config={deepspeed} run.directory={directory}"
         layout = Layout(1, context.data_parallel_size)
         self.config = benchmark_config(shape, "orthogonal", layout, settings)
@@ -87,10 +98,14 @@ class Bench:
         self.trainer = PhasedEngine(self.config, context)
         bank = bank_digests(self.trainer.engine.module, context)
         identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
-        self.checkpoints = Checkpoints(self.config, context, identity, None, DeferredError(context.device))
+        self.checkpoints = Checkpoints(
+            self.config, context, identity, None, DeferredError(context.device)
+        )
         generator = torch.Generator().manual_seed(context.rank)
         size = (shape.batch, shape.length + 1)
-        self.tokens = torch.randint(0, shape.vocabulary, size, generator=generator).to(context.device)
+        self.tokens = torch.randint(0, shape.vocabulary, size, generator=generator).to(
+            context.device
+        )
         self.number = 0
 
     def step(self) -> float:

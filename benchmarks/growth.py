@@ -38,13 +38,35 @@ def prepare(what: str, place: Path, count: int) -> list[str]:
     if what == "files_tokenised":
         (place / "text").mkdir(parents=True)
         for number in range(count):
-            (place / f"text/{number:05}.txt").write_text(f"The fox of file {number} is brown.\n" * 9)
-        train = ["train-tokenizer", "docs/method.md", "--out", f"{place}/tokenizer", "--vocab-size", "500"]
-        subprocess.run([sys.executable, "-m", "data_pipeline", *train], check=True, stdout=subprocess.DEVNULL)
-        out = ["--tokenizer", f"{place}/tokenizer.model", "--out", f"{place}/shards", "--name", "growth"]
+            (place / f"text/{number:05}.txt").write_text(
+                f"The fox of file {number} is brown.\n" * 9
+            )
+        train = [
+            "train-tokenizer",
+            "docs/method.md",
+            "--out",
+            f"{place}/tokenizer",
+            "--vocab-size",
+            "500",
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "data_pipeline", *train], check=True, stdout=subprocess.DEVNULL
+        )
+        out = [
+            "--tokenizer",
+            f"{place}/tokenizer.model",
+            "--out",
+            f"{place}/shards",
+            "--name",
+            "growth",
+        ]
         return ["-m", "data_pipeline", "tokenize", f"{place}/text", *out]
     if what == "runs_compared":
-        runs = [run for variant in ("vanilla", "orthogonal") for run in _seeds(place, variant, count // 2)]
+        runs = [
+            run
+            for variant in ("vanilla", "orthogonal")
+            for run in _seeds(place, variant, count // 2)
+        ]
         return ["-m", "pretrain", "compare", *runs, "--out", f"{place}/comparison"]
     if what == "runs_swept":
         place.mkdir()
@@ -53,7 +75,11 @@ def prepare(what: str, place: Path, count: int) -> list[str]:
         one_rank = "parallel.tensor_model_parallel_size=1"
         return ["-m", "pretrain", "sweep", f"{place}/grid.yaml", "--dry-run", one_rank]
     if what == "steps_recorded":
-        steps = {"config.schedule.steps": count, "summary.step": count, "summary.samples": count * BATCH}
+        steps = {
+            "config.schedule.steps": count,
+            "summary.step": count,
+            "summary.samples": count * BATCH,
+        }
         steps["summary.tokens"] = count * BATCH * LENGTH
         return ["-c", READ_RUN, str(write_run(place, "vanilla", changes=steps))]
     if what == "shards_opened":
@@ -103,5 +129,11 @@ if __name__ == "__main__":
         cells = []
         for first, middle, last in zip(once, four, ten, strict=True):
             before, after = (middle - first) / 3, (last - middle) / 6
-            cells += [f"{after / options.few * 1e3:.2f}", f"{after / before:.2f}" if before > 0 else "–"]
-        print(f"| {what.replace('_', ' ')} | {' | '.join(cells)} | {again[0] / once[0]:.2f} |", flush=True)
+            cells += [
+                f"{after / options.few * 1e3:.2f}",
+                f"{after / before:.2f}" if before > 0 else "–",
+            ]
+        print(
+            f"| {what.replace('_', ' ')} | {' | '.join(cells)} | {again[0] / once[0]:.2f} |",
+            flush=True,
+        )

@@ -92,7 +92,9 @@ def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, ro
 
 def print_table(models: Sequence[Measured]) -> None:
     """Print medians, and the median and range of the ratios to the first model, round by round."""
-    print(f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}")
+    print(
+        f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}"
+    )
     for one in models:
         line = f"{one.name:24}"
         for rates, base in ((one.prefill, models[0].prefill), (one.decode, models[0].decode)):
@@ -103,7 +105,9 @@ def print_table(models: Sequence[Measured]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--config", default="small", help="a shipped configuration")
     parser.add_argument("--variants", nargs="+", default=["vanilla", "orthogonal"])
     parser.add_argument("--prompt", type=int, default=256, help="tokens to read")
@@ -122,9 +126,13 @@ def main() -> None:
             export_untrained(options.config, path.name, path)
         load = partial(AutoModelForCausalLM.from_pretrained, dtype=dtype)
         models = [Measured(path.name, load(path).to(options.device).eval()) for path in exports]
-        models.append(Measured(f"{exports[0].name} again", load(exports[0]).to(options.device).eval()))
+        models.append(
+            Measured(f"{exports[0].name} again", load(exports[0]).to(options.device).eval())
+        )
         if options.half_cache:
-            models.append(Measured(f"{exports[-1].name} half", load(exports[-1]).to(options.device).eval()))
+            models.append(
+                Measured(f"{exports[-1].name} half", load(exports[-1]).to(options.device).eval())
+            )
             halve_cache(models[-1].model)
     vocabulary = models[0].model.config.vocab_size
     generator = torch.Generator().manual_seed(0)

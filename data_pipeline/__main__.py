@@ -61,7 +61,9 @@ def demo_corpus(
     corpus = build_corpus(directory, files)
     typer.echo(f"{directory}: " + ("built" if corpus.built else "already up to date"))
     for source, size in corpus.bytes_per_source.items():
-        typer.echo(f"  {source}: {corpus.documents_per_source[source]:,} documents, {size / 1e6:.2f} MB")
+        typer.echo(
+            f"  {source}: {corpus.documents_per_source[source]:,} documents, {size / 1e6:.2f} MB"
+        )
 
 
 @app.command("train-tokenizer")
@@ -75,7 +77,9 @@ def train_tokenizer(
     sample_bytes: Annotated[
         int, typer.Option(help="Train on about this much text, spread over all inputs.")
     ] = (100_000_000),
-    seed: Annotated[int, typer.Option(help="Chooses the documents, and those held out for the check.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Chooses the documents, and those held out for the check.")
+    ] = 0,
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
     chunks: Chunks = "",
@@ -110,16 +114,23 @@ def train_tokenizer(
 def download(
     source: Annotated[str, typer.Argument(help="slimpajama, openwebtext or tinystories.")],
     out: Annotated[Path, typer.Option(help="The directory for the files.")],
-    hub_id: Annotated[str | None, typer.Option(help="Another repository with the same files.")] = None,
+    hub_id: Annotated[
+        str | None, typer.Option(help="Another repository with the same files.")
+    ] = None,
     mirror: Annotated[
         Path | None, typer.Option(help="A directory with the same files, in place of the hub.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")] = None,
-    splits: Annotated[str, typer.Option(help="The hub's own splits: train,validation,test.")] = "train",
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the repository.")
+    ] = None,
+    splits: Annotated[
+        str, typer.Option(help="The hub's own splits: train,validation,test.")
+    ] = "train",
     chunks: Chunks = "",
     fraction: Annotated[float, typer.Option(help="Of the files of every chunk, this share.")] = 1.0,
     include: Annotated[
-        list[str] | None, typer.Option(help="Pattern of names, in place of the source's own (repeatable).")
+        list[str] | None,
+        typer.Option(help="Pattern of names, in place of the source's own (repeatable)."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Files at a time.")] = 8,
 ) -> None:
@@ -157,7 +168,9 @@ app.command("merge-manifests")(merge_manifests)
 @app.command()
 def verify(
     directory: ShardDirectory,
-    tokenizer: Annotated[Path | None, typer.Option(help="A model that must be the directory's own.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model that must be the directory's own.")
+    ] = None,
     inputs: Annotated[
         str | None, typer.Option(help="Where the inputs are now; default: where they were.")
     ] = None,
@@ -192,12 +205,16 @@ def verify(
             f"{directory} and run the same tokenize command again"
         )
     tokens = sum(shard.tokens for shard in manifest.shards)
-    typer.echo(f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says")
+    typer.echo(
+        f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says"
+    )
     typer.echo(f"  {remark}")
     if against:
         manifests = [manifest, *map(read_manifest, against)]
         if leaks := leaked_documents(manifests):
-            raise DataError(f"{'; '.join(leaks)}; tokenise with the same fractions, and remove duplicates")
+            raise DataError(
+                f"{'; '.join(leaks)}; tokenise with the same fractions, and remove duplicates"
+            )
         typer.echo(
             f"  no document is held out in one of {len(manifests)} directories and trained on in another"
         )
@@ -206,7 +223,9 @@ def verify(
 @app.command()
 def stats(
     directory: ShardDirectory,
-    png: Annotated[Path | None, typer.Option(help="Also draw the lengths by source to this file.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Also draw the lengths by source to this file.")
+    ] = None,
 ) -> None:
     """Documents, tokens and bytes per token for every split and source, and how long the documents are.
 
@@ -238,7 +257,9 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:
-            typer.echo("error: interrupted; what is finished is kept: the same command continues", err=True)
+            typer.echo(
+                "error: interrupted; what is finished is kept: the same command continues", err=True
+            )
         raise
 
 

@@ -30,7 +30,14 @@ RECORD_NAME = "corpus.json"
 
 _VERSION = 1
 # Test suites are left out: some distributions ship them, some do not, and they are mostly code.
-_SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
+_SKIPPED_DIRECTORIES = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "pydoc_data",
+}
 _DOCUMENT_CHARACTERS = 1000
 _SHORTEST_REST = 200
 _WORD = re.compile(r"[\"'(*`\[]*[A-Za-z]+(?:[-'/][A-Za-z]+)*[.\"',;:!?)*`\]]*")
@@ -58,7 +65,9 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
         record = read_json(record_path)
         same = all(record.get(key) == value for key, value in made_from.items())
         paths = {directory / name: digest for name, digest in record["outputs"].items()}
-        if same and all(path.is_file() and sha256_file(path) == digest for path, digest in paths.items()):
+        if same and all(
+            path.is_file() and sha256_file(path) == digest for path, digest in paths.items()
+        ):
             return Corpus(record["bytes"], record["documents"], built=False)
     elif directory.is_dir():
         ours = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
@@ -76,7 +85,8 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
     """Deal the documents out over the files, so that every file has every source; return counts."""
     sources = list(dict.fromkeys(source for source, _ in documents))
     sizes = {
-        source: sum(len(text.encode()) for kind, text in documents if kind == source) for source in sources
+        source: sum(len(text.encode()) for kind, text in documents if kind == source)
+        for source in sources
     }
     if sum(sizes.values()) < MINIMUM_BYTES:
         raise DataError(
@@ -91,7 +101,8 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
             for source, text in documents[number::num_files]
         ]
         write_atomically(
-            path, zstandard.ZstdCompressor().compress("".join(f"{line}\n" for line in lines).encode())
+            path,
+            zstandard.ZstdCompressor().compress("".join(f"{line}\n" for line in lines).encode()),
         )
         outputs[path.name] = sha256_file(path)
     for path in directory.glob("demo-*.jsonl.zst"):
@@ -115,20 +126,26 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
     ]
     seen: set[str] = set()
     documents = [
-        ("PydocTopics", text) for topic in _topics(topics_path) for text in _documents([topic], seen)
+        ("PydocTopics", text)
+        for topic in _topics(topics_path)
+        for text in _documents([topic], seen)
     ]
     # The trees are not kept: hundreds of them make Python's garbage collector the slowest part.
     read = [(source, list(docstrings(tree))) for path in modules for source, tree in parsed(path)]
     for _, own in read:
         documents += [("StdlibDocstrings", text) for text in _documents(own, seen)]
     for source, _ in read:
-        documents += [("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)]
+        documents += [
+            ("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)
+        ]
     return documents
 
 
 def _topics(path: Path) -> list[str]:
     """Read the strings of `topics = {...}`, sorted by name, as a literal that is not executed."""
-    nodes = (n for n in ast.parse(path.read_bytes()).body if isinstance(n, (ast.Assign, ast.AnnAssign)))
+    nodes = (
+        n for n in ast.parse(path.read_bytes()).body if isinstance(n, (ast.Assign, ast.AnnAssign))
+    )
     topics: dict[str, str] = next(
         (ast.literal_eval(node.value) for node in nodes if node.value is not None), {}
     )

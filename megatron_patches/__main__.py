@@ -43,7 +43,9 @@ def digest(
     seed: Annotated[int, typer.Option(help="Seed of the bank.")] = 1234,
     construction: Annotated[str, typer.Option(help=", ".join(CONSTRUCTIONS))] = "qr",
     scope: Annotated[str, typer.Option(help=", ".join(SCOPES))] = "head",
-    dtype: Annotated[str, typer.Option(help=f"What the rows are cast to: {', '.join(DTYPES)}.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help=f"What the rows are cast to: {', '.join(DTYPES)}.")
+    ] = "fp32",
 ) -> None:
     """Print the SHA-256 and the worst |W Wᵀ − I| of every frozen head, made as training makes them.
 
@@ -78,7 +80,9 @@ def _default_head_dim(hidden_size: int, num_attention_heads: int) -> int:
     return hidden_size // num_attention_heads
 
 
-def _print_digests(recipe: BankRecipe, num_layers: int, tensor_parallel_size: int, dtype: str) -> None:
+def _print_digests(
+    recipe: BankRecipe, num_layers: int, tensor_parallel_size: int, dtype: str
+) -> None:
     if num_layers < 1:
         raise MethodError(f"num_layers={num_layers} must be at least 1")
     if tensor_parallel_size < 1:
@@ -100,7 +104,9 @@ def _print_digests(recipe: BankRecipe, num_layers: int, tensor_parallel_size: in
                 hashes = shards.head_digests(shard, recipe.head_dim)
                 errors = shards.orthonormality_errors(shard, recipe.head_dim)
                 for sha256, error in zip(hashes, errors, strict=True):
-                    typer.echo(f"layer={layer} role={role} head={head} sha256={sha256} err={error:.1e}")
+                    typer.echo(
+                        f"layer={layer} role={role} head={head} sha256={sha256} err={error:.1e}"
+                    )
                     head += 1
 
 

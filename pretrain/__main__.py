@@ -63,9 +63,15 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        except Exception as error:  # NoSuchOption, of click or of the one that newer versions of typer hold
+        except (
+            Exception
+        ) as error:  # NoSuchOption, of click or of the one that newer versions of typer hold
             option, of_verb = getattr(error, "option_name", None), getattr(error, "ctx", None)
-            if option and of_verb and any(one.name == "overrides" for one in of_verb.command.params):
+            if (
+                option
+                and of_verb
+                and any(one.name == "overrides" for one in of_verb.command.params)
+            ):
                 from pretrain.config.keys import KEYS
 
                 name = option.strip("-").replace("-", "_")
@@ -111,18 +117,25 @@ def _program(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_print_versions, help="Print the versions in use and exit."
+            "--version",
+            is_eager=True,
+            callback=_print_versions,
+            help="Print the versions in use and exit.",
         ),
     ] = False,
 ) -> None:
     """Options before the verb."""
     if context.invoked_subcommand in ("checkpoint", "compare", "ladder", "sweep", "trial"):
-        gc.set_threshold(50_000, 20, 100)  # of thousands of runs; where tensors are about, garbage is large
+        gc.set_threshold(
+            50_000, 20, 100
+        )  # of thousands of runs; where tensors are about, garbage is large
 
 
 LocalRanksOption = Annotated[
     int,
-    typer.Option(min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."),
+    typer.Option(
+        min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
+    ),
 ]
 
 
@@ -138,13 +151,17 @@ def train(
     """
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
-    signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
+    signals = (
+        StopSignals().install()
+    )  # before torch is imported: an early signal must not kill the rank
     gc.disable()  # collections among the modules that follow take half a second and free nothing
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
 
     loaded = load_config(config, overrides or [])
-    check_inputs(loaded, LaunchEnvironment.read().world_size)  # quick; the imports below take seconds
+    check_inputs(
+        loaded, LaunchEnvironment.read().world_size
+    )  # quick; the imports below take seconds
     ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
     from megatron_patches.engine.compat import prepare_imports
 
@@ -167,7 +184,9 @@ def train(
 def show(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    meanings: Annotated[bool, typer.Option("--meanings", help="Print also the meaning of each key.")] = False,
+    meanings: Annotated[
+        bool, typer.Option("--meanings", help="Print also the meaning of each key.")
+    ] = False,
 ) -> None:
     """Print the resolved config, each value with where it came from, and the model's true size.
 
@@ -186,13 +205,16 @@ def compare(
     ] = "vanilla",
     subject: Annotated[
         list[str] | None,
-        typer.Option(help="A difference that is what is compared, such as model.num_layers; repeatable."),
+        typer.Option(
+            help="A difference that is what is compared, such as model.num_layers; repeatable."
+        ),
     ] = None,
     match: Annotated[
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
     ] = Match.TOKENS,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Also show what the models write after this text; repeatable.")
+        list[str] | None,
+        typer.Option(help="Also show what the models write after this text; repeatable."),
     ] = None,
     sample_tokens: Annotated[int, typer.Option(min=1, help="Tokens after each --prompt.")] = 60,
     out: Annotated[
@@ -222,15 +244,23 @@ def compare(
     command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
     command += [("--sample-tokens", str(sample_tokens))] if prompt else []
-    write_comparison(comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens))
+    write_comparison(
+        comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens)
+    )
     print_comparison(comparison, Console(width=get_terminal_size((100, 24)).columns))
     if left_out:
         typer.echo(left_out)
-    tensorboard = str(Path(sys.executable).with_name("tensorboard"))  # a shell outside .venv has no other
+    tensorboard = str(
+        Path(sys.executable).with_name("tensorboard")
+    )  # a shell outside .venv has no other
     tensorboard = (
-        "tensorboard" if which("tensorboard") else min(tensorboard, os.path.relpath(tensorboard), key=len)
+        "tensorboard"
+        if which("tensorboard")
+        else min(tensorboard, os.path.relpath(tensorboard), key=len)
     )
-    typer.echo(f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {out / 'tensorboard'}")
+    typer.echo(
+        f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {out / 'tensorboard'}"
+    )
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
@@ -263,12 +293,16 @@ def doctor(
         float, typer.Option(min=1, help="Seconds to wait for a rank to come, and for its checks.")
     ] = 180,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says.")
+        int | None,
+        typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says."),
     ] = None,
     digest_seconds: Annotated[
-        float, typer.Option(min=0, help="Regenerate and compare frozen heads for at most this long.")
+        float,
+        typer.Option(min=0, help="Regenerate and compare frozen heads for at most this long."),
     ] = 30,
-    report: Annotated[Path | None, typer.Option(help="Write the results and bad nodes as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the results and bad nodes as JSON.")
+    ] = None,
 ) -> None:
     """Check every node before training: exit code 0 fit, 2 yours or the site's to mend, 3 bad nodes (named).
 
@@ -282,7 +316,9 @@ def doctor(
         sys.exit(launch_local_ranks(command, local_ranks))
     code = _doctor_on_this_rank(request)
     sys.stdout.flush()
-    os._exit(code)  # a check that hangs was left behind in a thread, for which Python would wait at its end
+    os._exit(
+        code
+    )  # a check that hangs was left behind in a thread, for which Python would wait at its end
 
 
 @app.command("list")
@@ -303,7 +339,9 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             comment = takewhile(lambda line: line.startswith("# "), file.read_text().splitlines())
-            about[file.name.removesuffix(".yaml")] = " ".join(line[2:] for line in comment).partition(". ")[0]
+            about[file.name.removesuffix(".yaml")] = " ".join(
+                line[2:] for line in comment
+            ).partition(". ")[0]
     if what is Named.VARIANTS:  # what the policy has that is not the default
         about = {
             name: ", ".join(
@@ -360,7 +398,9 @@ def _doctor_on_this_rank(request: Request) -> int:
     from pretrain.config.load import load_config
 
     prepare_imports()
-    with suppress(UserError, MethodError):  # a config that is refused is among what the doctor reports
+    with suppress(
+        UserError, MethodError
+    ):  # a config that is refused is among what the doctor reports
         ask_for(load_config(request.config, request.overrides).run.device)
     from pretrain.doctor.rank import run_doctor
 

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from pretrain.plan.estimate import Plan
     from pretrain.study.gaps import PairedGap
 
-__all__ = ["BankRecipe", "FinishedRun", "FrozenAttention", "bank_rows", "compare", "export", "load_run"]
+__all__ = [
+    "BankRecipe",
+    "FinishedRun",
+    "FrozenAttention",
+    "bank_rows",
+    "compare",
+    "export",
+    "load_run",
+]
 __all__ += ["paired_gaps", "plan", "sample"]
 
 AnyPath = str | os.PathLike[str]
@@ -69,12 +77,16 @@ def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dic
     from pretrain.study.gaps import NATS, adjust, paired_gap
 
     if baseline not in losses:
-        raise UserError(f"there is no model '{baseline}' to compare with; there are {', '.join(losses)}")
+        raise UserError(
+            f"there is no model '{baseline}' to compare with; there are {', '.join(losses)}"
+        )
     others = [name for name in losses if name != baseline]
     gaps = adjust([paired_gap(baseline, losses[name], losses[baseline], NATS) for name in others])
     if None in gaps:
         name = others[gaps.index(None)]
-        raise UserError(f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds")
+        raise UserError(
+            f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
+        )
     return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}
 
 
@@ -96,7 +108,9 @@ def plan(
     return make_plan(Request(os.fspath(config), tuple(overrides), gpus, gpu, baseline, price))
 
 
-def export(run: AnyPath, out: AnyPath, step: int | None = None, dtype: str | None = None) -> dict[str, Any]:
+def export(
+    run: AnyPath, out: AnyPath, step: int | None = None, dtype: str | None = None
+) -> dict[str, Any]:
     """Export a run's model for transformers to a new directory, in another process; return export.json.
 
     `step` is of the checkpoint, None the newest complete one; `dtype` fp32, bf16 or None, the run's own.

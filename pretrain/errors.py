@@ -11,6 +11,8 @@ class UserError(ValueError):
 
     def __init__(self, message: str, *, rank_specific: bool = False) -> None:
         if not message.isprintable():
-            message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+            message = "".join(
+                c if c.isprintable() else c.encode("unicode_escape").decode() for c in message
+            )
         super().__init__(message)
         self.rank_specific = rank_specific

@@ -63,10 +63,14 @@ class Trial:
 def try_(
     texts: Annotated[
         list[str],
-        typer.Argument(help="Files or directories of text: .txt, .md, .jsonl (also packed), .parquet."),
+        typer.Argument(
+            help="Files or directories of text: .txt, .md, .jsonl (also packed), .parquet."
+        ),
     ],
     out: Out = Path("trial"),
-    minutes: Annotated[float, typer.Option(min=1, help="About how long it may take on this machine.")] = 4,
+    minutes: Annotated[
+        float, typer.Option(min=1, help="About how long it may take on this machine.")
+    ] = 4,
     design: Annotated[
         str, typer.Option(help=f"What is tried beside vanilla: an entry of the grid {DESIGNS}.")
     ] = "shared_conv4",
@@ -109,7 +113,8 @@ def try_(
 def demo(
     out: Out = Path("demo"),
     training: Annotated[
-        bool, typer.Option("--training/--no-training", help="Train, or stop when the shards are there.")
+        bool,
+        typer.Option("--training/--no-training", help="Train, or stop when the shards are there."),
     ] = True,
 ) -> None:
     """Do what `try` does with text of this Python installation, on four processes: see README.
@@ -120,8 +125,12 @@ def demo(
 
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
-    trial = Trial((str(out / "corpus"),), "demo", designs, 1, 4, ("--vocab-size=4096",), settings=placed)
-    run_trial(trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training)
+    trial = Trial(
+        (str(out / "corpus"),), "demo", designs, 1, 4, ("--vocab-size=4096",), settings=placed
+    )
+    run_trial(
+        trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training
+    )
 
 
 def plan_sizes(
@@ -136,7 +145,10 @@ def plan_sizes(
     held_out = min(0.5, max(0.05, 8 / documents))
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size == 4096 else 2.7)
     work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
-    shapes = [(parameters(layers, width, vocab_size), layers, width, heads) for layers, width, heads in SIZES]
+    shapes = [
+        (parameters(layers, width, vocab_size), layers, width, heads)
+        for layers, width, heads in SIZES
+    ]
     epochs = MOST_EPOCHS * text_tokens
     fitting = (shape for shape in shapes if shape[0] <= min(work / shape[0], epochs))
     count, layers, width, heads = max(fitting, default=shapes[0])
@@ -185,7 +197,13 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     step, prefix = partial(_step, SignalRelay().install()), out / "tokenizer"
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)
-    step("1/4 tokenizer", "data_pipeline train-tokenizer", *texts, f"--out={prefix}", *trial.of_tokenizer)
+    step(
+        "1/4 tokenizer",
+        "data_pipeline train-tokenizer",
+        *texts,
+        f"--out={prefix}",
+        *trial.of_tokenizer,
+    )
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
     step("2/4 tokens", "data_pipeline tokenize", *texts, *into, *trial.of_shards)
     step("", "data_pipeline verify", shards)
@@ -257,7 +275,9 @@ def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
 
-    config = load_config(grid["base"], [override_text(key, value) for key, value in grid["set"].items()])
+    config = load_config(
+        grid["base"], [override_text(key, value) for key, value in grid["set"].items()]
+    )
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
@@ -301,7 +321,9 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
         signals.pass_on([process])
         time.sleep(0.05)
     if signals.received:
-        typer.echo(f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from here")
+        typer.echo(
+            f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from here"
+        )
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
         typer.echo(f"this step failed: python {shlex.join(command[1:])}", err=True)

@@ -13,7 +13,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
 CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama", "demo": "demo"}
-DEMO_TOKENIZER = ("--vocab-size", "4096")  # the demo corpus is too small for the others' 32,000 pieces
+DEMO_TOKENIZER = (
+    "--vocab-size",
+    "4096",
+)  # the demo corpus is too small for the others' 32,000 pieces
 
 
 class SubmitError(Exception):
@@ -45,8 +48,15 @@ def plan(options: argparse.Namespace) -> list[Job]:
     first, last = STEPS.index(getattr(options, "from")), STEPS.index(options.until)
     if first > last:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
-    extra_options, extra_arguments = _by_step(options.sbatch, "--sbatch"), _by_step(options.args, "--args")
-    jobs = [job for job in _data_jobs(options) + _run_jobs(options) if first <= STEPS.index(job.step) <= last]
+    extra_options, extra_arguments = (
+        _by_step(options.sbatch, "--sbatch"),
+        _by_step(options.args, "--args"),
+    )
+    jobs = [
+        job
+        for job in _data_jobs(options) + _run_jobs(options)
+        if first <= STEPS.index(job.step) <= last
+    ]
     kept = {job.name for job in jobs}
     return [
         replace(
@@ -93,7 +103,9 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
     """Return one job a variant, and their comparison."""
     variants = [variant for variant in options.variants.split(",") if variant]
     if not variants or len(set(variants)) < len(variants):
-        raise SubmitError(f"--variants {options.variants} must name one or more variants, each once")
+        raise SubmitError(
+            f"--variants {options.variants} must name one or more variants, each once"
+        )
     base = Path(options.config).stem
     shipped = ROOT / "slurm" / f"pretrain_{options.config}.sh"
     script = shipped if shipped.is_file() else _script("pretrain_small")
@@ -101,7 +113,11 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
     jobs = []
     for variant in variants:
         name = f"{base}-{variant}"
-        overrides = (f"run.name={name}", f"attention.variant={variant}", f"data.directory={_shards(options)}")
+        overrides = (
+            f"run.name={name}",
+            f"attention.variant={variant}",
+            f"data.directory={_shards(options)}",
+        )
         overrides += tuple(options.overrides)
         jobs.append(Job(name, "pretrain", script, settings, arguments=overrides, after=("merge",)))
     compare = {
@@ -118,11 +134,15 @@ def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
     for entry in given:
         step, equals, words = entry.partition("=")
         if not equals or step not in found:
-            raise SubmitError(f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(found)}")
+            raise SubmitError(
+                f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(found)}"
+            )
         try:
             found[step] += tuple(shlex.split(words))
         except ValueError as error:
-            raise SubmitError(f"{option} {entry} cannot be read as words of a shell: {error}") from error
+            raise SubmitError(
+                f"{option} {entry} cannot be read as words of a shell: {error}"
+            ) from error
     return found
 
 
@@ -160,15 +180,27 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("config", type=_path, help="small, base, large, demo, or a YAML file")
     parser.add_argument("overrides", nargs="*", help="section.key=value for every run")
-    parser.add_argument("--variants", default="vanilla,orthogonal", help="one run each; default: %(default)s")
-    parser.add_argument("--from", choices=STEPS, default=STEPS[0], help="first step; those before are done")
+    parser.add_argument(
+        "--variants", default="vanilla,orthogonal", help="one run each; default: %(default)s"
+    )
+    parser.add_argument(
+        "--from", choices=STEPS, default=STEPS[0], help="first step; those before are done"
+    )
     parser.add_argument("--until", choices=STEPS, default=STEPS[-1], help="last step")
     parser.add_argument("--source", help="corpus to download; default: the config's")
-    parser.add_argument("--corpus", type=_path, help="directory of the text; default: data/SOURCE-text")
+    parser.add_argument(
+        "--corpus", type=_path, help="directory of the text; default: data/SOURCE-text"
+    )
     parser.add_argument("--tokenizer", type=_path, help="default: data/SOURCE.model")
-    parser.add_argument("--shards", type=_path, help="directory of the tokens; default: data.directory")
-    parser.add_argument("--runs", type=_path, default="runs", help="their directory; default: %(default)s")
-    parser.add_argument("--tasks", type=_positive, default=32, help="of tokenize's array (%(default)s)")
+    parser.add_argument(
+        "--shards", type=_path, help="directory of the tokens; default: data.directory"
+    )
+    parser.add_argument(
+        "--runs", type=_path, default="runs", help="their directory; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tasks", type=_positive, default=32, help="of tokenize's array (%(default)s)"
+    )
     parser.add_argument("--throttle", type=_positive, help="of them, at most this many at a time")
     several: dict[str, Any] = {"action": "append", "default": [], "metavar": "STEP=WORDS"}
     parser.add_argument("--sbatch", **several, help="options of sbatch; STEP all: every job")

@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plan(jobs, site)
             return 0
         if not shutil.which("sbatch"):
-            raise SubmitError("there is no sbatch here; run this on a login node, or with --dry-run")
+            raise SubmitError(
+                "there is no sbatch here; run this on a login node, or with --dry-run"
+            )
         for directory in log_directories(jobs):
             directory.mkdir(parents=True, exist_ok=True)
         for job in _one_of_each_script(jobs):
@@ -60,7 +62,9 @@ def site_settings() -> dict[str, str]:
         return {}
     environment = {"ORA_ROOT": str(ROOT)} | os.environ
     command = ["bash", "-c", 'set -ae; . "$1" >&2; env -0', "site", str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise SubmitError(f"the site file {path} failed: {reason}")
@@ -94,7 +98,7 @@ def log_directories(jobs: Sequence[Job]) -> list[Path]:
 
 
 def _sbatch_words(job: Job, ids: dict[str, str]) -> list[str]:
-    """sbatch's arguments for a job whose predecessors have these ids."""
+    """Sbatch's arguments for a job whose predecessors have these ids."""
     words = [f"--job-name=ora-{job.name}"]
     if job.after:
         after = ":".join(ids[name] for name in job.after)
@@ -116,7 +120,12 @@ def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.Comp
     environment = os.environ | site | job.settings
     try:
         return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SBATCH_TIMEOUT,
         )
     except subprocess.TimeoutExpired:
         slow = f"sbatch did not answer within {SBATCH_TIMEOUT} s"
@@ -124,11 +133,14 @@ def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.Comp
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """sbatch's own words, without its prefixes."""
+    """Sbatch's own words, without its prefixes."""
     lines = [
-        re.sub(r"^(sbatch|allocation failure): (error: )?", "", line) for line in done.stderr.splitlines()
+        re.sub(r"^(sbatch|allocation failure): (error: )?", "", line)
+        for line in done.stderr.splitlines()
     ]
-    lines = [re.sub(r"^allocation failure: ", "", line).rstrip(".") for line in lines if line.strip()]
+    lines = [
+        re.sub(r"^allocation failure: ", "", line).rstrip(".") for line in lines if line.strip()
+    ]
     return "; ".join(dict.fromkeys(lines)) or f"exit code {done.returncode} without a message"
 
 
@@ -165,7 +177,9 @@ def _print_submitted(jobs: Sequence[Job], ids: dict[str, str], options: argparse
     print(f"logs:    tail -F {os.path.relpath(log_directories(jobs)[0])}/ora-*")
     if any(job.step == "pretrain" for job in jobs):
         print(f"curves:  tensorboard --logdir {options.runs}")
-    print(f"history: sacct --jobs={every} --format=JobID,JobName%30,State,ExitCode,Elapsed,NodeList")
+    print(
+        f"history: sacct --jobs={every} --format=JobID,JobName%30,State,ExitCode,Elapsed,NodeList"
+    )
     print(f"stop:    scancel {every.replace(',', ' ')}")
 
 

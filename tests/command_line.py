@@ -33,10 +33,14 @@ def cli(
     """Run `python -m pretrain ARGUMENTS` to its end; `environment` is added to the usual one."""
     command = [sys.executable, "-m", "pretrain", *arguments]
     env = rank_environment() | dict(environment or {})
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout
+    )
 
 
-def train(overrides: Sequence[str], ranks: int, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+def train(
+    overrides: Sequence[str], ranks: int, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m pretrain train demo OVERRIDES --local-ranks RANKS` to its end."""
     return cli(["train", "demo", *overrides, "--local-ranks", str(ranks)], timeout)
 
@@ -54,7 +58,9 @@ def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> N
 def files_under(directory: Path) -> dict[str, bytes]:
     """Every file below `directory` with its content."""
     return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
     }
 
 
@@ -63,7 +69,16 @@ def started(
     overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[psutil.Popen]:
     """The same, in the background; whatever of it is left is killed at the end."""
-    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides, "--local-ranks", str(ranks)]
+    command = [
+        sys.executable,
+        "-m",
+        "pretrain",
+        "train",
+        "demo",
+        *overrides,
+        "--local-ranks",
+        str(ranks),
+    ]
     with log.open("w") as output:
         env = rank_environment() | dict(environment or {})
         launcher = psutil.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
@@ -116,7 +131,9 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
     files = {file.name: load_file(file) for file in checkpoint.glob("*.safetensors")}
     about = json.loads((checkpoint / "checkpoint.json").read_text())
     found = {
-        f"{part}/{key}": value for part in ("position", "counters") for key, value in about[part].items()
+        f"{part}/{key}": value
+        for part in ("position", "counters")
+        for key, value in about[part].items()
     }
     for name, stored in json.loads((checkpoint / "parameters.json").read_text()).items():
         found[f"step/{name}"] = stored["step"]

@@ -66,7 +66,9 @@ def _section(name: str) -> Iterator[str]:
     for key, kind in entries:
         yield from (f"An entry of `{key}`:" if key != "telemetry.profile" else f"`{key}`:", "")
         yield from _table("in it", "value", "default", "meaning")
-        yield from (_row(f"`{part}`", *_described(field)) for part, field in kind.model_fields.items())
+        yield from (
+            _row(f"`{part}`", *_described(field)) for part, field in kind.model_fields.items()
+        )
         yield ""
 
 
@@ -117,7 +119,9 @@ def _limits(metadata: list[Any]) -> str:
         for name, sign in _SIGNS.items()
         if (bound := getattr(item, name, None)) is not None
     ]
-    longest = [item.max_length for item in metadata if getattr(item, "max_length", None) is not None]
+    longest = [
+        item.max_length for item in metadata if getattr(item, "max_length", None) is not None
+    ]
     return ", ".join(limits + [f"(at most {count})" for count in longest])
 
 

@@ -35,7 +35,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     Torch's compiler, a second, is not imported with megatron-core: no test compiles in this process.
     """
     gc.disable()
-    if not session.config.pluginmanager.hasplugin("dsession"):  # the process that only hands out tests
+    if not session.config.pluginmanager.hasplugin(
+        "dsession"
+    ):  # the process that only hands out tests
         from megatron_patches.engine.compat import prepare_imports
 
         prepare_imports()

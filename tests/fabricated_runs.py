@@ -162,12 +162,18 @@ def _files(
             "tokens": STEPS * BATCH * LENGTH,
             "samples": STEPS * BATCH,
             "loss": 4.0,
-            "validation": {"loss": loss, "perplexity": perplexity, "perplexity_by_source": dict(sources)},
+            "validation": {
+                "loss": loss,
+                "perplexity": perplexity,
+                "perplexity_by_source": dict(sources),
+            },
         },
     }
 
 
-def _records(files: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
+def _records(
+    files: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]]
+) -> list[dict[str, Any]]:
     """One record for each step; a column shorter than that belongs to the last steps."""
     steps = files["summary"]["step"]
     tokens, samples = files["summary"]["tokens"] // steps, files["summary"]["samples"] // steps

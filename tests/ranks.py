@@ -37,7 +37,9 @@ def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float =
         result = Path(directory) / "result.json"
         arguments = [target, json.dumps(payload), str(result)]
         done = _on_warm_ranks(ranks, "function", arguments, timeout)
-        assert done.returncode == 0, f"{target} on {ranks} ranks failed:\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{target} on {ranks} ranks failed:\n{done.stdout}\n{done.stderr}"
+        )
         return json.loads(result.read_text())
 
 
@@ -114,7 +116,9 @@ def _on_warm_ranks(
                 f"{output.read_text()}\n{errors.read_text()}"
             ) from None  # closing the socket ends the ranks
         assert answer, f"the server of warm ranks is gone: {errors.read_text()}"
-        return subprocess.CompletedProcess(arguments, int(answer), output.read_text(), errors.read_text())
+        return subprocess.CompletedProcess(
+            arguments, int(answer), output.read_text(), errors.read_text()
+        )
 
 
 _starting = threading.Lock()
@@ -157,7 +161,9 @@ def _start_server() -> str:
         os.close(stdin)
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n", "the server of warm ranks did not start"
-        _SERVERS.append(server)  # it may outlive this process, and Python warns of one that nobody holds
+        _SERVERS.append(
+            server
+        )  # it may outlive this process, and Python warns of one that nobody holds
     return str(address)
 
 

@@ -29,12 +29,18 @@ PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "ds_configs/*.md", "tests/*.md")
     for path in ROOT.glob(pattern)
-    if not path.is_relative_to(ROOT / "docs/results") or path.name == "README.md"  # else by a command
+    if not path.is_relative_to(ROOT / "docs/results")
+    or path.name == "README.md"  # else by a command
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
-NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora", "tests/distributed/workers/mine.py")
+NOT_IN_THE_CHECKOUT = (
+    "slurm/site.sh",
+    "slurm/logs",
+    "slurm/ora",
+    "tests/distributed/workers/mine.py",
+)
 """What a page tells the reader to make."""
 
 SHIPPED = {path.stem for path in (ROOT / "pretrain/configs").glob("*.yaml")}
@@ -70,7 +76,9 @@ def test_files_that_are_named_exist(name: str) -> None:
         assert known or (ROOT / path).exists(), f"{name} names {path}"
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/extending.md", "docs/glossary.md", *METHOD])
+@pytest.mark.parametrize(
+    "name", ["docs/architecture.md", "docs/extending.md", "docs/glossary.md", *METHOD]
+)
 def test_names_of_the_code_that_a_guide_gives_are_in_the_code(name: str) -> None:
     sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")]
     files = {path.name for path in sources}
@@ -117,7 +125,9 @@ def test_commands_on_shipped_files_would_start(name: str) -> None:
             load_config(file, settings)
         elif verb == "sweep" and file in shipped_grids():
             base = words[words.index("--base") + 1] if "--base" in words else None
-            plan_sweep(read_grid(file), base, parse_overrides(settings), lambda _: 1, check_data=False)
+            plan_sweep(
+                read_grid(file), base, parse_overrides(settings), lambda _: 1, check_data=False
+            )
 
 
 @pytest.mark.parametrize("name", sorted(DRAW["DRAWINGS"]))
@@ -140,9 +150,7 @@ def test_the_site_has_every_page(tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    page = (
-        '<a href="b.html#here">{}</a><a href="b.html#there"></a><img src="c.png"><a href="https://x.y"></a>'
-    )
+    page = '<a href="b.html#here">{}</a><a href="b.html#there"></a><img src="c.png"><a href="https://x.y"></a>'
     (tmp_path / "a.html").write_text(page)
     (tmp_path / "b.html").write_text('<p id="here"></p><a href="#here"></a>')
     assert [link for _, link in BUILD["dead_links"](tmp_path)] == ["b.html#there", "c.png"]
@@ -156,7 +164,9 @@ def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     pages = [page.read_text() for page in (tmp_path / "site/html").rglob("*.html")]
     asked = {
-        address for page in pages for address in re.findall(r'(?:src|stylesheet" href)="(https?:[^"]+)', page)
+        address
+        for page in pages
+        for address in re.findall(r'(?:src|stylesheet" href)="(https?:[^"]+)', page)
     }
     assert asked == set()  # of no other machine
 
@@ -170,12 +180,16 @@ def test_the_log_names_commits_of_this_history() -> None:
     named = set(re.findall(r"`([0-9a-f]{7,12})`", (ROOT / "docs/LOG.md").read_text()))
     assert len(named) > 10
     assert [
-        commit for commit in sorted(named) if git("cat-file", "-e", f"{commit}^{{commit}}").returncode
+        commit
+        for commit in sorted(named)
+        if git("cat-file", "-e", f"{commit}^{{commit}}").returncode
     ] == []
 
 
 def test_containers_install_what_was_tested() -> None:
-    (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    (torch,) = re.findall(
+        r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE
+    )
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f"ARG TORCH_VERSION={torch}\n" in dockerfile
     assert f"torch=={torch} " in (ROOT / "slurm/apptainer-cpu.def").read_text()
@@ -203,7 +217,9 @@ def test_the_floors_are_those_of_the_test() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     section = text.partition("## The floors of `pretrain`")[2].partition("\n## ")[0]
     rows = [
-        re.findall(r"`(\w+)`", row.split("|")[1]) for row in section.splitlines() if row.startswith("| `")
+        re.findall(r"`(\w+)`", row.split("|")[1])
+        for row in section.splitlines()
+        if row.startswith("| `")
     ]
     assert [set(row) for row in rows] == [set(floor) for floor in reversed(FLOORS["pretrain"])]
 
@@ -237,7 +253,9 @@ def commands(text: str) -> Iterator[str]:
     for line in [*_lines(text, fenced=True).splitlines(), *spans]:
         line = line.partition("  #")[0].strip().removeprefix("$ ")
         line = re.sub(
-            "^ora-data ", "python -m data_pipeline ", re.sub("^ora-pretrain ", "python -m pretrain ", line)
+            "^ora-data ",
+            "python -m data_pipeline ",
+            re.sub("^ora-pretrain ", "python -m pretrain ", line),
         )
         found = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
         if found:
@@ -265,4 +283,6 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
 def command_lines() -> dict[str, Any]:
     """{package: its command line}"""
     programs = (pretrain.__main__, data_pipeline.__main__, megatron_patches.__main__)
-    return {module.__name__.split(".")[0]: typer.main.get_command(module.app) for module in programs}
+    return {
+        module.__name__.split(".")[0]: typer.main.get_command(module.app) for module in programs
+    }

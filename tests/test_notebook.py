@@ -44,4 +44,8 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     made = client(notebook, timeout=550, kernel_name="python3", resources=place).execute()
     said = shown(made)
     # Gaps differ with Python's documentation, the text; frozen rows cost something on any.
-    assert said.count("nats per byte") == 3 and said.count("frozen, shared  +0.") == 1 and images(made) == 1
+    assert (
+        said.count("nats per byte") == 3
+        and said.count("frozen, shared  +0.") == 1
+        and images(made) == 1
+    )

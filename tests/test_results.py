@@ -57,7 +57,9 @@ class Trained:
 
 def as_trained(run: PlacedRun) -> Trained:
     config = planned(run.grid)[run.path].config
-    return Trained(run.path, run.path.name, config.attention.variant, config.run.seed, config.resolved())
+    return Trained(
+        run.path, run.path.name, config.attention.variant, config.run.seed, config.resolved()
+    )
 
 
 def value_of(run: Trained, subject: str) -> Any:
@@ -126,13 +128,16 @@ def test_compare_finds_the_baseline_of_every_report(page: Page, quick: bool) -> 
 
 def test_quick_trains_a_few_short_runs_once_and_what_its_reports_need() -> None:
     commands = [step.arguments for step in sweeps(QUICK, quick=True, jobs=1)]
-    trained = [(command[1], word) for command in commands for word in command[4:] if word != "--only"]
+    trained = [
+        (command[1], word) for command in commands for word in command[4:] if word != "--only"
+    ]
     assert all(grid not in ("demo_tokens", "demo_variants") for grid, _ in trained)
     paths = [shipped_grid(grid).content.directory / name for grid, name in trained]
     assert len(set(paths)) == len(paths) == 15
     assert set(paths) == {run.path for page in QUICK for run in runs_of(page, quick=True)}
     steps_of = [
-        planned(grid)[path].config.schedule.steps for (grid, _), path in zip(trained, paths, strict=True)
+        planned(grid)[path].config.schedule.steps
+        for (grid, _), path in zip(trained, paths, strict=True)
     ]
     assert (steps_of.count(300), steps_of.count(600)) == (13, 2)
 
@@ -142,7 +147,10 @@ def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:
         ("sweep", "a1_init", "--jobs", "3")
     ]
     (length,) = sweeps([NAMED["length"]], quick=False, jobs=2)
-    assert length.arguments[4:6] == ("--only", "vanilla_length_256-seed_1") and len(length.arguments) == 24
+    assert (
+        length.arguments[4:6] == ("--only", "vanilla_length_256-seed_1")
+        and len(length.arguments) == 24
+    )
 
 
 # What it makes
@@ -161,11 +169,14 @@ def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits
     variants = ("vanilla", "orthogonal", "gaussian", "gaussian_naive")
     fabricate(*(f"{variant}-seed_{seed}" for variant in variants for seed in (1, 2, 3, 4, 5)))
     (ABLATIONS / "gaussian-seed_9").mkdir()
-    assert main(["a1_init", "a7_construction", "approximation", "--no-training", "--out", "out"]) == 0
+    assert (
+        main(["a1_init", "a7_construction", "approximation", "--no-training", "--out", "out"]) == 0
+    )
     said = capfd.readouterr().out
     assert "page a7_construction is left out: 15 of its 25 runs are not finished: " in said
     assert (
-        f"{ABLATIONS}/cayley-seed_1, {ABLATIONS}/cayley-seed_2, {ABLATIONS}/cayley-seed_3 and 12 more" in said
+        f"{ABLATIONS}/cayley-seed_1, {ABLATIONS}/cayley-seed_2, {ABLATIONS}/cayley-seed_3 and 12 more"
+        in said
     )
     assert "page approximation is left out" in said
     assert "page a1_init: out/a1_init/report.md" in said and "1 pages in out after 0:" in said
@@ -182,12 +193,22 @@ def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits
     assert "Each of 2 runs" in Path("build/results-quick/a1_init/report.md").read_text()
 
 
-def test_the_list_counts_what_is_finished_and_names_the_folders(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_counts_what_is_finished_and_names_the_folders(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fabricate("vanilla-seed_1", "orthogonal-seed_1")
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(NAMED)
-    assert lines[1].split() == ["a1_init", "2", "of", "20", "runs", "finished", "docs/results/a1_init"]
+    assert lines[1].split() == [
+        "a1_init",
+        "2",
+        "of",
+        "20",
+        "runs",
+        "finished",
+        "docs/results/a1_init",
+    ]
     assert lines[-1].split()[-2:] == ["docs/results/rope", "docs/results/learned"]
     assert main(["--list", "--quick", "tokens"]) == 0
     assert capsys.readouterr().out.split()[1:4] == ["1", "of", "2"]
@@ -237,5 +258,8 @@ def test_a_signal_ends_it_in_one_sentence_and_leaves_no_process(
         (os.killpg if to_group else os.kill)(process.pid, number)
         _, errors = process.communicate(timeout=60)  # which ends when nobody holds the pipe
     assert process.returncode == 128 + number
-    assert errors.splitlines()[-1] == f"error: {number.name} received; the same command goes on from here"
+    assert (
+        errors.splitlines()[-1]
+        == f"error: {number.name} received; the same command goes on from here"
+    )
     assert "Traceback" not in errors

@@ -39,7 +39,9 @@ def declared(*extras: str) -> dict[str, Requirement]:
     for extra in extras:
         lines += project()["optional-dependencies"][extra]
     requirements = [Requirement(line) for line in lines]
-    contained = {extra for one in requirements if one.name == "ora-pretrain" for extra in one.extras}
+    contained = {
+        extra for one in requirements if one.name == "ora-pretrain" for extra in one.extras
+    }
     found = {canonicalize_name(one.name): one for one in requirements if one.name != "ora-pretrain"}
     return declared(*sorted(contained)) | found if contained else found
 
@@ -52,7 +54,9 @@ def pinned(name: str) -> dict[str, list[Version]]:
             requirement = Requirement(line)
             (specifier,) = requirement.specifier
             assert specifier.operator == "==", line
-            found.setdefault(canonicalize_name(requirement.name), []).append(Version(specifier.version))
+            found.setdefault(canonicalize_name(requirement.name), []).append(
+                Version(specifier.version)
+            )
     return found
 
 
@@ -100,7 +104,9 @@ def test_the_code_checks_the_versions_that_are_declared() -> None:
 
 
 def test_every_python_that_is_declared_is_named() -> None:
-    named = {line.rsplit(" ", 1)[1] for line in project()["classifiers"] if " :: Python :: 3." in line}
+    named = {
+        line.rsplit(" ", 1)[1] for line in project()["classifiers"] if " :: Python :: 3." in line
+    }
     assert named == {"3.10", "3.11", "3.12", "3.13"}
     assert project()["requires-python"] == ">=3.10"
 
@@ -110,7 +116,9 @@ def test_a_megatron_core_outside_the_tested_range_is_refused() -> None:
     for good in ("0.16.1", "0.17.0rc1", "0.18.2", "0.19.2", "0.19.9"):
         check_megatron_core_version(good)
     for bad in ("0.15.3", "0.20.0", "1.0.0"):
-        with pytest.raises(MethodError, match=rf"megatron-core {bad} is installed .* 0\.16\.1 to 0\.19\.2"):
+        with pytest.raises(
+            MethodError, match=rf"megatron-core {bad} is installed .* 0\.16\.1 to 0\.19\.2"
+        ):
             check_megatron_core_version(bad)
 
 

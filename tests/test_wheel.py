@@ -33,7 +33,9 @@ class Installed:
     """An empty directory far from the checkout: where the commands are called."""
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {key: value for key, value in rank_environment().items() if key != "PYTHONPATH"}
+        environment = {
+            key: value for key, value in rank_environment().items() if key != "PYTHONPATH"
+        }
         command = [str(self.programs / program), *arguments]
         return subprocess.run(
             command, cwd=self.outside, env=environment, capture_output=True, text=True, timeout=200
@@ -50,14 +52,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     directory = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(directory)
     environment = directory / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100
+    )
     scheme = "posix_prefix"  # of a virtual environment, in every Python: 3.10 has no scheme called "venv"
-    paths = sysconfig.get_paths(scheme, vars={"base": str(environment), "platbase": str(environment)})
+    paths = sysconfig.get_paths(
+        scheme, vars={"base": str(environment), "platbase": str(environment)}
+    )
     # A directory named in a .pth file comes after the environment's own, and its own .pth files are not read:
     # an editable install of the checkout is out of sight.
     others = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    (Path(paths["purelib"]) / "dependencies.pth").write_text("\n".join(dict.fromkeys(others)) + "\n")
-    pip("--python", environment, "install", "--no-deps", "--no-index", "--no-warn-script-location", wheel)
+    (Path(paths["purelib"]) / "dependencies.pth").write_text(
+        "\n".join(dict.fromkeys(others)) + "\n"
+    )
+    pip(
+        "--python",
+        environment,
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--no-warn-script-location",
+        wheel,
+    )
     (outside := directory / "outside").mkdir()
     yield Installed(wheel, Path(paths["scripts"]), outside)
     shutil.rmtree(directory, ignore_errors=True)
@@ -67,11 +83,15 @@ def build_wheel(directory: Path) -> Path:
     """From a copy, because a build litters its source; without a network, because torch brings setuptools."""
     source = directory / "source"
     for folder in (*PRODUCT, "slurm", "tests", "benchmarks"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, source)
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", directory, source)
+    pip(
+        "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", directory, source
+    )
     (wheel,) = directory.glob("*.whl")
     return wheel
 
@@ -99,7 +119,11 @@ def test_the_metadata_says_what_it_is(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(name).decode().split("\n\n")[0].splitlines()
-    for line in ("Name: ora-pretrain", f"Version: {pretrain.__version__}", "License-Expression: Apache-2.0"):
+    for line in (
+        "Name: ora-pretrain",
+        f"Version: {pretrain.__version__}",
+        "License-Expression: Apache-2.0",
+    ):
         assert line in lines
     assert "Requires-Python: >=3.10" in lines and "Requires-Dist: torch>=2.9" in lines
 
@@ -120,7 +144,9 @@ def test_python_finds_the_installed_program_and_not_the_checkout(installed: Inst
 def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
     shown = installed.output("ora-pretrain", "show", "large")
     assert "hidden_size" in shown and "large.yaml:" in shown
-    assert installed.output("ora-pretrain", "--version").startswith(f"ora-pretrain {pretrain.__version__} ")
+    assert installed.output("ora-pretrain", "--version").startswith(
+        f"ora-pretrain {pretrain.__version__} "
+    )
 
 
 def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
@@ -147,7 +173,9 @@ def test_training_without_data_ends_in_one_sentence(installed: Installed) -> Non
 
 def test_ora_data_has_its_verbs(installed: Installed) -> None:
     usage = installed.output("ora-data", "--help")
-    assert all(verb in usage for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"))
+    assert all(
+        verb in usage for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats")
+    )
 
 
 def test_ora_data_works_where_the_user_is(installed: Installed) -> None:

@@ -18,7 +18,11 @@ LENGTH = 64
 
 def rotary_rows(layers: int = 2) -> dict[str, list[list[int]]]:
     """All rows of Q and K of Starcoder2 of width 32, but of one head of layer 0, which trained."""
-    names = [f"model.layers.{layer}.self_attn.{role}_proj.weight" for layer in range(layers) for role in "qk"]
+    names = [
+        f"model.layers.{layer}.self_attn.{role}_proj.weight"
+        for layer in range(layers)
+        for role in "qk"
+    ]
     return {name: [[0, 8], [16, 32]] if ".0." in name else [[0, 32]] for name in names}
 
 
@@ -33,13 +37,24 @@ def tiny_language_model(rotary: bool) -> Any:
     if not rotary:
         config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, **ids)
         return GPT2LMHeadModel(config)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     more = {"num_key_value_heads": 4, "max_position_embeddings": LENGTH, "use_bias": False}
     return Starcoder2ForCausalLM(Starcoder2Config(**ids, **sizes, **more, tie_word_embeddings=True))
 
 
 def tiny_export(
-    out: Path, shards: Path, variant: str, *, rotary: bool = True, seed: int = 1, frozen: bool = True
+    out: Path,
+    shards: Path,
+    variant: str,
+    *,
+    rotary: bool = True,
+    seed: int = 1,
+    frozen: bool = True,
 ) -> Path:
     """Make the directory `out`.
 

@@ -53,7 +53,9 @@ def _endless(size: int) -> Iterator[tuple[str, str]]:
     for kind in ("stdlib", "purelib"):
         paths = sorted(Path(sysconfig.get_path(kind)).rglob("*.py"))
         random.Random(kind).shuffle(paths)
-        modules += (path for path in paths if kind == "purelib" or "site-packages" not in path.parts)
+        modules += (
+            path for path in paths if kind == "purelib" or "site-packages" not in path.parts
+        )
     for content, tree in (module for path in modules for module in parsed(path)):
         if left["Prose"] <= 0:
             break

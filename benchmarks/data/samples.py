@@ -68,7 +68,10 @@ def measure_opening(directory: Path, tokens: int, length: int) -> None:
     for what in ("order of an epoch: made and kept", "order of an epoch: from the cache"):
         samples = blend.training_samples(length, 1, directory / "cache")
         show(what, lambda samples=samples: samples.prepare(0))
-    show("reading 4,096 samples", lambda: [samples.blocks(b) for b in np.arange(4096).reshape(-1, 64)])
+    show(
+        "reading 4,096 samples",
+        lambda: [samples.blocks(b) for b in np.arange(4096).reshape(-1, 64)],
+    )
     print(f"descriptors held: {psutil.Process().num_fds() - before}")
 
 
@@ -83,7 +86,11 @@ def measure_reading(samples: BlendedSamples, count: int) -> tuple[float, float, 
         samples.blocks(batch)
         grown = max(grown, process.memory_info().rss - before)
     tokens = count * samples.sequence_length
-    return tokens / (time.process_time() - started_cpu), tokens / (time.perf_counter() - started), grown
+    return (
+        tokens / (time.process_time() - started_cpu),
+        tokens / (time.perf_counter() - started),
+        grown,
+    )
 
 
 def measure_loader(samples: BlendedSamples, workers: int) -> float:
@@ -93,7 +100,9 @@ def measure_loader(samples: BlendedSamples, workers: int) -> float:
     batches = [np.arange(start, start + BATCH) for start in range(0, (STEPS + 3) * BATCH, BATCH)]
     waits = []
     for step in range(STEPS):
-        waits.append(timed(lambda step=step: loader.blocks(batches[step], batches[step + 1 : step + 2]))[0])
+        waits.append(
+            timed(lambda step=step: loader.blocks(batches[step], batches[step + 1 : step + 2]))[0]
+        )
         for _ in range(4):
             matrix @ matrix
     loader.close()
@@ -108,7 +117,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=1e9)
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--samples", type=int, default=40_000, help="samples to read")
-    parser.add_argument("--holes", action="store_true", help="opening and order only, of shards without ids")
+    parser.add_argument(
+        "--holes", action="store_true", help="opening and order only, of shards without ids"
+    )
     parser.add_argument("--directory", type=Path, help="where the temporary directory goes")
     arguments = parser.parse_args()
     length = arguments.sequence_length
@@ -126,11 +137,15 @@ def main() -> None:
         }
         for name, blend in blends.items():
             for what in ("made and kept", "from the cache"):
-                seconds, _ = timed(lambda blend=blend: blend.training_samples(length, 1, cache).prepare(0))
+                seconds, _ = timed(
+                    lambda blend=blend: blend.training_samples(length, 1, cache).prepare(0)
+                )
                 print(f"  order of {name:8}{what:20}{seconds:10.3f} s, opening included")
         consumed = float(peak_flops("NVIDIA A100-SXM4-80GB", "bf16") or 0.0)
         consumed /= model_flops_per_token(load_config("small").shape())
-        print(f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`")
+        print(
+            f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`"
+        )
         for name, blend in blends.items():
             samples = blend.training_samples(length, 1, cache)
             per_cpu, rate, grown = measure_reading(samples, arguments.samples // BATCH * BATCH)

@@ -37,8 +37,21 @@ from data_pipeline.shards.manifest import read_manifest
 from pretrain.export.tokenizer import write_tokenizer
 
 _WARM = Path(__file__).with_name("warm.py")
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "HF_HUB_OFFLINE": "1"}
-_OURS = ("--name", "x", "--validation-fraction", "0", "--source-key", "none", "--default-source", "x")
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "HF_HUB_OFFLINE": "1",
+}
+_OURS = (
+    "--name",
+    "x",
+    "--validation-fraction",
+    "0",
+    "--source-key",
+    "none",
+    "--default-source",
+    "x",
+)
 
 
 class Measured(NamedTuple):
@@ -80,11 +93,22 @@ def ours(work: Path, model: Path, workers: int, form: str) -> Measured:
     """Our tokenize, into a fresh directory; `form` is "" or "-plain"."""
     shutil.rmtree(work / "out", ignore_errors=True)
     inputs = (work / f"small-{workers}{form}", work / f"corpus{form}")
-    command = [sys.executable, _WARM, *inputs, "data_pipeline", "tokenize", "{input}", "--tokenizer", model]
+    command = [
+        sys.executable,
+        _WARM,
+        *inputs,
+        "data_pipeline",
+        "tokenize",
+        "{input}",
+        "--tokenizer",
+        model,
+    ]
     return measured(run([*command, "--out", work / "out" / "{call}", "--workers", workers, *_OURS]))
 
 
-def megatron_lm(work: Path, model: Path, workers: int, checkout: Path, python: str, fast: bool) -> Measured:
+def megatron_lm(
+    work: Path, model: Path, workers: int, checkout: Path, python: str, fast: bool
+) -> Measured:
     """Their tool, or their fast one."""
     tool = checkout / "tools" / ("preprocess_data_fast.py" if fast else "preprocess_data.py")
     inputs = (work / f"small-{workers}.jsonl", work / "corpus.jsonl")
@@ -112,13 +136,25 @@ def prepare(work: Path, megabytes: int) -> Path:
         small = work / f"small-{workers}"
         small.mkdir()
         for number in range(workers):
-            (small / f"{number}.jsonl.zst").write_bytes(zstandard.compress(b'{"text": "one document"}\n'))
+            (small / f"{number}.jsonl.zst").write_bytes(
+                zstandard.compress(b'{"text": "one document"}\n')
+            )
         plain_copy(small)
     command = [sys.executable, "-m", "data_pipeline", "train-tokenizer", work / "corpus"]
     run([*command, "--out", work / "bpe", "--sample-bytes", 20000000])
     # In one range, text by text, our ids are in the order of theirs: the same file.
     command = [sys.executable, "-m", "data_pipeline", "tokenize", work / "corpus.jsonl", *_OURS]
-    run([*command, "--tokenizer", work / "bpe.model", "--out", work / "ids", "--range-bytes", 1 << 40])
+    run(
+        [
+            *command,
+            "--tokenizer",
+            work / "bpe.model",
+            "--out",
+            work / "ids",
+            "--range-bytes",
+            1 << 40,
+        ]
+    )
     (work / "huggingface").mkdir()
     write_tokenizer(read_manifest(work / "ids"), work / "huggingface", model_max_length=512)
     return work / "bpe.model"
@@ -162,7 +198,10 @@ def main() -> None:
                     results[name] = megatron_lm(work, model, workers, checkout, python, fast)
             for name, result in results.items():
                 rows.setdefault((name, workers), []).append(result)
-                print(f"{name}, {workers}: {result.cpu:.2f} CPU s, {result.wall:.2f} s", file=sys.stderr)
+                print(
+                    f"{name}, {workers}: {result.cpu:.2f} CPU s, {result.wall:.2f} s",
+                    file=sys.stderr,
+                )
         report(rows, arguments.megabytes)
         (ids,) = (work / "ids").glob("*.bin")
         for theirs in work.glob("preprocess_data*_text_document.bin"):

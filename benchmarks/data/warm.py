@@ -32,7 +32,10 @@ if __name__ == "__main__":
     small, large, program, *words = sys.argv[1:]
     wall, cpu = [], []
     for number, given in enumerate((small, small, large)):
-        call(program, [word.replace("{input}", given).replace("{call}", str(number)) for word in words])
+        call(
+            program,
+            [word.replace("{input}", given).replace("{call}", str(number)) for word in words],
+        )
         own, workers = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         wall.append(time.monotonic())
         cpu.append(sum(used.ru_utime + used.ru_stime for used in (own, workers)))

@@ -61,7 +61,13 @@ def facts() -> dict[str, Any]:
 
 
 def _driver_facts() -> dict[str, str]:
-    fields = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "mig.mode.current")
+    fields = (
+        "driver_version",
+        "power.limit",
+        "clocks.max.sm",
+        "clocks.max.mem",
+        "mig.mode.current",
+    )
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -107,7 +113,13 @@ def attention() -> dict[str, float]:
 def elementwise() -> float:
     """TB/s of an addition that reads two tensors and writes one, in bf16."""
     one, other, sums = (_random(2**28 if torch.cuda.is_available() else 2**20) for _ in range(3))
-    return 3 * one.numel() * one.element_size() / _seconds(lambda: torch.add(one, other, out=sums)) / TERA
+    return (
+        3
+        * one.numel()
+        * one.element_size()
+        / _seconds(lambda: torch.add(one, other, out=sums))
+        / TERA
+    )
 
 
 def copy() -> float:
@@ -140,7 +152,9 @@ MEASUREMENTS: dict[str, Callable[[], Any]] = {
 def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str]]:
     """The card for `pretrain plan`, and what of it was not measured."""
     name = facts["name"]
-    near = next((card for key, card in GPUS.items() if key.split("-")[0] in name.lower()), GPUS["h100-80gb"])
+    near = next(
+        (card for key, card in GPUS.items() if key.split("-")[0] in name.lower()), GPUS["h100-80gb"]
+    )
     peak = peak_flops(name)
     values = near.model_dump() | {
         "name": name.lower().replace(" ", "-")[:60],
@@ -150,11 +164,18 @@ def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str
     measured = ("gemm_tflops", "weight_gradient_tflops", "fp32_tflops", "bandwidth_tb_s")
     values |= {key: float(f"{rates[key]:.4g}") for key in measured if key in rates}
     notes = [f"{key} is that of {near.name}: not measured" for key in measured if key not in rates]
-    notes.append(f"node_gb_s, network_gb_s and gpus_per_node are those of {near.name}: one GPU cannot tell")
+    notes.append(
+        f"node_gb_s, network_gb_s and gpus_per_node are those of {near.name}: one GPU cannot tell"
+    )
     if "attention_tflops_by_length" in rates:
-        by_length = {int(length): rate for length, rate in rates["attention_tflops_by_length"].items()}
+        by_length = {
+            int(length): rate for length, rate in rates["attention_tflops_by_length"].items()
+        }
         most, half = attention_curve(by_length)
-        values |= {"attention_tflops": float(f"{most:.4g}"), "attention_half_length": float(f"{half:.4g}")}
+        values |= {
+            "attention_tflops": float(f"{most:.4g}"),
+            "attention_half_length": float(f"{half:.4g}"),
+        }
     try:
         values["watts"] = float(facts["power.limit"])
     except (KeyError, ValueError):

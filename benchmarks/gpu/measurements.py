@@ -46,6 +46,8 @@ class Measurements:
 def measuring_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that `StageContext.measure` gives."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing new begins")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after which nothing new begins"
+    )
     parser.add_argument("--json", type=Path, required=True)
     return parser

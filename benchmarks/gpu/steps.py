@@ -59,12 +59,16 @@ def main() -> None:
     parser.add_argument("--shape", type=Shape.parse, required=True)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--settings", nargs="*", default=[], help="each switch, as overrides")
-    parser.add_argument("--look-inside", action="store_true", help="time by part and by kernel class too")
+    parser.add_argument(
+        "--look-inside", action="store_true", help="time by part and by kernel class too"
+    )
     arguments = parser.parse_args()
     with one_process() as context:
         dtype, device = "bf16" if context.device.type == "cuda" else "fp32", device_name(context)
         values = {"shape": str(arguments.shape), "device": device, "dtype": dtype}
-        measured = Measurements(arguments.json, arguments.seconds, **values, contenders={}, switches={})
+        measured = Measurements(
+            arguments.json, arguments.seconds, **values, contenders={}, switches={}
+        )
         session = Session(arguments.shape, context, measured)
         session.run(arguments.contenders, arguments.settings, arguments.look_inside)
 
@@ -174,7 +178,9 @@ class Session:
         self._contenders[kind]["parts"] = seconds_by_part(
             contender, self._batch, PART_ROUNDS, time.perf_counter, self._wait
         )
-        self._contenders[kind]["kernels"] = seconds_by_kernel(contender, self._batch, PROFILED_STEPS)
+        self._contenders[kind]["kernels"] = seconds_by_kernel(
+            contender, self._batch, PROFILED_STEPS
+        )
 
     def _rates(self, kind: str, settings: str, seconds: float) -> dict[str, float | None]:
         """tokens/s; MFU with causal attention counted by half and in full; HFU."""
@@ -188,13 +194,17 @@ class Session:
             "mfu_full_attention": model_flops_per_token(theory, causal_share=1.0),
             "hfu": executed_flops_per_token(theory, config.policy()),
         }
-        shares = {name: tokens * per_token / peak if peak else None for name, per_token in flops.items()}
+        shares = {
+            name: tokens * per_token / peak if peak else None for name, per_token in flops.items()
+        }
         return {"tokens_per_second": tokens, **shares}
 
     def _rounds(self, names: Iterable[str], most: int) -> int:
         """As many rounds as half of the time that is left allows, five at least."""
         one = sum(self._step_seconds[name] for name in names)
-        return max(5, min(most, int((self._measured.until - time.monotonic()) / 2 / max(one, 1e-3))))
+        return max(
+            5, min(most, int((self._measured.until - time.monotonic()) / 2 / max(one, 1e-3)))
+        )
 
     def _clean(self) -> None:
         gc.collect()

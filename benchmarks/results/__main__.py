@@ -60,7 +60,9 @@ def reports(page: Page, out: Path, quick: bool) -> list[Step]:
     steps = []
     for report in page.reports[: 1 if quick else None]:
         place = out / (report.out or page.name)
-        chosen = [str(run.path) for run in runs if quick or not report.cells or run.cell in report.cells]
+        chosen = [
+            str(run.path) for run in runs if quick or not report.cells or run.cell in report.cells
+        ]
         baseline = runs[0].path.name if quick and runs else report.baseline
         options = ["--baseline", baseline] if report.baseline else []
         options += ["--subject", report.subject] if report.subject else []
@@ -102,16 +104,22 @@ class Commands:
         code = 0
         if not self._received:
             command = [sys.executable, "-m", "pretrain", *step.arguments]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL if step.out else None) as process:
+            with subprocess.Popen(
+                command, stdout=subprocess.DEVNULL if step.out else None
+            ) as process:
                 self._running.add(process)
             self._running.remove(process)
             code = process.returncode
         if self._received:
             name = signal.Signals(self._received[0]).name
-            raise Stopped(128 + self._received[0], f"{name} received; the same command goes on from here")
+            raise Stopped(
+                128 + self._received[0], f"{name} received; the same command goes on from here"
+            )
         if code:
             what = shlex.join(step.arguments[:2])
-            raise Stopped(code if code > 0 else 128 - code, f"page {step.page}: '{what}' ended with {code}")
+            raise Stopped(
+                code if code > 0 else 128 - code, f"page {step.page}: '{what}' ended with {code}"
+            )
         if step.out:
             print(f"page {step.page}: {step.out / 'report.md'}", flush=True)
 
@@ -149,14 +157,20 @@ def lacks(page: Page, quick: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     description = "Makes the pages of docs/results."
     parser = argparse.ArgumentParser(prog="benchmarks.results", description=description)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all, in the order of --list")
     parser.add_argument(
-        "--quick", action="store_true", help="few runs of one seed: about eleven minutes on two cores"
+        "pages", nargs="*", metavar="PAGE", help="default: all, in the order of --list"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few runs of one seed: about eleven minutes on two cores",
     )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, help=f"default: docs/results; with --quick {QUICK_OUT}")
     parser.add_argument("--list", action="store_true", help="only say what is there")
-    parser.add_argument("--no-training", action="store_true", help="only pages whose runs are all finished")
+    parser.add_argument(
+        "--no-training", action="store_true", help="only pages whose runs are all finished"
+    )
     given = parser.parse_args(arguments)
     known = {page.name: page for page in PAGES if page.in_quick or not given.quick}
     for name in given.pages:
@@ -170,7 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.list:
         for page in pages:
             runs = runs_of(page, given.quick)
-            done = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished" if runs else "no runs"
+            done = (
+                f"{sum(run.finished for run in runs)} of {len(runs)} runs finished"
+                if runs
+                else "no runs"
+            )
             places = " ".join(str(step.out) for step in reports(page, out, given.quick))
             print(f"{page.name:16} {done:26} {places}")
         return 0
@@ -185,7 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         print(f"error: {stop}", file=sys.stderr)
         return stop.code
-    print(f"{len(pages)} pages in {out} after {timedelta(seconds=round(time.monotonic() - started))}")
+    print(
+        f"{len(pages)} pages in {out} after {timedelta(seconds=round(time.monotonic() - started))}"
+    )
     return 0 if pages else 1
 
 

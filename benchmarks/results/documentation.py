@@ -23,7 +23,11 @@ import zstandard
 from data_pipeline.io.files import sha256_file, to_json, write_atomically
 
 PACKAGES = {
-    "linux-doc-6.1": ("Documentation/**/*.rst.gz", "Documentation/**/*.yaml.gz", "Documentation/**/*.txt.gz"),
+    "linux-doc-6.1": (
+        "Documentation/**/*.rst.gz",
+        "Documentation/**/*.yaml.gz",
+        "Documentation/**/*.txt.gz",
+    ),
     "llvm-14-doc": ("_sources/**/*.rst.txt",),
     "clang-14-doc": ("_sources/**/*.rst.txt",),
     "perl-doc": ("*.pod",),
@@ -69,7 +73,10 @@ def make(directory: Path) -> None:
             (archive,) = place.glob("*.deb")
             subprocess.run(["dpkg-deb", "-x", archive, place / "unpacked"], check=True)
             texts = documents(place / "unpacked", patterns)
-            lines = [json.dumps({"text": text, "meta": {"redpajama_set_name": package}}) for text in texts]
+            lines = [
+                json.dumps({"text": text, "meta": {"redpajama_set_name": package}})
+                for text in texts
+            ]
             out = directory / f"{package}.jsonl.zst"
             out.write_bytes(zstandard.compress("".join(line + "\n" for line in lines).encode()))
             megabytes = sum(len(text.encode()) for text in texts) / 1e6
@@ -78,7 +85,8 @@ def make(directory: Path) -> None:
                 "text": hashlib.sha256("".join(texts).encode()).hexdigest(),
             }
             print(
-                f"{package}: {len(texts)} documents, {megabytes:.1f} MB, {sha256_file(out)[:12]}", flush=True
+                f"{package}: {len(texts)} documents, {megabytes:.1f} MB, {sha256_file(out)[:12]}",
+                flush=True,
             )
     write_atomically(directory / "corpus.json", to_json(record))
 

@@ -62,7 +62,9 @@ def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] 
     return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
 
 
-def among(baseline: str, out: str, *cells: str, subject: str = "", options: tuple[str, ...] = ()) -> Report:
+def among(
+    baseline: str, out: str, *cells: str, subject: str = "", options: tuple[str, ...] = ()
+) -> Report:
     """`compare` on some of the page's runs, into a folder of their own."""
     return Report("compare", baseline, subject, cells, out, options)
 
@@ -73,14 +75,23 @@ CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
 VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
 BOTH = ("vanilla", "orthogonal")
 APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100")
-TRAINED_OR_FROZEN = among("orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable")
+TRAINED_OR_FROZEN = among(
+    "orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable"
+)
 STRENGTHS = ("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate")
 FURTHER_TRAINED_OR_FROZEN = among("orthogonal", "a2_strengths/to_orthogonal", *STRENGTHS)
 HEAD_DIMS = (*BOTH, "vanilla_head_dim_16", "orthogonal_head_dim_16")
 NARROW_HEADS = among("vanilla", "a4_head_dim/16_to_32", *HEAD_DIMS, subject="model.head_dim")
 FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
-BUILT = among("orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct")
-WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
+BUILT = among(
+    "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
+)
+WITH_HELPERS = (
+    "shared_conv4",
+    "shared_conv4_low_rank_8",
+    "monarch_shared_conv4",
+    "trained_shared_conv4",
+)
 STUDIED = ("shared_conv4", "trained_shared_conv4")
 FLOPS = ("--match", "flops")
 RATES = ("0.0015", "0.003", "0.006", "0.012")
@@ -90,7 +101,9 @@ MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
 CELLS = [f"w{width}-{kind}" for width in (64, 128, 256) for kind in ("short", "long", "warm")]
 CELLS += [f"w128-t{steps}" for steps in (2000, 4000, 8000)]
 BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
-SEARCHES = [f"documentation{kind}_rates" for kind in ("", "_headline", "_rivals", "_thin", "_widths")]
+SEARCHES = [
+    f"documentation{kind}_rates" for kind in ("", "_headline", "_rivals", "_thin", "_widths")
+]
 SEARCHES += ["demo_helper_rates", "demo_thin_rates", "wiki_rates"]
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
@@ -121,8 +134,18 @@ PAGES = (
         "frozen_designs",
         "demo_frozen_designs",
         Report("compare", "vanilla"),
-        among("vanilla_conv4-seed_1", "frozen_designs/to_vanilla_conv4", "vanilla_conv4", *WITH_HELPERS),
-        among("low_rank_8_conv4-seed_1", "frozen_designs/to_low_rank", "low_rank_8_conv4", *WITH_HELPERS),
+        among(
+            "vanilla_conv4-seed_1",
+            "frozen_designs/to_vanilla_conv4",
+            "vanilla_conv4",
+            *WITH_HELPERS,
+        ),
+        among(
+            "low_rank_8_conv4-seed_1",
+            "frozen_designs/to_low_rank",
+            "low_rank_8_conv4",
+            *WITH_HELPERS,
+        ),
     ),
     *(
         of_grid(
@@ -132,7 +155,10 @@ PAGES = (
             among("vanilla_conv4-seed_1", f"{name}/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
             among("trained_shared_conv4-seed_1", f"{name}/to_trained_shared", *STUDIED),
         )
-        for name, grid in (("documentation", "documentation_frozen_designs"), ("own_rates", "demo_own_rates"))
+        for name, grid in (
+            ("documentation", "documentation_frozen_designs"),
+            ("own_rates", "demo_own_rates"),
+        )
     ),
     *(
         of_grid(
@@ -152,7 +178,10 @@ PAGES = (
             among("low_rank_8_conv4-seed_1", f"{page}/to_low_rank", *thin, options=FLOPS),
             among(f"{slow[0]}-seed_1", f"{page}/to_slow", *slow, options=FLOPS),
             among(
-                "trained_monarch_shared_conv4-seed_1", f"{page}/to_trained_monarch", *MONARCHS, options=FLOPS
+                "trained_monarch_shared_conv4-seed_1",
+                f"{page}/to_trained_monarch",
+                *MONARCHS,
+                options=FLOPS,
             ),
         )
         for page, text, thin, slow in (
@@ -164,17 +193,27 @@ PAGES = (
         "stability",
         "demo_stability",
         *(
-            among("vanilla", f"stability/warmup_{n}", *(one.format(n) for one in BY_RATE), subject=RATE)
+            among(
+                "vanilla",
+                f"stability/warmup_{n}",
+                *(one.format(n) for one in BY_RATE),
+                subject=RATE,
+            )
             for n in (30, 60)
         ),
     ),
     of_grid(
         "widths",
         "documentation_widths",
-        *(among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS) for cell, two in BY_WIDTH.items()),
+        *(
+            among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS)
+            for cell, two in BY_WIDTH.items()
+        ),
     ),
     of_grid(
-        "headline", "documentation_headline", among("vanilla_conv4-seed_11", "", subject=RATE, options=FLOPS)
+        "headline",
+        "documentation_headline",
+        among("vanilla_conv4-seed_11", "", subject=RATE, options=FLOPS),
     ),
     of_grid("wiki", "wiki", among("vanilla_conv4-seed_1", "", options=FLOPS)),
     of_grid("rivals", "documentation_rivals", among("vanilla", "", options=FLOPS)),
@@ -197,7 +236,9 @@ PAGES = (
         (Report("evaluate diversity"),),
         STRUCTURED_QUICK,
     ),
-    Page("anatomy", (Runs("demo_own_rates", ("vanilla", *STUDIED)),), (Report("evaluate anatomy"),)),
+    Page(
+        "anatomy", (Runs("demo_own_rates", ("vanilla", *STUDIED)),), (Report("evaluate anatomy"),)
+    ),
     Page(
         "length",
         (Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),
@@ -212,7 +253,10 @@ PAGES = (
     of_grid(
         "variants",
         "demo_variants",
-        *(among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS)) for kind in ("rope", "learned")),
+        *(
+            among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS))
+            for kind in ("rope", "learned")
+        ),
     ),
 )
 

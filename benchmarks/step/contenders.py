@@ -134,11 +134,15 @@ class Plain:
     `sharded` its share of every layer under FSDP2, and a part of the samples, also where ours share them.
     """
 
-    def __init__(self, config: Config, context: ParallelContext, compiled: bool, sharded: bool) -> None:
+    def __init__(
+        self, config: Config, context: ParallelContext, compiled: bool, sharded: bool
+    ) -> None:
         device, self.context = context.device, context
         model = PlainGPT(config).to(device)
         for weight in model.parameters():
-            if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
+            if (
+                weight.dim() > 1
+            ):  # as ours start: what is multiplied decides how much power a GPU draws
                 torch.nn.init.normal_(weight, std=config.model.init_std)
         if compiled:
             for block in model.blocks:

@@ -67,9 +67,13 @@ def main() -> None:
         sys.exit(launch_local_ranks(command, arguments.ranks))
     context = initialize_distributed(launch, arguments.tensor_parallel, timeout_seconds=600)
     layout = Layout(arguments.tensor_parallel, context.data_parallel_size)
-    clock = arguments.clock or ("cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall")
+    clock = arguments.clock or (
+        "cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall"
+    )
     contenders = {
-        contender_name(kind, settings): build_contender(kind, settings, arguments.shape, layout, context)
+        contender_name(kind, settings): build_contender(
+            kind, settings, arguments.shape, layout, context
+        )
         for kind in arguments.contenders
         for settings in (arguments.settings if kind not in PEERS else [""])
     }
@@ -88,7 +92,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40, help="rounds that count")
     shape = "LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)"
     parser.add_argument("--shape", type=Shape.parse, default="4x512x4x256", help=shape)
-    parser.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS))
+    parser.add_argument(
+        "--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS)
+    )
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     settings = 'overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none'
@@ -138,7 +144,9 @@ def measure(
     for base in ("plain", first):
         if base in times and len(times) > 1:
             others = {name: values for name, values in times.items() if name != base}
-            report["ratio"][base] = {name: ratio(values, times[base]) for name, values in others.items()}
+            report["ratio"][base] = {
+                name: ratio(values, times[base]) for name, values in others.items()
+            }
     for name, contender in contenders.items():
         if AGAIN not in name:
             report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait)

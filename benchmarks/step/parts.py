@@ -62,9 +62,14 @@ def seconds_by_kernel(
     On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the profiler
     makes it larger than it is.
     """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     with profile(activities=activities) as found:
         for _ in range(rounds):
             contender.backward(contender.forward(batch()))
             contender.update()
-    return {group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()}
+    return {
+        group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()
+    }

@@ -54,7 +54,11 @@ class PlainGPT(nn.Module):
         model, length = config.model, config.data.sequence_length
         assert model.position_embedding == "rope" and model.tied_embeddings and not model.dropout
         assert config.num_query_groups == model.num_attention_heads
-        hidden, heads, epsilon = model.hidden_size, model.num_attention_heads, model.layernorm_epsilon
+        hidden, heads, epsilon = (
+            model.hidden_size,
+            model.num_attention_heads,
+            model.layernorm_epsilon,
+        )
         self.embedding = nn.Embedding(model.vocab_size, hidden)
         self.blocks = nn.ModuleList(
             Block(hidden, heads, config.ffn_hidden_size, epsilon) for _ in range(model.num_layers)

@@ -96,7 +96,9 @@ class Draft:
 
     def discard(self) -> None:
         """Remove what was not published."""
-        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk closing tries once more to write what is buffered
             self.stream.close()
         with contextlib.suppress(OSError):  # the directory itself may be what is missing
             self.temporary.unlink(missing_ok=True)
@@ -156,7 +158,9 @@ def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
     value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
     if stated != _checksum(value):
-        raise DataError(f"{path} is damaged: its content does not have the checksum that it states; {remedy}")
+        raise DataError(
+            f"{path} is damaged: its content does not have the checksum that it states; {remedy}"
+        )
     return value
 
 

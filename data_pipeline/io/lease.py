@@ -57,7 +57,10 @@ class Holder:
     @classmethod
     def this(cls) -> Holder:
         space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
-        number, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
+        number, cluster = (
+            os.environ.get("SLURM_JOB_ID", ""),
+            os.environ.get("SLURM_CLUSTER_NAME", ""),
+        )
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             socket.gethostname(),
@@ -217,7 +220,9 @@ class Lease:
     def _remove_stale(self, stale: _Seen) -> bool:
         """Remove the file that was judged and no other. False: another process is at it."""
         try:
-            with Lease(self._path.with_name(f"{self._path.name}.{stale.mark}"), f"removing {self._path}"):
+            with Lease(
+                self._path.with_name(f"{self._path.name}.{stale.mark}"), f"removing {self._path}"
+            ):
                 seen = self._look()
                 if seen is not None and seen.mark == stale.mark:
                     self._path.unlink()

@@ -130,7 +130,9 @@ class _Pool(Generic[_Task, _Result]):
                 self._hand_out(worker)
         while self._waiting and len(self._workers) < self.count:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, self.function), daemon=True)
+            process = self._context.Process(
+                target=_serve, args=(theirs, self.function), daemon=True
+            )
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
@@ -167,17 +169,25 @@ class _Pool(Generic[_Task, _Result]):
         if number is None:
             return
         code = worker.process.exitcode or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
         self._deaths[number] += 1
         if self._deaths[number] < _ATTEMPTS:
             self._waiting.append(number)
         else:
-            self._given_up[number] = f"the worker that was reading {worker.file} {how}, {_ATTEMPTS} times"
+            self._given_up[number] = (
+                f"the worker that was reading {worker.file} {how}, {_ATTEMPTS} times"
+            )
 
 
 def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> None:
     """Run a worker: tasks from the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops the workers.
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the parent, which stops the workers.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

@@ -27,7 +27,10 @@ class _Line:
     def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
         # The text first, and the bar in what 80 columns have left: share and time are worth more.
-        columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(bar_width=8)
+        columns = (
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=8),
+        )
         self._bar = Bar(*columns, console=self._console, transient=True)
         self._job = self._bar.add_task("starting", total=None)
         self._log_seconds = log_seconds
@@ -86,7 +89,9 @@ class ProgressLine(_Line):
     def update(self, progress: Progress) -> None:
         """Add a report; show a line if it is time."""
         with self._lock:
-            self._done.update({name: value for name, value in vars(progress).items() if name != "file"})
+            self._done.update(
+                {name: value for name, value in vars(progress).items() if name != "file"}
+            )
             if progress.tokens_to_join:
                 self._joining_since = time.monotonic()
             if self._done["tokens_to_join"]:
@@ -109,7 +114,11 @@ class ProgressLine(_Line):
 
     def summary(self, before_rates: str = " ") -> str:
         """Return counts and rates so far, in words."""
-        seconds, tokens, megabytes = self.seconds(), self._done["tokens"], self._done["text_bytes"] / 1e6
+        seconds, tokens, megabytes = (
+            self.seconds(),
+            self._done["tokens"],
+            self._done["text_bytes"] / 1e6,
+        )
         return (
             f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB{before_rates}"
             f"in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, {megabytes / seconds:.1f} MB/s)"

@@ -107,7 +107,9 @@ class Blend:
         ]
         return BlendedSamples(members, Proportions([part.share for part in self.parts]))
 
-    def validation_samples(self, sequence_length: int, max_samples: int) -> dict[str, ValidationSamples]:
+    def validation_samples(
+        self, sequence_length: int, max_samples: int
+    ) -> dict[str, ValidationSamples]:
         """Open a held-out set for every source that is trained on, by name; DataError if one is too small."""
         return {
             source: ValidationSamples(manifests, source, sequence_length, max_samples)
@@ -138,7 +140,9 @@ class Blend:
         DataError: there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
-        held_out = [_token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts]
+        held_out = [
+            _token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts
+        ]
         where = ", ".join(str(manifest.directory) for manifest in self.manifests)
         return _unigram_perplexity(self.train_counts(), np.sum(held_out, axis=0), where)
 
@@ -159,7 +163,11 @@ class Blend:
         return {
             "tokenizer": self.parts[0].manifest.tokenizer.sha256,
             "directories": [
-                {"directory": str(m.directory), "fingerprint": m.fingerprint, "sources": _sources(m)}
+                {
+                    "directory": str(m.directory),
+                    "fingerprint": m.fingerprint,
+                    "sources": _sources(m),
+                }
                 for m in self.manifests
             ],
             "parts": [
@@ -205,7 +213,9 @@ class BlendedSamples:
 
     def prepare(self, sample_number: int) -> None:
         """Make or load the orders of the epochs into which this sample number falls."""
-        for member, consumed in zip(self.members, self._proportions.before(sample_number), strict=True):
+        for member, consumed in zip(
+            self.members, self._proportions.before(sample_number), strict=True
+        ):
             member.epoch(consumed // member.samples_per_epoch)
 
 
@@ -253,7 +263,9 @@ def _source_parts(member: Member, share: Fraction) -> list[Part]:
                 f"it has {', '.join(manifest.sources('train')) or 'none at all'}"
             )
     within = exact_shares(list(sources.values()))
-    return [Part(manifest, source, share * part) for source, part in zip(sources, within, strict=True)]
+    return [
+        Part(manifest, source, share * part) for source, part in zip(sources, within, strict=True)
+    ]
 
 
 def _overlap(a: Part, b: Part) -> bool:
@@ -336,7 +348,9 @@ def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) 
         with refusing(f"read {path}"), open(path, "rb") as stream:
             for start in range(0, wanted, _CHUNK_TOKENS):
                 count = min(_CHUNK_TOKENS, wanted - start)
-                counts += np.bincount(np.fromfile(stream, manifest.dtype, count), minlength=len(counts))
+                counts += np.bincount(
+                    np.fromfile(stream, manifest.dtype, count), minlength=len(counts)
+                )
         left -= wanted
         if left <= 0:
             break

@@ -61,11 +61,16 @@ def _content_changes(before: Description, after: Description) -> list[str]:
         changes += [f"{which} has {now[unit]:,} {unit}, was {was[unit]:,}" for unit in counts]
         if was["sha256"] != now["sha256"] and was["tokens"] == now["tokens"]:
             changes.append(f"{which} has as many tokens as before but others, or in another order")
-    return changes or [f"{where} holds the same training tokens in other files, or another held-out split"]
+    return changes or [
+        f"{where} holds the same training tokens in other files, or another held-out split"
+    ]
 
 
 def _share_changes(
-    saved: list[Description], live: list[Description], names: Mapping[str, str], renamed: Mapping[str, str]
+    saved: list[Description],
+    live: list[Description],
+    names: Mapping[str, str],
+    renamed: Mapping[str, str],
 ) -> list[str]:
     """List the parts whose share of the samples is another, of directories on both sides only."""
     old = {(renamed.get(p["fingerprint"]), p["source"]): p["share"] for p in saved}

@@ -144,4 +144,6 @@ def block_count(tokens: int, sequence_length: int, what: str) -> int:
 
 def _within(counts: IndexArray) -> Int64Array:
     """Count up from 0 for every count: [3, 1, 2] -> [0, 1, 2, 0, 0, 1]."""
-    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )

@@ -105,7 +105,9 @@ class Manifest:
     def fingerprint(self) -> str:
         """Return the SHA-256 over the tokenizer and every shard's identity and content."""
         content = [self.tokenizer.sha256, self.dtype]
-        content += [f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
+        content += [
+            f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards
+        ]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
     def sources(self, split: str) -> list[str]:
@@ -198,17 +200,26 @@ def read_manifest(directory: Path) -> Manifest:
             f"tokenise again into a new directory"
         )
     try:
-        parts = {entry.name: value[entry.name] for entry in fields(Manifest) if entry.name != "directory"}
+        parts = {
+            entry.name: value[entry.name] for entry in fields(Manifest) if entry.name != "directory"
+        }
         parts["tokenizer"] = from_dict(TokenizerIdentity, value["tokenizer"])
         # Manifests of before there were remote inputs state no version.
-        parts["inputs"] = tuple(from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"])
+        parts["inputs"] = tuple(
+            from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"]
+        )
         parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
         manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
-        agrees = (value["fingerprint"], value["totals"]) == (manifest.fingerprint, totals(manifest.shards))
+        agrees = (value["fingerprint"], value["totals"]) == (
+            manifest.fingerprint,
+            totals(manifest.shards),
+        )
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
     if not agrees:
-        raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
+        raise DataError(
+            f"{path} contradicts itself: its totals or fingerprint do not follow from its shards"
+        )
     read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest
 
@@ -224,8 +235,12 @@ def shard_from_json(value: dict[str, Any]) -> Shard:
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
     """Make a flat dataclass of a JSON object; TypeError unless it has just the fields, with their types."""
     types = {entry.name: str(entry.type).partition("[")[0] for entry in fields(kind)}  # type: ignore[arg-type]
-    if wrong := [name for name in types | value if types.get(name) != type(value.get(name)).__name__]:
-        raise TypeError(f"{kind.__name__}: {wrong[0][:60]!a} should be {types.get(wrong[0], 'nothing')}")
+    if wrong := [
+        name for name in types | value if types.get(name) != type(value.get(name)).__name__
+    ]:
+        raise TypeError(
+            f"{kind.__name__}: {wrong[0][:60]!a} should be {types.get(wrong[0], 'nothing')}"
+        )
     return kind(**value)
 
 
@@ -259,7 +274,9 @@ def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[Fi
     return files
 
 
-def shard_files(prefix: Path, shard: Shard, hash_bin: bool, hash_idx: bool = True) -> list[FileState]:
+def shard_files(
+    prefix: Path, shard: Shard, hash_bin: bool, hash_idx: bool = True
+) -> list[FileState]:
     """Return the states of PREFIX.idx and PREFIX.bin, with the hashes that are asked for."""
     return [
         (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256 if hash_idx else None),

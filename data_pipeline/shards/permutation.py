@@ -114,7 +114,9 @@ class ArrayCache:
         try:
             arrays = _load(paths, note)
             if arrays is None:
-                with Lease(self._directory / f"{digest}.lock", "making an order of samples", _WAIT_SECONDS):
+                with Lease(
+                    self._directory / f"{digest}.lock", "making an order of samples", _WAIT_SECONDS
+                ):
                     arrays = _load(paths, note) or _store(paths, note, layout, build())
         except OSError as error:
             raise DataError(
@@ -129,12 +131,17 @@ def _store(
 ) -> list[IndexArray]:
     note.unlink(missing_ok=True)
     with ExitStack() as drafts:
-        streams = {name: drafts.enter_context(Draft(path)) for name, path in zip(layout, paths, strict=True)}
+        streams = {
+            name: drafts.enter_context(Draft(path))
+            for name, path in zip(layout, paths, strict=True)
+        }
         for name, (dtype, length) in layout.items():
             header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(streams[name], header)
         for name, piece in pieces:
-            streams[name].write(piece.astype(layout[name][0], copy=False).data)  # np.save hides the reason
+            streams[name].write(
+                piece.astype(layout[name][0], copy=False).data
+            )  # np.save hides the reason
     stated = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
     write_atomically(note, to_checked_json({"files": stated}))
     return [_map(path) for path in paths]

@@ -54,7 +54,9 @@ class Proportions:
         """Locate samples: [n] numbers -> ([n] members, [n] the sample's number within its member)."""
         period, place = np.divmod(sample_numbers, len(self._members))
         members = self._members[place]
-        return members, period * np.asarray(self.quotas, dtype=np.int64)[members] + self._ranks[place]
+        return members, period * np.asarray(self.quotas, dtype=np.int64)[members] + self._ranks[
+            place
+        ]
 
     def before(self, sample_number: int) -> list[int]:
         """Count the samples 0 … sample_number - 1 that each member gave."""

@@ -55,7 +55,9 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
         raise DataError(f"cannot open {prefix}.bin/.idx: {error.strerror or error}") from error
     except (ValueError, OverflowError, AssertionError, IndexError, struct.error) as error:
         raise DataError(f"{prefix}.bin/.idx: megatron-core cannot read it ({error})") from error
-    actual = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
+    actual = (
+        f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
+    )
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
     if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
@@ -77,7 +79,9 @@ class ShardPool:
     Threads may share a pool. An array that was given out stays valid after its shard has been closed.
     """
 
-    def __init__(self, manifest: Manifest, shards: Sequence[Shard], most_open: int = _MOST_OPEN) -> None:
+    def __init__(
+        self, manifest: Manifest, shards: Sequence[Shard], most_open: int = _MOST_OPEN
+    ) -> None:
         self._manifest = manifest
         self._shards = shards
         self._most_open = most_open

@@ -89,7 +89,9 @@ class TrainingSamples:
         epoch = self.epoch(number)
         start = int(epoch.blocks[within]) * self.sequence_length
         places = np.arange(start, start + self.sequence_length + 1)
-        return self._documents.names(epoch.documents[np.searchsorted(epoch.ends, places, side="right") - 1])
+        return self._documents.names(
+            epoch.documents[np.searchsorted(epoch.ends, places, side="right") - 1]
+        )
 
     def epoch(self, number: int) -> Epoch:
         """Return the order of epoch `number`: from memory, from the cache, or made now."""
@@ -148,7 +150,9 @@ class ValidationSamples:
                     f"it has {', '.join(there) or 'none at all'}"
                 )
             what = f"source {source} of split validation of {one.directory}"
-            counts.append(min(block_count(one.tokens("validation", source), sequence_length, what), share))
+            counts.append(
+                min(block_count(one.tokens("validation", source), sequence_length, what), share)
+            )
             documents = Documents(one, "validation", source)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])

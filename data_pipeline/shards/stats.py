@@ -34,9 +34,18 @@ def stats_table(manifest: Manifest) -> Table:
     for split, sources in totals(manifest.shards).items():
         rows = list(sources.items())
         if len(rows) > 1:
-            rows.append(("all", {key: sum(counts[key] for counts in sources.values()) for key in rows[0][1]}))
+            rows.append(
+                (
+                    "all",
+                    {key: sum(counts[key] for counts in sources.values()) for key in rows[0][1]},
+                )
+            )
         for source, counts in rows:
-            documents, tokens, text_bytes = counts["documents"], counts["tokens"], counts["text_bytes"]
+            documents, tokens, text_bytes = (
+                counts["documents"],
+                counts["tokens"],
+                counts["text_bytes"],
+            )
             table.add_row(
                 split,
                 source,
@@ -104,7 +113,9 @@ def save_plot(manifest: Manifest, histogram: list[Lengths], path: Path) -> None:
         axes.set_ylabel(f"share of the {title}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    lower.set_xticks(np.append(bins, bins[-1] + 1), [f"{2**edge:,}" for edge in (*bins, bins[-1] + 1)])
+    lower.set_xticks(
+        np.append(bins, bins[-1] + 1), [f"{2**edge:,}" for edge in (*bins, bins[-1] + 1)]
+    )
     lower.set_xlabel("tokens in a document, end-of-document id included")
     upper.legend(frameon=False, fontsize="small", reverse=True)
     total = sum(shard.tokens for shard in manifest.shards)

@@ -92,11 +92,15 @@ def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
     for shard in manifest.shards_of(split):
         opened, start = open_shard(manifest, shard), 0
         for length in opened.lengths.tolist():
-            yield hashlib.blake2b(opened.tokens[start : start + length].data, digest_size=16).digest()
+            yield hashlib.blake2b(
+                opened.tokens[start : start + length].data, digest_size=16
+            ).digest()
             start += length
 
 
-def _content_problem(opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer) -> str | None:
+def _content_problem(
+    opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer
+) -> str | None:
     """Describe ids out of range, documents without their end, or a sample that does not survive decoding."""
     path, tokens, eod_id = f"{opened.path}.bin", opened.tokens, manifest.tokenizer.eod_id
     ends = np.cumsum(opened.lengths)
@@ -106,9 +110,7 @@ def _content_problem(opened: OpenShard, shard: Shard, manifest: Manifest, tokeni
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         chunk = tokens[start : start + _CHUNK_TOKENS]
         if int(chunk.max()) >= manifest.tokenizer.vocab_size or int(chunk.min()) < 0:
-            return (
-                f"{path} has an id that the tokenizer's {manifest.tokenizer.vocab_size:,} pieces do not cover"
-            )
+            return f"{path} has an id that the tokenizer's {manifest.tokenizer.vocab_size:,} pieces do not cover"
         end_ids += int(np.count_nonzero(chunk == eod_id))
     if end_ids != shard.documents:
         return f"{path} has {end_ids:,} end-of-document ids but {shard.documents:,} documents"

@@ -1,9 +1,9 @@
-"""Writer of Megatron .bin/.idx files, without importing megatron-core (its import costs a worker seconds).
+r"""Writer of Megatron .bin/.idx files, without importing megatron-core (its import costs a worker seconds).
 
 The layout is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids
 one after the other; the .idx is
 
-    9 bytes "MMIDIDX\\0\\0" · uint64 version 1 · uint8 dtype code · uint64 sequences · uint64 documents + 1 ·
+    9 bytes "MMIDIDX\0\0" · uint64 version 1 · uint8 dtype code · uint64 sequences · uint64 documents + 1 ·
     int32 length of each sequence · int64 byte offset of each sequence · int64 first sequence of each
     document, and end
 
@@ -62,7 +62,12 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
     offsets *= np.dtype(dtype).itemsize
     header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
-    return header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.tobytes()
+    return (
+        header
+        + lengths.astype("<i4").tobytes()
+        + offsets.astype("<i8").tobytes()
+        + documents.tobytes()
+    )
 
 
 def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
@@ -70,7 +75,9 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     path = Path(f"{prefix}.idx")
     try:
         with refusing(f"read {path}"), open(path, "rb") as stream:
-            magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
+            magic, version, _, sequences, ends = struct.unpack(
+                "<9sQBQQ", stream.read(_HEADER_BYTES)
+            )
             whole = path.stat().st_size == index_size(sequences)
             lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
     except struct.error as error:
@@ -85,7 +92,9 @@ def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.int
     # As unsigned a negative id is a very large one, so that one pass finds both.
     if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
         worst = ids.min() if ids.min() < 0 else ids.max()
-        raise DataError(f"a token id ({worst}) does not fit {dtype}; the tokenizer is not what it says")
+        raise DataError(
+            f"a token id ({worst}) does not fit {dtype}; the tokenizer is not what it says"
+        )
     return ids.astype(dtype, copy=False)
 
 
@@ -125,7 +134,9 @@ class ShardWriter:
             (self._bin, bin_bytes, bin_sha256),
             (self._index, len(content), idx_sha256),
         ):
-            if file_problem(draft.path, size, digest):  # else an earlier run has finished the very same file
+            if file_problem(
+                draft.path, size, digest
+            ):  # else an earlier run has finished the very same file
                 draft.publish()
             draft.discard()
         return {

@@ -176,8 +176,14 @@ def _decompressed(
                 yield DamageError("damaged", f"{error}; what follows is lost")
                 return
             following = _find(stream, sign, start + 1)
-            where = "what follows is lost" if following is None else f"reading goes on at byte {following:,}"
-            yield DamageError("damaged", f"the frame at byte {start:,} is broken ({error}); {where}")
+            where = (
+                "what follows is lost"
+                if following is None
+                else f"reading goes on at byte {following:,}"
+            )
+            yield DamageError(
+                "damaged", f"the frame at byte {start:,} is broken ({error}); {where}"
+            )
             if following is None:
                 return
             stream.seek(following)

@@ -18,7 +18,15 @@ from typing import BinaryIO, cast
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.stores import WEB, has_pattern, information, listing, pinned, scheme_of, stated
+from data_pipeline.sources.stores import (
+    WEB,
+    has_pattern,
+    information,
+    listing,
+    pinned,
+    scheme_of,
+    stated,
+)
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
 # Endings of the names, whatever their case: what a file holds, and how it is packed.
@@ -30,9 +38,7 @@ SUFFIXES = (
     ".parquet",
     *_TEXT,
 )
-KNOWN_ENDINGS = (
-    ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt, .md"
-)
+KNOWN_ENDINGS = ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt, .md"
 
 # What is beside the data in every download and is not meant to be read; the last ones are our own. A name
 # with an ending of data is data, but for texts: README.txt and README_de.md are not, readme_corpus.jsonl is.
@@ -84,7 +90,7 @@ class InputFile:
         return cast(BinaryIO, open(self.path, "rb", buffering=0))
 
     def check_unchanged(self) -> None:
-        """Raise DataError if an object has changed. (A file's bytes are hashed when they are read.)"""
+        """Raise DataError if an object has changed; a file's bytes are hashed when they are read."""
         if isinstance(self.path, RemoteObject):
             self.path.check_unchanged()
 
@@ -147,10 +153,14 @@ def find_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
             f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a directory of its "
             f"own and train on a blend of them"
         )
-    files, passed_over = _find_remote(urls) if urls else _find_local([Path(entry) for entry in inputs])
+    files, passed_over = (
+        _find_remote(urls) if urls else _find_local([Path(entry) for entry in inputs])
+    )
     if not files:
         names, there = ", ".join(map(str, inputs)), "; ".join(describe(passed_over))
-        raise DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
+        raise DataError(
+            f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else "")
+        )
     files.sort(key=lambda file: file.name)
     for file, following in itertools.pairwise(files):
         if file.name == following.name:
@@ -237,7 +247,9 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
     files: list[InputFile] = []
     read_as: dict[tuple[int, int], str] = {}
     # Links come last, so that no link takes the place of a file.
-    for path in sorted((Path(os.path.abspath(path)) for path in paths), key=lambda p: (p.is_symlink(), p)):
+    for path in sorted(
+        (Path(os.path.abspath(path)) for path in paths), key=lambda p: (p.is_symlink(), p)
+    ):
         with refusing(f"read {path}"):
             status = path.stat()
         name = path.relative_to(root).as_posix()
@@ -273,7 +285,9 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
             continue
         for entry in children:
             path = place / entry.name
-            directory = os.path.isdir(path)  # entry.is_dir raises for a link that cannot be followed
+            directory = os.path.isdir(
+                path
+            )  # entry.is_dir raises for a link that cannot be followed
             if _is_companion(entry.name, directory):
                 yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
             elif directory:
@@ -358,5 +372,7 @@ def _objects(url: str) -> list[RemoteObject]:
 def _object(url: str, entry: dict[str, object]) -> RemoteObject:
     size, version = stated(entry)
     if size is None:
-        raise DataError(f"cannot read {url}: its server does not say how long it is; download it first")
+        raise DataError(
+            f"cannot read {url}: its server does not say how long it is; download it first"
+        )
     return RemoteObject(url, size, version)

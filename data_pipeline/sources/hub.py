@@ -92,7 +92,9 @@ class Wanted:
         patterns = self.include or [source.pattern.format(split=split) for split in self.splits]
         chosen: dict[str, RemoteFile] = {}
         for pattern in patterns:
-            matching = {file.name: file for file in files if fnmatch.fnmatchcase(file.name, pattern)}
+            matching = {
+                file.name: file for file in files if fnmatch.fnmatchcase(file.name, pattern)
+            }
             if not matching:
                 raise DataError(
                     f"{where} has no file that matches {pattern}; give --include or another --splits"
@@ -106,7 +108,9 @@ class Wanted:
         for name in sorted(chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
             by_directory[name.rpartition("/")[0]].append(name)
         names = [
-            n for group in by_directory.values() for n in group[: -int(-len(group) * self.fraction // 1)]
+            n
+            for group in by_directory.values()
+            for n in group[: -int(-len(group) * self.fraction // 1)]
         ]
         return [chosen[name] for name in sorted(names)]
 
@@ -189,7 +193,9 @@ def take_from_mirror(
     known = read_download(mirror)
     there = () if known else sorted(path for path in mirror.rglob("*") if path.is_file())
     listing = [*known.files] if known else []  # the hashes are made when the files are chosen
-    listing += [RemoteFile(p.relative_to(mirror).as_posix(), p.stat().st_size, "", "") for p in there]
+    listing += [
+        RemoteFile(p.relative_to(mirror).as_posix(), p.stat().st_size, "", "") for p in there
+    ]
     chosen = wanted.choose(listing, source, str(mirror))
     result = Download(name, source.repository, "", tuple(chosen))
     if known:
@@ -205,12 +211,16 @@ def take_from_mirror(
         if path.is_symlink() and os.readlink(path) == target:
             return
         if path.exists() or path.is_symlink():
-            raise DataError(f"{path} is there already and is no link to {original}; choose another --out")
+            raise DataError(
+                f"{path} is there already and is no link to {original}; choose another --out"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
 
     _all(link, chosen, workers, report)
-    result = replace(result, files=tuple(replace(file, sha256=hashes[file.name]) for file in chosen))
+    result = replace(
+        result, files=tuple(replace(file, sha256=hashes[file.name]) for file in chosen)
+    )
     result = _extended(_begun_with(directory), result, directory)
     write_download(directory, result, finished=True)
     return result
@@ -244,9 +254,13 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
         return None
     value = read_json(path)
     try:
-        return Download(**(value | {"files": tuple(RemoteFile(**entry) for entry in value["files"])}))
+        return Download(
+            **(value | {"files": tuple(RemoteFile(**entry) for entry in value["files"])})
+        )
     except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what `download` writes ({error}); download again") from error
+        raise DataError(
+            f"{path} is not what `download` writes ({error}); download again"
+        ) from error
 
 
 def find_origin(root: Path) -> dict[str, Any] | None:
@@ -289,7 +303,9 @@ def _problem(path: Path, file: RemoteFile) -> str | None:
     if size != file.size:
         return f"{path} has {size:,} bytes, but {file.size:,}"
     actual, expected = (
-        (sha256_file(path), file.sha256) if file.sha256 else (_git_blob_id(path, size), file.blob_id)
+        (sha256_file(path), file.sha256)
+        if file.sha256
+        else (_git_blob_id(path, size), file.blob_id)
     )
     return None if actual == expected else f"{path} has the hash {actual}, but {expected}"
 
@@ -338,7 +354,9 @@ def _sentences(repository: str, revision: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise DataError(f"{repository} has no revision {revision}; see --revision") from error
     except errors.HFValidationError as error:
-        raise DataError(f"--hub-id {repository} is not a name like organisation/data-set") from error
+        raise DataError(
+            f"--hub-id {repository} is not a name like organisation/data-set"
+        ) from error
     except (errors.HTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(

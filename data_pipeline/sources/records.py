@@ -103,7 +103,9 @@ class RecordReader:
                     stream = HashedStream(raw, self._piece)
                     self._position = lambda: self._piece.end if raw.closed else stream.tell()
                     yield from (
-                        self._text(stream) if name.endswith((".txt", ".md")) else self._json_lines(stream)
+                        self._text(stream)
+                        if name.endswith((".txt", ".md"))
+                        else self._json_lines(stream)
                     )
                     self._sha256 = stream.hexdigest()
             self._piece.file.check_unchanged()
@@ -141,7 +143,11 @@ class RecordReader:
             with contextlib.suppress(ValueError, RecursionError):
                 records = self._checked(json.loads(line))
         # Half of a surrogate pair in the text itself is no text.
-        if not records or not isinstance(document := records[-1], Document) or not _is_text(document):
+        if (
+            not records
+            or not isinstance(document := records[-1], Document)
+            or not _is_text(document)
+        ):
             yield Reject(self.lines, reason, detail)
             return
         yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
@@ -200,7 +206,9 @@ class RecordReader:
             if getattr(error, "errno", None) is not None:
                 raise  # the disk's; pyarrow's own for damaged pages have no number
             # pyarrow tells a file that was cut short from one with other damage in no stable way.
-            yield Reject(self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost")
+            yield Reject(
+                self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost"
+            )
 
     def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
         for number in range(batch.num_rows):
@@ -218,9 +226,15 @@ class RecordReader:
             return [Reject(self.lines, "missing_text", f'no "{self._keys.text}" in the record')]
         if not isinstance(text, str):
             kind = type(text).__name__
-            return [Reject(self.lines, "text_not_string", f'"{self._keys.text}" is {kind}, not a string')]
+            return [
+                Reject(
+                    self.lines, "text_not_string", f'"{self._keys.text}" is {kind}, not a string'
+                )
+            ]
         if source is not None and (not isinstance(source, str) or not source):
-            return [Reject(self.lines, "bad_source", f'"{self._keys.source}" is not a non-empty string')]
+            return [
+                Reject(self.lines, "bad_source", f'"{self._keys.source}" is not a non-empty string')
+            ]
         return self._checked_text(text, source or self._keys.default_source)
 
     def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
@@ -293,7 +307,9 @@ def _oddities(text: str) -> list[tuple[str, str]]:
     if "\x00" in text:
         oddities.append(("contains_nul", "the text holds NUL; it is kept exactly"))
     if "\u2581" in text:
-        oddities.append(("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"))
+        oddities.append(
+            ("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space")
+        )
     if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
         oddities.append(("long_document", f"{len(text.encode()):,} bytes of text"))
     return oddities

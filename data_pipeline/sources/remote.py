@@ -118,7 +118,9 @@ class RemoteStream(io.RawIOBase):
                 raise DataError(f"{url} was closed")
             content: bytes = call(stores.PATIENCE.seconds, "cat_file", url, start=start, end=end)
             if len(content) == self._remote.size > end - start:
-                raise DataError(f"cannot read {url} in blocks: its server ignores ranges; download it first")
+                raise DataError(
+                    f"cannot read {url} in blocks: its server ignores ranges; download it first"
+                )
             if len(content) != end - start:
                 raise OSError(f"{len(content):,} bytes came where {end - start:,} were asked for")
             return content

@@ -78,17 +78,23 @@ def filesystem(url: str) -> Any:
             import fsspec
 
             options: dict[str, Any] = {"use_listings_cache": False}
-            if scheme in WEB:  # ranges are of the file's bytes, not of what a server packs on the way
+            if (
+                scheme in WEB
+            ):  # ranges are of the file's bytes, not of what a server packs on the way
                 options["headers"] = {"Accept-Encoding": "identity"}
             return fsspec.filesystem(scheme, **options)
     except DataError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
+        if isinstance(error, OSError) and not isinstance(
+            error, (FileNotFoundError, PermissionError)
+        ):
             raise  # the network's
         reason = " ".join(str(error).split())
         keys = _KEYS.get(scheme, "see docs/data.md")
-        raise DataError(f"the credentials for {scheme}:// cannot be used ({reason}): {keys}") from error
+        raise DataError(
+            f"the credentials for {scheme}:// cannot be used ({reason}): {keys}"
+        ) from error
 
 
 def _settle_gcsfs() -> None:
@@ -141,7 +147,11 @@ def listing(url: str) -> dict[str, dict[str, Any]]:
         entries = call(PATIENCE.listing_seconds, how, url, detail=True)
         files = {path: entry for path, entry in entries.items() if entry["type"] == "file"}
         # Consoles make folders as empty objects named `…/`.
-        return {path: entry for path, entry in files.items() if entry.get("size") or not path.endswith("/")}
+        return {
+            path: entry
+            for path, entry in files.items()
+            if entry.get("size") or not path.endswith("/")
+        }
 
     return ask(url, once)
 
@@ -181,7 +191,9 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
             return request()
         except DataError:
             raise
-        except Exception as raised:  # every store's library has errors of its own, with no common base
+        except (
+            Exception
+        ) as raised:  # every store's library has errors of its own, with no common base
             error = raised
             if scheme_of(url) in WEB and isinstance(raised, FileNotFoundError):
                 # fsspec says so of whatever a web server answers, and of none that answers.
@@ -221,10 +233,14 @@ def _status_of(error: Exception) -> int | None:
     """Return the HTTP status of the answer behind an error, as each store's library states it."""
     if isinstance(error, OSError) and str(error).startswith("Forbidden: "):
         return 403  # gcsfs says it in words only
-    if type(error) is ValueError and str(error).startswith(("Bad Request: ", "Bucket is requester pays")):
+    if type(error) is ValueError and str(error).startswith(
+        ("Bad Request: ", "Bucket is requester pays")
+    ):
         return 400  # and so these two
     answer = getattr(error, "response", None)
     status = (
-        getattr(error, "status", None) or getattr(answer, "status_code", None) or getattr(error, "code", None)
+        getattr(error, "status", None)
+        or getattr(answer, "status_code", None)
+        or getattr(error, "code", None)
     )
     return status if isinstance(status, int) else None

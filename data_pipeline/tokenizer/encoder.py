@@ -145,13 +145,17 @@ class Encoder:
         quick = self.quick(texts) if quick is None else quick
         if self.fast is not None and all(quick):
             return self.fast.encode(texts, eod_id)
-        others = [text.decode() for text, is_quick in zip(texts, quick, strict=True) if not is_quick]
+        others = [
+            text.decode() for text, is_quick in zip(texts, quick, strict=True) if not is_quick
+        ]
         by_reference = iter(self.reference.encode(others))
         by_fast: Iterator[IdArray] = iter(())
         if self.fast is not None:
             ours = [text for text, is_quick in zip(texts, quick, strict=True) if is_quick]
             by_fast = iter(self.fast.encode(ours, eod_id).documents())
-        return Encoded.of([next(by_fast if is_quick else by_reference) for is_quick in quick], eod_id)
+        return Encoded.of(
+            [next(by_fast if is_quick else by_reference) for is_quick in quick], eod_id
+        )
 
 
 def open_encoder(path: Path, name: str = "auto") -> Encoder:

@@ -45,7 +45,9 @@ class Tokenizer(abc.ABC):
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
         """Return the numbers of the texts, with these ids, that do not decode to themselves."""
         pairs = enumerate(zip(texts, ids, strict=True))
-        return [number for number, (text, document) in pairs if self.decode(document.tolist()) != text]
+        return [
+            number for number, (text, document) in pairs if self.decode(document.tolist()) != text
+        ]
 
     def survivor(self, text: str) -> str:
         """Return the part of a text that encoding and decoding keeps."""
@@ -96,8 +98,12 @@ class HuggingFaceTokenizer(Tokenizer):
         self.label = f"tokenizers {version}"
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        encode = self._tokenizer.encode  # one after the other: a batch would start a thread for every core
-        return [np.array(encode(text, add_special_tokens=False).ids, dtype=np.int32) for text in texts]
+        encode = (
+            self._tokenizer.encode
+        )  # one after the other: a batch would start a thread for every core
+        return [
+            np.array(encode(text, add_special_tokens=False).ids, dtype=np.int32) for text in texts
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -116,7 +122,9 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a SentencePiece model; train one with train-tokenizer") from error
+        raise DataError(
+            f"{path} is not a SentencePiece model; train one with train-tokenizer"
+        ) from error
     if processor.eos_id() < 0:
         raise DataError(
             f"tokenizer {path} has no </s> id to end documents with; train one with train-tokenizer"
@@ -132,7 +140,7 @@ def read_model(path: Path) -> Any:
 
 
 def changes_text(proto: Any) -> bool:
-    """Return whether a SentencePiece model rewrites text. (A dummy prefix does not: decoding removes it.)"""
+    """Return whether a SentencePiece model rewrites text; a dummy prefix does not, since decoding removes it."""
     normalizer = proto.normalizer_spec
     return normalizer.name != "identity" or normalizer.remove_extra_whitespaces
 
@@ -180,7 +188,10 @@ def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
 
     if number(eod) < 0:
         raise DataError(f"--eod-token {eod!r} is no token of {path}")
-    ids = {f"{kind}_id": number(names.get(f"{kind}_token", "")) for kind in ("unk", "bos", "eos", "pad")}
+    ids = {
+        f"{kind}_id": number(names.get(f"{kind}_token", ""))
+        for kind in ("unk", "bos", "eos", "pad")
+    }
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),
@@ -217,7 +228,9 @@ def _named(path: Path) -> dict[str, str]:
         items = content.items()
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON object") from error
-    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in items}
+    names = {
+        key: value.get("content") if isinstance(value, dict) else value for key, value in items
+    }
     return {key: value for key, value in names.items() if isinstance(value, str)}
 
 

@@ -79,7 +79,9 @@ class TrainerSettings:
         for option, least in (("vocab_size", 1), ("sample_bytes", 1), ("seed", 0)):
             if not least <= getattr(self, option) < 1 << 63:
                 name = option.replace("_", "-")
-                raise DataError(f"--{name} {getattr(self, option)} must be at least {least} and below 2^63")
+                raise DataError(
+                    f"--{name} {getattr(self, option)} must be at least {least} and below 2^63"
+                )
 
 
 def train_tokenizer(
@@ -90,10 +92,14 @@ def train_tokenizer(
     Return (the report, whether training ran). DataError: bad settings or input, or the trained model is not
     lossless on the held-out documents.
     """
-    model_path, report_path = (prefix.with_name(prefix.name + ending) for ending in (".model", ".json"))
+    model_path, report_path = (
+        prefix.with_name(prefix.name + ending) for ending in (".model", ".json")
+    )
     pieces = _pieces(files, settings)
     # Besides the options: what another version's trainer made is not up to date.
-    trainer = dict(_LOSSLESS) | ({"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {})
+    trainer = dict(_LOSSLESS) | (
+        {"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {}
+    )
     made_from: dict[str, Any] = {
         "settings": as_json(settings) | {"keys": asdict(keys), "trainer": trainer},
         "inputs": [
@@ -185,7 +191,9 @@ def _train(texts: list[str], settings: TrainerSettings) -> bytes:
             )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].rstrip(". ")
-        raise DataError(f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}") from error
+        raise DataError(
+            f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}"
+        ) from error
     return round_scores(model.getvalue()) if settings.model_type == "unigram" else model.getvalue()
 
 

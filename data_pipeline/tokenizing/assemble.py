@@ -99,7 +99,9 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
         for number, parts in enumerate(shards):
             name = shard_name(options.name, split, source, number)
             if (other := named.setdefault(name, source)) != source:
-                raise DataError(f"sources {other!r} and {source!r} would share the file name {name}")
+                raise DataError(
+                    f"sources {other!r} and {source!r} would share the file name {name}"
+                )
             plans.append(ShardPlan(name, number, split, source, tuple(parts)))
     return plans
 
@@ -111,13 +113,20 @@ class Assembler:
     """
 
     def __init__(
-        self, units: list[Unit], records: list[Record], workers: int, report: Report, verify: bool = False
+        self,
+        units: list[Unit],
+        records: list[Record],
+        workers: int,
+        report: Report,
+        verify: bool = False,
     ) -> None:
         self._units, self._records = units, records
         self._workers, self._report, self._verify = workers, report, verify
         self._directory = units[0].directory
         self._dtype = dtype_for(units[0].tokenizer.vocab_size)
-        groups = [unit_groups(r, u.data_path, self._dtype) for u, r in zip(units, records, strict=True)]
+        groups = [
+            unit_groups(r, u.data_path, self._dtype) for u, r in zip(units, records, strict=True)
+        ]
         self._plans = plan_shards(groups, units[0].options, self._dtype)
 
     def needed_units(self) -> set[int]:
@@ -142,7 +151,9 @@ class Assembler:
             counts |= {f"of source {n}": c for n, c in self._sum("excluded_documents").items()}
             why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
             inputs = sum(piece.start == 0 for unit in self._units for piece in unit.pieces)
-            raise DataError(f"the {inputs} inputs hold no usable text ({why}); check --text-key and --source")
+            raise DataError(
+                f"the {inputs} inputs hold no usable text ({why}); check --text-key and --source"
+            )
         done = {plan.name: self._finished(plan) for plan in self._plans}
         left: Counter[Path] = Counter()
         for plan in self._plans:
@@ -150,7 +161,9 @@ class Assembler:
         # In the order of their first units: when one begins at a unit, all units before it are used up.
         todo = [plan for plan in self._plans if done[plan.name] is None]
         todo.sort(key=lambda plan: plan.parts[0].unit)
-        self._report(Progress("", tokens_to_join=sum(part.tokens for plan in todo for part in plan.parts)))
+        self._report(
+            Progress("", tokens_to_join=sum(part.tokens for plan in todo for part in plan.parts))
+        )
         with ThreadPoolExecutor(self._workers, "join") as pool:
             running = {pool.submit(self._make, plan): plan for plan in todo}
             try:
@@ -209,12 +222,16 @@ class Assembler:
         """Return the shard, if it has been made of these units and its files are as they were written."""
         path = self._note(plan)
         try:
-            shard = shard_from_json(read_checked_json(path, "delete it")) if path.is_file() else None
+            shard = (
+                shard_from_json(read_checked_json(path, "delete it")) if path.is_file() else None
+            )
         except (DataError, KeyError, TypeError):
             return None  # a damaged note is none: the shard is made again
         if shard is None or any(getattr(shard, key) != value for key, value in plan.counts.items()):
             return None
-        files = shard_files(self._directory / plan.name, shard, hash_bin=self._verify, hash_idx=self._verify)
+        files = shard_files(
+            self._directory / plan.name, shard, hash_bin=self._verify, hash_idx=self._verify
+        )
         return None if any(file_problem(*file) for file in files) else shard
 
     def _make(self, plan: ShardPlan) -> Shard:
@@ -226,7 +243,9 @@ class Assembler:
                     self._report(Progress("", joined_tokens=part.tokens))
                 made = writer.finish()
         except FileNotFoundError as error:
-            raise DataError(f"{error.filename} is missing; run the same tokenize command again") from error
+            raise DataError(
+                f"{error.filename} is missing; run the same tokenize command again"
+            ) from error
         except OSError as error:
             raise DataError(
                 f"cannot write the shard {plan.name} to {self._directory}: {error.strerror or error}; "
@@ -244,7 +263,9 @@ class Assembler:
     def _write_rejects(self, inputs: tuple[InputRecord, ...]) -> str:
         """Write rejects.jsonl from those of the units; return its SHA-256, empty if there are no rejects."""
         path, digest = self._directory / REJECTS_NAME, hashlib.sha256()
-        stated = zip(self._units, (record["rejects_sha256"] for record in self._records), strict=True)
+        stated = zip(
+            self._units, (record["rejects_sha256"] for record in self._records), strict=True
+        )
         sources = [(unit, sha256) for unit, sha256 in stated if sha256]
         if not sources:
             path.unlink(missing_ok=True)

@@ -50,7 +50,9 @@ class UnitMaker:
         self._report = report
         self._encoder = encoder
         tokenizer = unit.tokenizer
-        self._checked = UnitEncoder(encoder, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy)
+        self._checked = UnitEncoder(
+            encoder, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy
+        )
         self._data = UnitData(unit.data_path, dtype_for(tokenizer.vocab_size))
         self._rejects: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()
@@ -108,16 +110,22 @@ class UnitMaker:
         texts = [document.text.encode() for document in batch]
         groups: dict[Group, list[int]] = {}
         for number, (document, text) in enumerate(zip(batch, texts, strict=True)):
-            groups.setdefault((self._unit.options.split_of(text), document.source), []).append(number)
+            groups.setdefault((self._unit.options.split_of(text), document.source), []).append(
+                number
+            )
         order = [number for numbers in groups.values() for number in numbers]
         encoded = self._checked.encode([batch[n] for n in order], [texts[n] for n in order])
         if self._unit.quotas is not None:
             chosen = self._within_limit(order, encoded.lengths)
             encoded = encoded.only(np.array([number in chosen for number in order]))
-            kept = ((group, [n for n in numbers if n in chosen]) for group, numbers in groups.items())
+            kept = (
+                (group, [n for n in numbers if n in chosen]) for group, numbers in groups.items()
+            )
             groups = {group: numbers for group, numbers in kept if numbers}
         sizes = {group: sum(len(texts[n]) for n in numbers) for group, numbers in groups.items()}
-        self._data.add(encoded, ((group, len(numbers), sizes[group]) for group, numbers in groups.items()))
+        self._data.add(
+            encoded, ((group, len(numbers), sizes[group]) for group, numbers in groups.items())
+        )
         self._tokens += len(encoded.ids)
         documents, tokens = len(encoded.lengths), len(encoded.ids)
         return Progress("", documents=documents, tokens=tokens, text_bytes=sum(sizes.values()))
@@ -160,7 +168,11 @@ class UnitMaker:
         They are: rejects and unusual documents by reason, documents of excluded sources by source, those of
         `UnitEncoder.counts`, and the hash of the file that names the rejects.
         """
-        counters = {"rejects": self._rejects, "unusual": self._unusual, "excluded_documents": self._excluded}
+        counters = {
+            "rejects": self._rejects,
+            "unusual": self._unusual,
+            "excluded_documents": self._excluded,
+        }
         counts = {name: dict(sorted(counter.items())) for name, counter in counters.items()}
         counts |= self._checked.counts()
         return counts | {"rejects_sha256": self._log_digest.hexdigest() if self._log else ""}
@@ -231,7 +243,9 @@ class UnitEncoder:
         if (fast := self._encoder.fast) is not None:
             self._documents[fast.label] += sum(quick)
         for number, (document, was_quick) in enumerate(zip(batch, quick, strict=True)):
-            if was_quick and (document.source not in self._sources or self._seen % _COMPARED_ONE_IN == 0):
+            if was_quick and (
+                document.source not in self._sources or self._seen % _COMPARED_ONE_IN == 0
+            ):
                 self._compare(document, encoded.document(number))
             self._seen += 1
         self._look_for_losses(batch, encoded)
@@ -240,7 +254,11 @@ class UnitEncoder:
     def counts(self) -> dict[str, Any]:
         """Count documents by the program that encoded them, those compared, and those that lost text."""
         by_engine = {label: count for label, count in sorted(self._documents.items()) if count}
-        return {"engines": by_engine, "compared_documents": self._compared, "lossy_documents": self._lossy}
+        return {
+            "engines": by_engine,
+            "compared_documents": self._compared,
+            "lossy_documents": self._lossy,
+        }
 
     def _compare(self, document: Document, ids: IdArray) -> None:
         fast, reference = self._encoder.fast, self._encoder.reference
@@ -285,13 +303,16 @@ def sum_counts(records: list[dict[str, Any]]) -> dict[str, Any]:
     for record in records:
         engines.update(record["engines"])
     totals = {
-        key: sum(record[key] for record in records) for key in ("compared_documents", "lossy_documents")
+        key: sum(record[key] for record in records)
+        for key in ("compared_documents", "lossy_documents")
     }
     return {"engines": dict(sorted(engines.items()))} | totals
 
 
 def _difference(text: str, decoded: str) -> str:
     """Describe the first difference between a text and its decoded ids."""
-    at = next((n for n, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), len(decoded))
+    at = next(
+        (n for n, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), len(decoded)
+    )
     shown, instead = (part[at : at + _SHOWN_CHARACTERS] for part in (text, decoded))
     return f"{shown!r} becomes {instead!r}"

@@ -26,7 +26,14 @@ from data_pipeline.io.files import (
     write_atomically,
 )
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
-from data_pipeline.sources.discovery import InputFile, Inputs, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.sources.discovery import (
+    InputFile,
+    Inputs,
+    Piece,
+    RecordKeys,
+    cut_into_pieces,
+    is_wanted,
+)
 from data_pipeline.sources.hub import find_origin
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
@@ -182,7 +189,11 @@ def plan_units(
 
 
 def begin(
-    directory: Path, inputs: Inputs, options: TokenizeOptions, model: Path, tokenizer: TokenizerIdentity
+    directory: Path,
+    inputs: Inputs,
+    options: TokenizeOptions,
+    model: Path,
+    tokenizer: TokenizerIdentity,
 ) -> None:
     """Write the plan and a copy of the tokenizer; DataError if the directory was begun with another plan."""
     root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
@@ -194,7 +205,8 @@ def begin(
         "origin": remote if is_url(root) else find_origin(Path(root)),
         # Only an object of a store has a version.
         "inputs": [
-            {"name": file.name, "size": file.size} | ({"version": file.version} if file.version else {})
+            {"name": file.name, "size": file.size}
+            | ({"version": file.version} if file.version else {})
             for file in inputs.files
         ],
         "passed_over": [asdict(entry) for entry in inputs.passed_over],
@@ -211,16 +223,22 @@ def begin(
         raise DataError(f"{path} is missing; {_REMEDY.format(directory)}")
     # Another task of the same run may be a moment ahead, writing the very same plan.
     elif directory.exists() and not all(
-        entry.name in _OURS or entry.name.endswith(TEMPORARY_SUFFIX) for entry in directory.iterdir()
+        entry.name in _OURS or entry.name.endswith(TEMPORARY_SUFFIX)
+        for entry in directory.iterdir()
     ):
-        raise DataError(f"--out {directory} is not empty and was not made by tokenize; choose another")
+        raise DataError(
+            f"--out {directory} is not empty and was not made by tokenize; choose another"
+        )
     else:
         write_atomically(path, to_checked_json(plan))
     copy = directory / tokenizer.stored_as
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, model.read_bytes())
     location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
-    if not (directory / LOCATION_NAME).exists() or (directory / LOCATION_NAME).read_bytes() != location:
+    if (
+        not (directory / LOCATION_NAME).exists()
+        or (directory / LOCATION_NAME).read_bytes() != location
+    ):
         write_atomically(directory / LOCATION_NAME, location)
 
 
@@ -242,7 +260,9 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     return " and ".join(differences)
 
 
-def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
+def read_plan(
+    directory: Path, inputs: str | Path | None = None
+) -> tuple[dict[str, Any], list[Unit]]:
     """Return (the plan of a directory, its units), from the directory alone.
 
     `inputs` is the directory or prefix of the inputs, if their paths matter. DataError: there is no plan, or
@@ -250,7 +270,9 @@ def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[s
     """
     path = directory / PLAN_NAME
     if not path.exists():
-        raise DataError(f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it")
+        raise DataError(
+            f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it"
+        )
     plan = _read_plan_file(path)
     stated = plan["options"]
     lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
@@ -270,5 +292,7 @@ def _read_plan_file(path: Path) -> dict[str, Any]:
     """Return the content of a plan file, after checking its version and checksum."""
     remedy = _REMEDY.format(path.parent)
     if read_json(path, remedy).get("format_version") != FORMAT_VERSION:  # old ones have no checksum
-        raise DataError(f"{path} is of another version of this program; tokenise again into a new directory")
+        raise DataError(
+            f"{path} is of another version of this program; tokenise again into a new directory"
+        )
     return read_checked_json(path, remedy)

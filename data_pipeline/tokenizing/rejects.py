@@ -62,7 +62,9 @@ class RejectWatch:
         if self._rejected <= self._limits.max_reject_rate * self._lines:
             return
         worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))
-        named = ", ".join(f"{name} ({count:,} of {of:,})" for name, (count, of) in worst[:_NAMED_FILES])
+        named = ", ".join(
+            f"{name} ({count:,} of {of:,})" for name, (count, of) in worst[:_NAMED_FILES]
+        )
         more = f" and {len(worst) - _NAMED_FILES} more" if len(worst) > _NAMED_FILES else ""
         raise DataError(
             f"{self._rejected:,} of {self._lines:,} lines are no documents, more than --max-reject-rate "
@@ -85,8 +87,14 @@ def notes(manifest: Manifest) -> list[str]:
                 remarks.append(f"{flag} {name!r}: no document is of that source; there are {there}")
     if limit := options.get("max_tokens", 0):
         tokens = sum(shard.tokens for shard in manifest.shards)
-        remarks.append(f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})")
-    silent = [entry.name for entry in manifest.inputs if entry.size and not entry.lines and not entry.damaged]
+        remarks.append(
+            f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})"
+        )
+    silent = [
+        entry.name
+        for entry in manifest.inputs
+        if entry.size and not entry.lines and not entry.damaged
+    ]
     if silent:
         remarks.append(f"{len(silent):,} inputs hold no lines: {', '.join(silent[:5])}")
     return remarks

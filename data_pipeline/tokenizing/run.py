@@ -17,7 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import TEMPORARY_SUFFIX, read_checked_json, to_checked_json, write_atomically
+from data_pipeline.io.files import (
+    TEMPORARY_SUFFIX,
+    read_checked_json,
+    to_checked_json,
+    write_atomically,
+)
 from data_pipeline.io.lease import GONE_AFTER, BusyError, Lease, held
 from data_pipeline.io.pool import run_tasks
 from data_pipeline.shards.manifest import (
@@ -44,7 +49,14 @@ from data_pipeline.tokenizing.plan import (
     read_plan,
 )
 from data_pipeline.tokenizing.rejects import Limits, RejectWatch
-from data_pipeline.tokenizing.work_unit import Outcome, Report, UnitJob, UnitWorker, has_data, read_record
+from data_pipeline.tokenizing.work_unit import (
+    Outcome,
+    Report,
+    UnitJob,
+    UnitWorker,
+    has_data,
+    read_record,
+)
 
 _JOINING = "joining.lock"
 _RETRY_SECONDS = 2.0
@@ -101,7 +113,9 @@ def _finished(directory: Path, hash_files: bool = False) -> Manifest:
     manifest = read_manifest(directory)
     check_shards(manifest, hash_files)
     if not rejects_intact(manifest):
-        raise DataError(f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}")
+        raise DataError(
+            f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}"
+        )
     if (directory / UNITS_NAME).exists():  # a run was ended between its manifest and its end
         with (
             contextlib.suppress(BusyError, FileNotFoundError),
@@ -164,9 +178,13 @@ class Run:
         """Return the bytes of wanted text by piece; one task counts them, the others wait for it."""
         path = self._directory / UNITS_NAME / "wanted.json"
         lock = path.with_suffix(".lock")
-        with Lease(lock, f"counting the text of the sources for {self._directory}", _COUNTING_SECONDS):
+        with Lease(
+            lock, f"counting the text of the sources for {self._directory}", _COUNTING_SECONDS
+        ):
             if not path.is_file():
-                pieces = [p for file in inputs.files for p in cut_into_pieces(file, options.range_bytes)]
+                pieces = [
+                    p for file in inputs.files for p in cut_into_pieces(file, options.range_bytes)
+                ]
                 count = functools.partial(wanted_bytes, options=options)
                 counts = run_tasks(count, pieces, self._workers, self._report)
                 write_atomically(path, to_checked_json({"bytes": counts}))
@@ -205,7 +223,9 @@ class Run:
                 more = f" (and {len(busy) - 1} more units)" if len(busy) > 1 else ""
                 raise DataError(f"{first.busy}{more}")
             time.sleep(_RETRY_SECONDS)
-            for number, outcome in zip(busy, self._run([jobs[n] for n in busy], watch), strict=True):
+            for number, outcome in zip(
+                busy, self._run([jobs[n] for n in busy], watch), strict=True
+            ):
                 outcomes[number] = outcome
         watch.check()
         return Made(len(jobs), sum(outcome.made for outcome in outcomes), tuple(watch.damaged))
@@ -245,7 +265,9 @@ class Run:
                 for unit in units
             ]
         # Ids that are gone have become shards, if every unit has been made; else they are lost.
-        gone = [unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()]
+        gone = [
+            unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()
+        ]
         if gone and all(unit.record_path.is_file() for unit in self._units):
             wanted = self._assembler().needed_units()
             return [UnitJob(unit, unit.number in wanted) for unit in units]

@@ -121,7 +121,9 @@ def _unit_problems(
             if unit.options.takes(document.source):
                 split = unit.options.split_of(document.text.encode())
                 seen[split, document.source] += 1
-                looked_for.pop(_key(tokenizer.survivor(document.text), split, document.source), None)
+                looked_for.pop(
+                    _key(tokenizer.survivor(document.text), split, document.source), None
+                )
     names = ", ".join(sorted({piece.file.name for piece in unit.pieces}))
     problems = [
         f"{prefix}.bin: document {number} is no document of this split and source in {names}"

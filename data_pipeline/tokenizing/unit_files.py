@@ -142,8 +142,12 @@ def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
     crc32 = 0
     descriptor = os.open(group.path, os.O_RDONLY)
     try:
-        lengths = np.frombuffer(os.pread(descriptor, 4 * group.documents, group.lengths_at), dtype="<i4")
-        runs = np.frombuffer(os.pread(descriptor, 16 * group.runs, group.runs_at), dtype="<i8").reshape(-1, 2)
+        lengths = np.frombuffer(
+            os.pread(descriptor, 4 * group.documents, group.lengths_at), dtype="<i4"
+        )
+        runs = np.frombuffer(
+            os.pread(descriptor, 16 * group.runs, group.runs_at), dtype="<i8"
+        ).reshape(-1, 2)
         if len(lengths) != group.documents or runs[:, 1].sum() != group.tokens or (runs < 0).any():
             raise damaged
         for ids in _read_runs(descriptor, runs.tolist(), writer.dtype):
@@ -169,4 +173,6 @@ def _read_runs(
     for first, count in joined:
         for start in range(0, count, _CHUNK_TOKENS):
             size = min(_CHUNK_TOKENS, count - start) * dtype.itemsize
-            yield np.frombuffer(os.pread(descriptor, size, (first + start) * dtype.itemsize), dtype=dtype)
+            yield np.frombuffer(
+                os.pread(descriptor, size, (first + start) * dtype.itemsize), dtype=dtype
+            )

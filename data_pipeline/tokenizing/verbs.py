@@ -21,10 +21,16 @@ Inputs = Annotated[
         help="Files, directories or URLs (s3, gs, https, hf): .jsonl (or .zst, .gz, .xz), .parquet, .txt, .md"
     ),
 ]
-TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
+TextKey = Annotated[
+    str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")
+]
 SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]
-OnlySource = Annotated[list[str] | None, typer.Option("--source", help="Take this source only (repeatable).")]
-ExcludeSource = Annotated[list[str] | None, typer.Option(help="Leave this source out (repeatable).")]
+OnlySource = Annotated[
+    list[str] | None, typer.Option("--source", help="Take this source only (repeatable).")
+]
+ExcludeSource = Annotated[
+    list[str] | None, typer.Option(help="Leave this source out (repeatable).")
+]
 Chunks = Annotated[str, typer.Option(help="Take inputs of directories chunkN only: 1,3-5.")]
 DefaultSource = Annotated[str, typer.Option(help="Source of the records that name none.")]
 ShardDirectory = Annotated[Path, typer.Argument(help="A directory that tokenize made.")]
@@ -43,11 +49,14 @@ MaxRejectRate = Annotated[
     float, typer.Option(help="Stop if more of the lines than this share are no documents.")
 ]
 AllowDamaged = Annotated[
-    bool, typer.Option("--allow-damaged", help="Exit code 0 although inputs are cut short or damaged.")
+    bool,
+    typer.Option("--allow-damaged", help="Exit code 0 although inputs are cut short or damaged."),
 ]
 
 
-def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str, str]) -> Task | None:
+def which_task(
+    task: int | None, num_tasks: int | None, environment: Mapping[str, str]
+) -> Task | None:
     """Return the task that the options, or a Slurm array's environment, name; None without --num-tasks.
 
     Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
@@ -75,10 +84,12 @@ def tokenize(
     name: Annotated[str, typer.Option(help="First part of the shards' names.")],
     workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
     task: Annotated[
-        int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
+        int | None,
+        typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id."),
     ] = None,
     num_tasks: Annotated[
-        int | None, typer.Option(help="Share the work among this many tasks; then run merge-manifests.")
+        int | None,
+        typer.Option(help="Share the work among this many tasks; then run merge-manifests."),
     ] = None,
     validation_fraction: Annotated[
         float, typer.Option(help="Share of the documents to hold out, by hash.")
@@ -100,7 +111,10 @@ def tokenize(
         int, typer.Option(help="Whole units make a shard up to this size.")
     ] = 1_000_000_000,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first line that is no document, or entry not read.")
+        bool,
+        typer.Option(
+            "--strict", help="Stop at the first line that is no document, or entry not read."
+        ),
     ] = False,
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,
@@ -111,7 +125,10 @@ def tokenize(
         str, typer.Option(help="auto, gigatoken or sentencepiece: the ids are the same.")
     ] = "auto",
     allow_lossy: Annotated[
-        bool, typer.Option("--allow-lossy", help="Take a tokenizer that may lose text, and count the losses.")
+        bool,
+        typer.Option(
+            "--allow-lossy", help="Take a tokenizer that may lose text, and count the losses."
+        ),
     ] = False,
     eod_token: Annotated[
         str, typer.Option(help="What ends documents; default: what the tokenizer names.")
@@ -158,7 +175,9 @@ def tokenize(
             run.make_shards_if_all_units_are_there()
     if chosen is None:
         units = len({number for shard in manifest.shards for number in shard.units})
-        typer.echo(f"{out}: " + (line.summary("\n  ") if now else f"already up to date ({units} units)"))
+        typer.echo(
+            f"{out}: " + (line.summary("\n  ") if now else f"already up to date ({units} units)")
+        )
         _show(manifest)
         if now and (reason := why_not_fast(tokenizer, engine)):
             typer.echo(f"  not encoded by gigatoken: {reason}")
@@ -175,7 +194,9 @@ def tokenize(
 def refuse_out(inputs: list[str], out: Path) -> None:
     """Raise DataError for an --out below the inputs or not on this machine."""
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
-        raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
+        raise DataError(
+            f"--out {out} is no directory of this machine's; shards are memory-mapped files"
+        )
     for entry in (Path(place) for place in inputs if not is_url(place)):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
@@ -231,14 +252,18 @@ def _show(manifest: Manifest) -> None:
     test = f", {manifest.tokens('test'):,} test" if manifest.tokens("test") else ""
     typer.echo(f"  {manifest.tokens('train'):,} training{test} and {held_out:,} validation tokens")
     if not held_out and manifest.tokens("train"):
-        typer.echo("  no document was held out: with few documents give a larger --validation-fraction")
+        typer.echo(
+            "  no document was held out: with few documents give a larger --validation-fraction"
+        )
     for title, counts in (
         ("left out (see rejects.jsonl)", manifest.rejects),
         ("kept, but unusual (see rejects.jsonl)", manifest.unusual),
         ("documents of sources that are not wanted", manifest.excluded_documents),
     ):
         if counts:
-            typer.echo(f"  {title}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+            typer.echo(
+                f"  {title}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+            )
     if lossy := manifest.encoding.get("lossy_documents"):
         typer.echo(f"  documents that lost text by the tokenizer (--allow-lossy): {lossy:,}")
     for note in notes(manifest):

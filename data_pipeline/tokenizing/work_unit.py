@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import as_json, read_checked_json, sha256_file, to_checked_json, write_atomically
+from data_pipeline.io.files import (
+    as_json,
+    read_checked_json,
+    sha256_file,
+    to_checked_json,
+    write_atomically,
+)
 from data_pipeline.io.lease import BusyError, Lease
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.writing import dtype_for
@@ -76,7 +82,8 @@ class UnitWorker:
             if (outcome := _there_already(job, report)) is not None:
                 return outcome
             with Lease(
-                unit.record_path.with_suffix(".lock"), f"making unit {unit.number} of {unit.directory}"
+                unit.record_path.with_suffix(".lock"),
+                f"making unit {unit.number} of {unit.directory}",
             ):
                 # Another may have finished it a moment ago.
                 return _there_already(job, report) or self._make(job, report)
@@ -124,12 +131,18 @@ def _there_already(job: UnitJob, report: Report) -> Outcome | None:
             )
     else:
         return None
-    report(Progress(unit.pieces[0].file.name, skipped_bytes=sum(piece.size for piece in unit.pieces)))
+    report(
+        Progress(unit.pieces[0].file.name, skipped_bytes=sum(piece.size for piece in unit.pieces))
+    )
     return Outcome(record)
 
 
 def _identity(unit: Unit) -> Record:
-    return {"unit": unit.number, "options": as_json(unit.options), "tokenizer": unit.tokenizer.sha256}
+    return {
+        "unit": unit.number,
+        "options": as_json(unit.options),
+        "tokenizer": unit.tokenizer.sha256,
+    }
 
 
 def read_record(unit: Unit) -> Record:

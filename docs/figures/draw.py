@@ -49,7 +49,9 @@ STYLE = """
     .trained text { fill: #ffa657 } .block text { fill: #f0f6fc }
   }
 """
-TITLE = "An attention layer: what is drawn from a seed, what DeepSpeed sees, what a checkpoint holds"
+TITLE = (
+    "An attention layer: what is drawn from a seed, what DeepSpeed sees, what a checkpoint holds"
+)
 
 
 def box(x: int, y: int, width: int, label: str, below: str = "", height: int = 52) -> str:
@@ -128,7 +130,9 @@ def block() -> str:
 def drawing(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     """The whole SVG, its title for those who cannot see it."""
     size = f'viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    )
     style = f"<style>{STYLE}</style>"
     return "\n".join([head, f"<title>{escape(title)}</title>", style, *parts, "</svg>", ""])
 
@@ -139,7 +143,9 @@ def text(x: float, y: float, words: str, kind: str = "small") -> str:
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "") -> str:
     named = f' class="{kind}"' if kind else ""
-    return f'<line{named} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-width="1.6"/>'
+    return (
+        f'<line{named} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-width="1.6"/>'
+    )
 
 
 Scale = Callable[[float], float]
@@ -202,7 +208,12 @@ def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int,
         parts.append(text(x(percent), bottom + 20, f"{percent} %", "small middle"))
     for percent in range(-(-percents[0] // 10) * 10, percents[1] + 1, 10):
         parts.append(
-            text(62, y(percent) + 5, f"{percent:+d} %".replace("-", "−") if percent else "0 %", "small end")
+            text(
+                62,
+                y(percent) + 5,
+                f"{percent:+d} %".replace("-", "−") if percent else "0 %",
+                "small end",
+            )
         )
         parts.append(line(70, y(percent), 840, y(percent), "grid" if percent else "axis dashed"))
     parts.append(text(836, y(0) + 18, "vanilla", "small end"))
@@ -236,7 +247,9 @@ def square(x: float, y: float) -> str:
     return f'<rect class="point" x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>'
 
 
-CURVE = "One training under eight layouts, one of them killed and resumed: eight curves, seen as one"
+CURVE = (
+    "One training under eight layouts, one of them killed and resumed: eight curves, seen as one"
+)
 
 
 def layouts() -> str:
@@ -248,10 +261,17 @@ def layouts() -> str:
     x, y = scale(1, steps, 70, 560), scale(low - 0.2, high + 0.1, 250, 44)
     parts = [text(70, 22, "training loss, eight layouts drawn one over the other", "title")]
     for loss in (half / 2 for half in range(int(2 * low) + 1, int(2 * high) + 1)):
-        parts += [line(70, y(loss), 560, y(loss), "grid"), text(62, y(loss) + 5, str(loss), "small end")]
-    parts += [curve([(x(step), y(loss)) for step, loss in enumerate(own, 1)]) for own in curves.values()]
+        parts += [
+            line(70, y(loss), 560, y(loss), "grid"),
+            text(62, y(loss) + 5, str(loss), "small end"),
+        ]
+    parts += [
+        curve([(x(step), y(loss)) for step, loss in enumerate(own, 1)]) for own in curves.values()
+    ]
     killed = measured["killed_after"]
-    parts += [line(x(killed), top, x(killed), end, "axis dashed") for top, end in ((44, 250), (296, 380))]
+    parts += [
+        line(x(killed), top, x(killed), end, "axis dashed") for top, end in ((44, 250), (296, 380))
+    ]
     parts.append(text(x(killed) + 6, 60, "kill −9, resumed"))
     for row, name in enumerate(curves):
         parts.append(text(584, 60 + 24 * row, name))
@@ -261,10 +281,14 @@ def layouts() -> str:
     for exponent in exponents:
         parts.append(line(70, decades(exponent), 560, decades(exponent), "grid"))
         power = f"10{super_script(exponent)}"
-        parts.append(f'<text class="small end" x="62" y="{decades(exponent) + 5:.1f}">{power}</text>')
+        parts.append(
+            f'<text class="small end" x="62" y="{decades(exponent) + 5:.1f}">{power}</text>'
+        )
     places = [(x(step), decades(log10(own))) for step, own in enumerate(apart, 1) if own]
     parts.append(f'<g class="trained">{"".join(circle(*place, 2.5) for place in places)}</g>')
-    parts += [text(x(step), 400, str(step), "small middle") for step in (1, *range(20, steps + 1, 20))]
+    parts += [
+        text(x(step), 400, str(step), "small middle") for step in (1, *range(20, steps + 1, 20))
+    ]
     most = f"at most {max(apart):.1e} nats".replace("e-0", "e−")
     parts += [text(584, 332, most), text(584, 352, "(no point: equal to the last bit)")]
     parts.append(text(315, 420, "step", "small middle"))
@@ -285,7 +309,11 @@ def super_script(number: int) -> str:
     return f'<tspan baseline-shift="super" font-size="10">{words}</tspan>'
 
 
-DRAWINGS: dict[str, Callable[[], str]] = {"block.svg": block, "price.svg": price, "layouts.svg": layouts}
+DRAWINGS: dict[str, Callable[[], str]] = {
+    "block.svg": block,
+    "price.svg": price,
+    "layouts.svg": layouts,
+}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

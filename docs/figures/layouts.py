@@ -37,7 +37,9 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--data", default="demo/shards", help="what `make demo` has made")
     parser.add_argument("--runs", type=Path, default=Path("demo/layouts"), help="where the runs go")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("layouts.json"))
@@ -46,15 +48,25 @@ def main() -> None:
     for name, (ranks, settings) in LAYOUTS.items():
         run = options.runs / name.replace(" × ", "x").replace(", ", "-").replace(" ", "_")
         command = [sys.executable, "-m", "pretrain", "train", "demo", f"--local-ranks={ranks}"]
-        command += [f"run.directory={run.parent}", f"run.name={run.name}", f"data.directory={options.data}"]
-        command += [f"schedule.steps={STEPS}", f"optimizer.learning_rate={RATE}", "checkpoint.every=20"]
+        command += [
+            f"run.directory={run.parent}",
+            f"run.name={run.name}",
+            f"data.directory={options.data}",
+        ]
+        command += [
+            f"schedule.steps={STEPS}",
+            f"optimizer.learning_rate={RATE}",
+            "checkpoint.every=20",
+        ]
         command += settings
         print(f"{name}: {run}", flush=True)
         if "killed" in name:
             kill_after(command, run / "metrics.jsonl", KILLED_AFTER)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
         curves[name] = losses(run / "metrics.jsonl")
-    options.out.write_text(json.dumps({"killed_after": KILLED_AFTER, "losses": curves}, indent=1) + "\n")
+    options.out.write_text(
+        json.dumps({"killed_after": KILLED_AFTER, "losses": curves}, indent=1) + "\n"
+    )
     print(f"largest spread of a step: {spread(list(curves.values())):.1e} nats")
 
 

@@ -28,8 +28,12 @@ NOTEBOOKS = ("docs/*.ipynb",)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="a directory of its own, which is replaced")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="a directory of its own, which is replaced"
+    )
     out = parser.parse_args().out
     gather(out)
     command = [
@@ -102,7 +106,9 @@ def notebook_text(path: Path) -> str:
                 parts.append(f"```\n{''.join(output['text']).rstrip()}\n```")
             elif picture := output.get("data", {}).get("image/png"):
                 picture = base64.b64encode(base64.b64decode("".join(picture))).decode()
-                parts.append(f'<img alt="drawn by the code above" src="data:image/png;base64,{picture}">')
+                parts.append(
+                    f'<img alt="drawn by the code above" src="data:image/png;base64,{picture}">'
+                )
     return "\n\n".join(parts) + "\n"
 
 
@@ -125,7 +131,9 @@ class _Page(HTMLParser):
 
 def dead_links(html: Path) -> Iterator[tuple[Path, str]]:
     """(page, address) of every link and picture that leads to no file, or to no place in one."""
-    pages = {path.resolve(): _Page(path) for path in html.rglob("*.html") if path.name != "404.html"}
+    pages = {
+        path.resolve(): _Page(path) for path in html.rglob("*.html") if path.name != "404.html"
+    }
     for path, page in sorted(pages.items()):
         for link in sorted(page.links):
             parts = urlsplit(link)

@@ -88,7 +88,8 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
 def qk_norm(heads: Heads, weights: Weights) -> Heads:
     """Normalise queries and keys by their root mean square, times the gains."""
     return heads._replace(
-        query=_rms_norm(heads.query, weights["query_gain"]), key=_rms_norm(heads.key, weights["key_gain"])
+        query=_rms_norm(heads.query, weights["query_gain"]),
+        key=_rms_norm(heads.key, weights["key_gain"]),
     )
 
 
@@ -103,7 +104,9 @@ def short_convolution(heads: Heads, weights: Weights) -> Heads:
 
 def channel_scale(heads: Heads, weights: Weights) -> Heads:
     """Multiply each channel of the queries by the exponential of its weight."""
-    return heads._replace(query=heads.query * weights["log_scale"].exp().view(heads.query.shape[-2:]))
+    return heads._replace(
+        query=heads.query * weights["log_scale"].exp().view(heads.query.shape[-2:])
+    )
 
 
 def logit_scale(heads: Heads, weights: Weights) -> Heads:
@@ -200,5 +203,7 @@ def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _rms_norm(vectors: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    normalised = torch.nn.functional.rms_norm(vectors.float(), vectors.shape[-1:], eps=QK_NORM_EPSILON)
+    normalised = torch.nn.functional.rms_norm(
+        vectors.float(), vectors.shape[-1:], eps=QK_NORM_EPSILON
+    )
     return normalised.type_as(vectors) * gain.view(vectors.shape[-2:])

@@ -39,9 +39,16 @@ def reach_of(visible: Visible, taps: int) -> Reach:
 
 def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
     """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first."""
-    if not reach and inputs.numel() and inputs.device.type == "cpu" and inputs.dtype == torch.float32:
+    if (
+        not reach
+        and inputs.numel()
+        and inputs.device.type == "cpu"
+        and inputs.dtype == torch.float32
+    ):
         return _convolve_whole_samples(inputs, taps)
-    by_tap = taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])  # rows next to each other are quick
+    by_tap = (
+        taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])
+    )  # rows next to each other are quick
     convolved: torch.Tensor = _Convolve.apply(inputs, by_tap, *(reach or ()))
     return convolved
 
@@ -61,7 +68,9 @@ class _Convolve(torch.autograd.Function):
     """Σ_j c_j ∘ x_(t−j) of x `[seq, batch, heads, head_dim]` and c `[taps, heads, head_dim]`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, taps: torch.Tensor, *reach: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, taps: torch.Tensor, *reach: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs, taps, *reach)
         outputs = inputs * taps[0]
         for back in range(1, min(len(taps), len(inputs))):

@@ -104,7 +104,9 @@ def _hook(layer: int, observe: Observe) -> Callable[..., None]:
         for name in {"query", "key"} & arguments.keys():
             arguments[name] = arguments[name].float()
         context = core.forward(**arguments)  # not core(...), which would come here again
-        observe(layer, context.unflatten(-1, (-1, length)).permute(1, 2, 0, 3), _scores(core, arguments))
+        observe(
+            layer, context.unflatten(-1, (-1, length)).permute(1, 2, 0, 3), _scores(core, arguments)
+        )
 
     return hook
 

@@ -79,13 +79,18 @@ class FrozenAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        policy = policy_for(variant, {"scope": scope, "construction": construction, "shared": shared})
+        policy = policy_for(
+            variant, {"scope": scope, "construction": construction, "shared": shared}
+        )
         if variant not in DRAWN:
             raise MethodError(
                 f"FrozenAttention has rows that are drawn from a seed and frozen in all heads, which variant "
                 f"'{variant}' has not; it knows {', '.join(DRAWN)}"
             )
-        self.num_heads, self.num_groups = num_attention_heads, num_query_groups or num_attention_heads
+        self.num_heads, self.num_groups = (
+            num_attention_heads,
+            num_query_groups or num_attention_heads,
+        )
         self.head_dim = head_dim or hidden_size // max(1, num_attention_heads)
         if not head_dim and self.head_dim * num_attention_heads != hidden_size:
             raise MethodError(
@@ -135,7 +140,9 @@ class FrozenAttention(nn.Module):
             rows = nn.functional.linear(hidden_states, self.query_key_weight)
         else:
             assert self.query_key_right is not None and self.query_key_left is not None
-            with torch.autocast(hidden_states.device.type, enabled=False):  # it knows no products by `out`
+            with torch.autocast(
+                hidden_states.device.type, enabled=False
+            ):  # it knows no products by `out`
                 inputs = hidden_states.to(self.query_key_left.dtype)
                 rows = _Project.apply(inputs, self.query_key_right, self.query_key_left)  # type: ignore[no-untyped-call]
         heads = rows.view(*rows.shape[:-1], -1, self.head_dim)
@@ -143,7 +150,9 @@ class FrozenAttention(nn.Module):
         if self.shared:  # a key head has the rows of the first query head of its group
             key = query[:, :, :: self.num_heads // self.num_groups]
         if self.rotary is not None:
-            query, key = (self.rotary.rotate(one.transpose(0, 1)).transpose(0, 1) for one in (query, key))
+            query, key = (
+                self.rotary.rotate(one.transpose(0, 1)).transpose(0, 1) for one in (query, key)
+            )
         return query, key
 
     def extra_repr(self) -> str:
@@ -157,11 +166,15 @@ class FrozenAttention(nn.Module):
         weight = self.v_proj.weight
         rows = query_key_rows(self.recipe, self.layer, heads, weight.dtype)
         if isinstance(rows, Factors):
-            self.query_key_right, self.query_key_left = (factor.to(weight.device) for factor in rows)
+            self.query_key_right, self.query_key_left = (
+                factor.to(weight.device) for factor in rows
+            )
         else:
             self.query_key_weight = rows.to(weight.device)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> FrozenAttention:
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> FrozenAttention:
         """Move or cast the module, but draw its rows again for another dtype: a second cast rounds twice."""
         dtype, was_meta = self.v_proj.weight.dtype, self.v_proj.weight.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -174,7 +187,9 @@ class _Project(torch.autograd.Function):
     """`monarch.project` by frozen factors: the gradient is of the input only, which need not be kept."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(right, left)
         return project(inputs, Factors(right, left))
 

@@ -14,7 +14,12 @@ import torch.distributed as dist
 
 from megatron_patches.bank.monarch import Factors, add_input_grad, factor_grads, project
 from megatron_patches.bank.monarch_kernel import Tile
-from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
+from megatron_patches.engine.collectives import (
+    finish,
+    finish_input_grad,
+    start_all_gather,
+    start_input_grad,
+)
 
 Frozen = torch.Tensor | Factors | None
 """A frozen weight `[rows of this rank, hidden]`, or its factors; None: no frozen weight."""
@@ -38,7 +43,14 @@ def column_parallel_products(
     if torch.is_grad_enabled():
         parts = _parts(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
-            hidden_states, tp_group, sequence_parallel, tile, len(parts), factors_train, *parts, *weights
+            hidden_states,
+            tp_group,
+            sequence_parallel,
+            tile,
+            len(parts),
+            factors_train,
+            *parts,
+            *weights,
         )
         return products
     # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without its context.
@@ -129,7 +141,10 @@ class _ColumnParallelProducts(torch.autograd.Function):
 
 
 def _input_grad(
-    grads: Sequence[torch.Tensor], frozen: Frozen, tile: Tile | None, weights: Sequence[torch.Tensor]
+    grads: Sequence[torch.Tensor],
+    frozen: Frozen,
+    tile: Tile | None,
+    weights: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]

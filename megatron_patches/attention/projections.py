@@ -105,7 +105,11 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project `[seq, batch, hidden]` to query, key, value `[seq, batch, heads or groups, head_dim]`."""
         assert key_value_states is None and not output_gate and split_qkv
-        if self.recomputes_query_key and torch.is_grad_enabled() and self.linear_qkv.only_structured:
+        if (
+            self.recomputes_query_key
+            and torch.is_grad_enabled()
+            and self.linear_qkv.only_structured
+        ):
             recompute = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
             self.core_attention.recompute_query_key = recompute
         return self.linear_qkv(hidden_states)
@@ -159,7 +163,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         layer: int,
     ) -> None:
         super().__init__()
-        assert not (bias or gather_output or is_expert), "the frozen projection has no bias and stays sharded"
+        assert not (bias or gather_output or is_expert), (
+            "the frozen projection has no bias and stays sharded"
+        )
         self.recipe = recipe
         self.head_dim, self.input_size = config.kv_channels, input_size
         self.queries_per_group = config.num_attention_heads // config.num_query_groups
@@ -173,13 +179,19 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             (config.num_attention_heads, config.num_query_groups),
             (tp_group.rank(), tp_group.size()),
         )
-        self.heads = split_heads(*sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared)
+        self.heads = split_heads(
+            *sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared
+        )
         self.num_groups = config.num_query_groups // tp_group.size()
         self.tile: Tile | None = None
         device = torch.cuda.current_device()
-        made: dict[str, torch.Tensor] = dict(zip(self._buffer_names(), self.regenerate(), strict=True))
+        made: dict[str, torch.Tensor] = dict(
+            zip(self._buffer_names(), self.regenerate(), strict=True)
+        )
         for name in FROZEN_BUFFERS:
-            self.register_buffer(name, made[name].to(device) if name in made else None, persistent=False)
+            self.register_buffer(
+                name, made[name].to(device) if name in made else None, persistent=False
+            )
         self.value_weight = self._sharded((self.num_groups * self.head_dim, input_size), device)
         self._add_trainable_heads(policy, config.num_layers, device)
         self._add_adapters(policy, config, device)
@@ -235,7 +247,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         for adapter in policy.corrections:
             for weight in adapter.weights(sizes):
                 if weight.role is None:
-                    made = torch.nn.Parameter(torch.empty(weight.shape, device=device, dtype=self.dtype))
+                    made = torch.nn.Parameter(
+                        torch.empty(weight.shape, device=device, dtype=self.dtype)
+                    )
                     # Alike on every rank, but a rank's gradient of it is of its own heads only: see `freeze`.
                     made.partial_gradient = True  # type: ignore[attr-defined]
                     self.register_parameter(weight.name, made)
@@ -271,7 +285,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         frozen = self.frozen()
         return frozen if isinstance(frozen, Factors) else (frozen,)
 
-    def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+    def frozen_shards(
+        self, exact: bool = False
+    ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
 
         The rows of a structured bank are multiplied out for this from the factors in memory; if `exact`, in
@@ -292,14 +308,18 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             return None
         return Factors(right.transpose(0, 1), left)
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        self, hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project `[seq(/tp), batch, hidden]` to query, key, value `[seq, batch, heads, head_dim]`."""
         products = self._products(hidden_states)
         value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
         shared = {name: products[name] for name in self.shared_adapters}
         sources = {"frozen": self.heads.frozen, "trained": self.heads.trainable}
         parts = {
-            name: self._split(products[name], heads) for name, heads in sources.items() if name in products
+            name: self._split(products[name], heads)
+            for name, heads in sources.items()
+            if name in products
         }
         if self.adapters is not None and not self.adapts_all:
             own = value.index_select(2, self.adapted_groups)
@@ -354,7 +374,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
         """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers."""
-        if role in self.head_orders:  # parts without heads too: what made them gets its empty gradient
+        if (
+            role in self.head_orders
+        ):  # parts without heads too: what made them gets its empty gradient
             return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
         return next((part for part in parts if part.size(2)), parts[-1])
 

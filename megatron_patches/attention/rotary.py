@@ -36,7 +36,10 @@ class RotaryAngles:
 
     def _fill(self, length: int, like: torch.Tensor) -> None:
         """Compute the table as megatron-core does: in float32, then cast to the data type of `like`."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device) / self.head_dim
+        exponents = (
+            torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device)
+            / self.head_dim
+        )
         positions = torch.arange(length, dtype=torch.float32, device=like.device)
         angles = torch.outer(positions, 1.0 / (self.base**exponents))[:, None, None, :]
         # The cosine for both halves, the sine for one: its sign differs between them.
@@ -48,7 +51,9 @@ class _Rotate(torch.autograd.Function):
     """Rotation of x by cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`; gradients turn back."""
 
     @staticmethod
-    def forward(ctx: Any, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(cosine, sine)
         return _rotated(heads, cosine, sine, sign=1)
 
@@ -58,7 +63,9 @@ class _Rotate(torch.autograd.Function):
         return _rotated(grad, cosine, sine, sign=-1), None, None
 
 
-def _rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, sign: int) -> torch.Tensor:
+def _rotated(
+    heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, sign: int
+) -> torch.Tensor:
     first, second = heads.chunk(2, dim=-1)
     rotated = heads * cosine
     rotated_first, rotated_second = rotated.chunk(2, dim=-1)

@@ -48,7 +48,9 @@ class CausalDotProductAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         assert attn_mask_type == AttnMaskType.causal, "this core attention is causal"
-        self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.scale = (
+            softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        )
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.rotary = rotary
         self.recompute_query_key: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -80,11 +82,15 @@ class CausalDotProductAttention(MegatronModule):
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
                 return self._within_documents(query, key, value, attention_mask, dropout)
-            attention_mask = attention_mask.mask()  # a graph cannot loop over lengths that it does not know
+            attention_mask = (
+                attention_mask.mask()
+            )  # a graph cannot loop over lengths that it does not know
         grouped = query.size(2) != key.size(2)
         if grouped and attention_mask is not None:
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
-            key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
+            key, value = (
+                t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value)
+            )
             grouped = False
         query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
         with (

@@ -173,7 +173,9 @@ class SynthesizerCoreAttention(MegatronModule):
             )
         if self.scores is not None:
             return self._by_head(self.scores)[:, :length, :length]
-        query, key = (self._by_head(factor)[:, :length] for factor in (self.query_factor, self.key_factor))
+        query, key = (
+            self._by_head(factor)[:, :length] for factor in (self.query_factor, self.key_factor)
+        )
         return query @ key.transpose(1, 2)
 
     def _by_head(self, rows: torch.Tensor | None) -> torch.Tensor:
@@ -181,7 +183,9 @@ class SynthesizerCoreAttention(MegatronModule):
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
 
-    def probabilities(self, length: int, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def probabilities(
+        self, length: int, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return attention probabilities in the type of `logits`; rows sum to 1 over visible positions.
 
         They are `[heads, length, length]`, or `[batch, heads, length, length]` with a mask of
@@ -189,7 +193,9 @@ class SynthesizerCoreAttention(MegatronModule):
         """
         logits = self.logits(length)
         if attention_mask is None:
-            attention_mask = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu(1)
+            attention_mask = torch.ones(
+                length, length, dtype=torch.bool, device=logits.device
+            ).triu(1)
         return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
 
     def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

@@ -107,7 +107,8 @@ def layer_factors(
     else:
         left, right = haar_blocks(seed, layer, lefts, a), haar_blocks(seed, layer, rights, b)
     pieces = [
-        own[:, some] for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)
+        own[:, some]
+        for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)
     ]
     return LayerFactors(right=np.concatenate(pieces, axis=1), left=left)
 
@@ -141,9 +142,13 @@ def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -
 
 def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.random.Generator]:
     """Yield the random stream of each block; see the module."""
-    key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(2, np.uint64)
+    key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(
+        2, np.uint64
+    )
     for role, factor, number in blocks:
-        yield np.random.Generator(np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)]))
+        yield np.random.Generator(
+            np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)])
+        )
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:

@@ -92,7 +92,9 @@ class GivenWeights:
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
         digests = self._stated["heads"].get(name, [])
         if not head < len(digests) or head_digest(rows) != digests[head]:
-            raise self._unreadable(f"head {head} of {name} does not have the SHA-256 that its header says")
+            raise self._unreadable(
+                f"head {head} of {name} does not have the SHA-256 that its header says"
+            )
         return rows
 
     def _unreadable(self, problem: str) -> MethodError:

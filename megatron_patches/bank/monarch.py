@@ -32,7 +32,9 @@ class Factors(NamedTuple):
         return products.flatten(2).flatten(0, 1)
 
 
-def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None) -> torch.Tensor:
+def project(
+    hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None
+) -> torch.Tensor:
     """Multiply `[..., a * b]` by `factors.rows()` transposed: `[..., m * a]`, contiguous."""
     right, left = factors
     pieces, blocks, width = right.shape
@@ -82,7 +84,9 @@ def _project(inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> t
     return outputs.view(-1, blocks * pieces)
 
 
-def _add_input_grad(grad: torch.Tensor, right: torch.Tensor, left: torch.Tensor, total: torch.Tensor) -> None:
+def _add_input_grad(
+    grad: torch.Tensor, right: torch.Tensor, left: torch.Tensor, total: torch.Tensor
+) -> None:
     """Add the gradient of `_project`'s input, of `[tokens, m * a]`, to `total`, `[tokens, a * b]`."""
     pieces, blocks, width = right.shape
     outputs = grad.reshape(-1, blocks, pieces)

@@ -48,7 +48,11 @@ def why_not(right: torch.Tensor) -> str | None:
 
 @torch.library.custom_op("ora_pretrain::two_products", mutates_args=(), device_types="cpu")
 def two_products(
-    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
+    x: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    addend: torch.Tensor | None,
+    tile: list[int],
 ) -> torch.Tensor:
     """Compute out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
 
@@ -70,14 +74,22 @@ def two_products(
 
 @two_products.register_fake
 def _(
-    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
+    x: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    addend: torch.Tensor | None,
+    tile: list[int],
 ) -> torch.Tensor:
     return x.new_empty(x.size(0), second.size(0) * second.size(1))
 
 
 @two_products.register_kernel("cuda")
 def launch(
-    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
+    x: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    addend: torch.Tensor | None,
+    tile: list[int],
 ) -> torch.Tensor:
     """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets."""
     from triton import cdiv
@@ -106,14 +118,19 @@ def launch(
     return out
 
 
-def kernel_constants(first: Sequence[int], rows: int, tokens: int, add: bool) -> dict[str, int | bool]:
+def kernel_constants(
+    first: Sequence[int], rows: int, tokens: int, add: bool
+) -> dict[str, int | bool]:
     """Return the constants of a compilation: the kernel's arguments in capitals, without INTERPRETED.
 
     `first` is the shape of `first`; `rows` those of a block of the result.
     """
     num_p, num_r, width = first
     # The smallest tile of the tensor cores is 16; what is beyond the sizes is masked.
-    padded = {"K_PADDED": max(16, _next_power_of_two(width)), "M_PADDED": max(16, _next_power_of_two(rows))}
+    padded = {
+        "K_PADDED": max(16, _next_power_of_two(width)),
+        "M_PADDED": max(16, _next_power_of_two(rows)),
+    }
     sizes = {"P": num_p, "R": num_r, "K": width, "M": rows}
     return {**sizes, **padded, "ADD": add, "TOKENS": tokens, "GROUP": GROUP, "CHUNK": GROUP}
 

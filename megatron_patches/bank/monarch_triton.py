@@ -76,14 +76,22 @@ def two_products(
         p = start + tl.arange(0, CHUNK)
         here = (p[:, None, None] < P) & (t[None, :, None] < num_tokens) & (k[None, None, :] < K)
         row = x + t[None, :, None].to(tl.int64) * x_row
-        inputs = tl.load(row + p[:, None, None] * K + k[None, None, :], mask=here, other=0.0)  # [p, t, k]
+        inputs = tl.load(
+            row + p[:, None, None] * K + k[None, None, :], mask=here, other=0.0
+        )  # [p, t, k]
         left = tl.load(  # [p, k, r]
-            first + p[:, None, None] * first_p + k[None, :, None] * first_k + r[None, None, :] * first_r,
+            first
+            + p[:, None, None] * first_p
+            + k[None, :, None] * first_k
+            + r[None, None, :] * first_r,
             mask=(p[:, None, None] < P) & (k[None, :, None] < K) & (r[None, None, :] < R),
             other=0.0,
         )
         right = tl.load(  # [r, p, m]
-            second + r[:, None, None] * second_r + p[None, :, None] * second_p + m[None, None, :] * second_m,
+            second
+            + r[:, None, None] * second_r
+            + p[None, :, None] * second_p
+            + m[None, None, :] * second_m,
             mask=(r[:, None, None] < R) & (p[None, :, None] < P) & (m[None, None, :] < M),
             other=0.0,
         )

@@ -69,7 +69,9 @@ class BankRecipe:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise MethodError(f"seed={self.seed} is negative; the frozen bank needs a seed of 0 or more")
+            raise MethodError(
+                f"seed={self.seed} is negative; the frozen bank needs a seed of 0 or more"
+            )
         for name in ("hidden_size", "head_dim", "num_attention_heads", "num_query_groups"):
             if getattr(self, name) < 1:
                 raise MethodError(f"{name}={getattr(self, name)} must be at least 1")
@@ -162,7 +164,9 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
             rows[:] = whole.reshape(num_heads, head_dim, hidden_size)[list(heads)]
         else:
             for place, head in zip(rows, heads, strict=True):
-                place[:] = construct(_stream(recipe.seed, "head", layer, role, head), hidden_size, head_dim)
+                place[:] = construct(
+                    _stream(recipe.seed, "head", layer, role, head), hidden_size, head_dim
+                )
     if recipe.init == "gaussian":
         rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
     return rows.reshape(-1, hidden_size)
@@ -192,7 +196,9 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
     num_heads = recipe.num_heads(role)
     for head in heads:
         if not 0 <= head < num_heads:
-            raise MethodError(f"{role} head={head} does not exist; there are {num_heads}, counted from 0")
+            raise MethodError(
+                f"{role} head={head} does not exist; there are {num_heads}, counted from 0"
+            )
 
 
 def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.random.Generator:

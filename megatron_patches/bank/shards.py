@@ -93,7 +93,9 @@ def _factors(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]], dtype: torch.dtype
 ) -> Factors:
     made = factors_of_heads(recipe, layer, heads)
-    right, left = (torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left))
+    right, left = (
+        torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left)
+    )
     return Factors(right, left)
 
 
@@ -118,4 +120,6 @@ def role_digest(digests: Iterable[str]) -> str:
 
 def orthonormality_errors(shard: torch.Tensor, head_dim: int) -> list[float]:
     """Return the largest |W Wᵀ − I| of each head of a shard, computed in float64; the same on any machine."""
-    return [orthonormality_error(head.double().cpu().numpy()) for head in shard.detach().split(head_dim)]
+    return [
+        orthonormality_error(head.double().cpu().numpy()) for head in shard.detach().split(head_dim)
+    ]

@@ -25,7 +25,9 @@ def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[tor
     if torch.compiler.is_compiling():
         return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
-    return gathered, dist.all_gather_into_tensor(gathered, local.contiguous(), group=group, async_op=True)
+    return gathered, dist.all_gather_into_tensor(
+        gathered, local.contiguous(), group=group, async_op=True
+    )
 
 
 def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
@@ -35,10 +37,14 @@ def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[t
     return partial, dist.all_reduce(partial, group=group, async_op=True)
 
 
-def start_reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
+def start_reduce_scatter(
+    partial: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, Work]:
     """Start summing `[seq, batch, hidden]` over the ranks into this rank's `[seq/tp, batch, hidden]`."""
     if torch.compiler.is_compiling():
-        return _functional.reduce_scatter_tensor(partial, "sum", group.size(), group.group_name), None
+        return _functional.reduce_scatter_tensor(
+            partial, "sum", group.size(), group.group_name
+        ), None
     local = partial.new_empty((partial.size(0) // group.size(), *partial.shape[1:]))
     return local, dist.reduce_scatter_tensor(local, partial, group=group, async_op=True)
 

@@ -55,8 +55,14 @@ def untested_torch(installed: str = torch.__version__) -> str | None:
     oldest, newest = TESTED_TORCH
     tested = f"this program was tested with torch {oldest} to {newest}"
     if _minor_version(installed) < _minor_version(oldest):
-        raise MethodError(f"torch {installed} is installed but {tested}; install torch {oldest} or newer")
-    return f"{tested}; {installed} is newer" if _minor_version(installed) > _minor_version(newest) else None
+        raise MethodError(
+            f"torch {installed} is installed but {tested}; install torch {oldest} or newer"
+        )
+    return (
+        f"{tested}; {installed} is newer"
+        if _minor_version(installed) > _minor_version(newest)
+        else None
+    )
 
 
 def _minor_version(text: str) -> tuple[int, ...]:
@@ -108,7 +114,10 @@ def _compile_when_called(model: Any = None, **settings: Any) -> Any:
     """
     if model is None:
         return partial(_compile_when_called, **settings)
-    if (getattr(model, "__module__", None) or "").partition(".")[0] not in ("megatron", "deepspeed"):
+    if (getattr(model, "__module__", None) or "").partition(".")[0] not in (
+        "megatron",
+        "deepspeed",
+    ):
         return _torch_compile(model, **settings)
     compiled = cache(partial(_torch_compile, model, **settings))
     return wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))

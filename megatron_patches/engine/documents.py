@@ -42,7 +42,9 @@ class Documents:
         index = torch.arange(self.starts.size(1), device=self.starts.device)
         begins = (self.starts == index).flatten().nonzero()[:, 0]
         size = max(FEWEST, 1 << len(begins).bit_length())
-        boundaries = torch.full((size,), self.starts.numel(), dtype=torch.int32, device=self.starts.device)
+        boundaries = torch.full(
+            (size,), self.starts.numel(), dtype=torch.int32, device=self.starts.device
+        )
         boundaries[: len(begins)] = begins
         return Documents(self.starts, boundaries)
 

@@ -41,7 +41,11 @@ def parameter_groups(
             factor = rate_factor(name, rate_factors or {})
             members.setdefault((number, not decayed, factor), []).append(parameter)
     return [
-        {"params": members[key], "weight_decay": 0.0 if key[1] else weight_decay, "rate_factor": key[2]}
+        {
+            "params": members[key],
+            "weight_decay": 0.0 if key[1] else weight_decay,
+            "rate_factor": key[2],
+        }
         for key in sorted(members)
     ]
 
@@ -142,7 +146,11 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
         )
     totals = {
         f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
-        for key, part in {"trainable": "trainable", "frozen": "frozen", "gradient": "gradients"}.items()
+        for key, part in {
+            "trainable": "trainable",
+            "frozen": "frozen",
+            "gradient": "gradients",
+        }.items()
         for unit in ("elements", "bytes")
     }
     totals["optimizer_state_bytes"] = sum(
@@ -202,19 +210,27 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
     """Return the tensors that the inner AdamW updates: fp32 partitions under ZeRO, else the parameters."""
-    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):  # stage 3 steps through sub-groups
+    if hasattr(
+        engine.optimizer, "fp32_partitioned_groups_flat"
+    ):  # stage 3 steps through sub-groups
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return [p for group in inner.param_groups for p in group["params"]]
 
 
-def _gradients(engine: Any, trainable: list[torch.Tensor], partitions: list[torch.Tensor]) -> dict[str, Any]:
+def _gradients(
+    engine: Any, trainable: list[torch.Tensor], partitions: list[torch.Tensor]
+) -> dict[str, Any]:
     optimizer = engine.optimizer
-    if hasattr(optimizer, "fp32_groups_gradients_flat"):  # BF16 optimizer: ZeRO-1 with fp32 accumulation
+    if hasattr(
+        optimizer, "fp32_groups_gradients_flat"
+    ):  # BF16 optimizer: ZeRO-1 with fp32 accumulation
         return _size(optimizer.fp32_groups_gradients_flat) | {"implied": False}
     if getattr(optimizer, "grad_partitions_flat_buffer", None) is not None:  # stage 3
         return _size([optimizer.grad_partitions_flat_buffer]) | {"implied": False}
-    if engine.zero_optimization_stage() == 2:  # stage 2 keeps this rank's partition, in the accumulation type
+    if (
+        engine.zero_optimization_stage() == 2
+    ):  # stage 2 keeps this rank's partition, in the accumulation type
         elements = sum(p.numel() for p in partitions)
         return {
             "elements": elements,
@@ -246,4 +262,6 @@ def _size(tensors: list[Any]) -> dict[str, Any]:
 
 
 def _numel(tensor: Any) -> int:
-    return getattr(tensor, "ds_numel", tensor.numel())  # stage 3 leaves an empty placeholder in the module
+    return getattr(
+        tensor, "ds_numel", tensor.numel()
+    )  # stage 3 leaves an empty placeholder in the module

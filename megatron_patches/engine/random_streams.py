@@ -32,12 +32,16 @@ States = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """States of a device's default generator, and of every stream of megatron-core's tracker."""
 
 
-def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: float) -> torch.Tensor:
+def normal_rows(
+    seed: int, name: str, rows: Iterable[int], columns: int, std: float
+) -> torch.Tensor:
     """Draw rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
 
     A row depends on (seed, name, row number, columns) only, never on which other rows are drawn.
     """
-    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
+    key = np.frombuffer(
+        hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64
+    )
     numbers = list(rows)
     out = np.empty((len(numbers), columns), dtype=np.float32)
     for position, row in enumerate(numbers):

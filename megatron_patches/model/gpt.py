@@ -80,7 +80,9 @@ class GPT(GPTModel):
         """
         if isinstance(attention_mask, Documents):
             attend_alone = self.flash_documents
-            attention_mask = attention_mask.with_boundaries() if attend_alone else attention_mask.mask()
+            attention_mask = (
+                attention_mask.with_boundaries() if attend_alone else attention_mask.mask()
+            )
         hidden_states = self.decoder(
             hidden_states=self.embedding(input_ids=input_ids, position_ids=position_ids),
             attention_mask=attention_mask,

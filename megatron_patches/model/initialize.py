@@ -29,7 +29,11 @@ from megatron_patches.engine.random_streams import normal_rows
 
 
 def initialize_parameters(
-    model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None, given: GivenWeights | None = None
+    model: GPTModel,
+    seed: int,
+    init_std: float,
+    recipe: BankRecipe | None,
+    given: GivenWeights | None = None,
 ) -> None:
     """Fill every parameter of `model` in place, and mark the tensor-parallel ones for DeepSpeed's norm.
 
@@ -98,7 +102,9 @@ class _Initializer:
         groups = heads_of_rank(num_groups, self.rank, self.size)
         columns = attention.config.hidden_size
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
-        if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
+        if isinstance(
+            attention, SynthesizerSelfAttention
+        ):  # its scores have been filled by their recipe
             self._fill(attention.linear_v.weight, value)
             mark_tensor_parallel(attention.linear_v.weight, dim=0)
             return
@@ -128,7 +134,9 @@ class _Initializer:
         if factors is not None:
             assert self.recipe is not None
             for live, made in zip(
-                factors, rank_factors(self.recipe, linear.layer, trainable, torch.float32), strict=True
+                factors,
+                rank_factors(self.recipe, linear.layer, trainable, torch.float32),
+                strict=True,
             ):
                 self._fill(live, made)
         if linear.trained_query_key is not None:
@@ -149,14 +157,18 @@ class _Initializer:
                 if declared.start == "normal":
                     weight = getattr(linear.adapters, own)
                     first = self.rank * weight.size(0)
-                    self._normal(weight, f"{name}.attention.{own}", range(first, first + weight.size(0)))
+                    self._normal(
+                        weight, f"{name}.attention.{own}", range(first, first + weight.size(0))
+                    )
 
     def _normal(self, weight: torch.nn.Parameter, name: str, rows: range) -> None:
         """Fill a factor so that it keeps the variance of what it multiplies: N(0, 1/columns)."""
         columns = weight.size(1)
         self._fill(weight, normal_rows(self.seed, name, rows, columns, 1 / math.sqrt(columns)))
 
-    def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
+    def _head_rows(
+        self, name: str, heads: Sequence[int], head_dim: int, columns: int
+    ) -> torch.Tensor:
         rows = [head * head_dim + row for head in heads for row in range(head_dim)]
         return self._rows(name, rows, columns, self.std)
 

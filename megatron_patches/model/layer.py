@@ -15,7 +15,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
 from megatron_patches.engine.documents import Visible
-from megatron_patches.engine.random_streams import has_own_stream, own_stream_by_default, replicated_mask
+from megatron_patches.engine.random_streams import (
+    has_own_stream,
+    own_stream_by_default,
+    replicated_mask,
+)
 from megatron_patches.engine.recompute import recomputed
 
 
@@ -28,7 +32,9 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
+        super().__init__(
+            hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype
+        )
         for parameter in (self.weight, self.bias):
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
@@ -57,7 +63,9 @@ class Layer(TransformerLayer):
         torch raises an error where a graph would break.
         """
         for name in ("_whole", "_attention_part", "_mlp_part"):
-            part = torch.compile(getattr(self, name), fullgraph=True, backend=backend, dynamic=False)
+            part = torch.compile(
+                getattr(self, name), fullgraph=True, backend=backend, dynamic=False
+            )
             setattr(self, name, self._in_its_streams(part))
 
     def _in_its_streams(self, part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -82,14 +90,18 @@ class Layer(TransformerLayer):
         if recompute == "full":
             return recomputed(self._whole, hidden_states, attention_mask), None
         if recompute == "attention":
-            return self._mlp_part(recomputed(self._attention_part, hidden_states, attention_mask)), None
+            return self._mlp_part(
+                recomputed(self._attention_part, hidden_states, attention_mask)
+            ), None
         return self._whole(hidden_states, attention_mask), None
 
     def _whole(self, hidden_states: torch.Tensor, attention_mask: Visible) -> torch.Tensor:
         return Layer._mlp_part(self, Layer._attention_part(self, hidden_states, attention_mask))
 
     def _attention_part(self, hidden_states: torch.Tensor, attention_mask: Visible) -> torch.Tensor:
-        attended = self.self_attention(self.input_layernorm(hidden_states), attention_mask=attention_mask)
+        attended = self.self_attention(
+            self.input_layernorm(hidden_states), attention_mask=attention_mask
+        )
         return self._dropped(attended[0]) + hidden_states
 
     def _mlp_part(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,9 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
             return super().forward(input_, weight, runtime_gather_output)
         assert self.bias is None and not runtime_gather_output
         weight = self.weight if weight is None else weight
-        (output,) = column_parallel_products(input_, None, self.tp_group, self.sequence_parallel, [weight])
+        (output,) = column_parallel_products(
+            input_, None, self.tp_group, self.sequence_parallel, [weight]
+        )
         return output, None
 
 

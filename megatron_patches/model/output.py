@@ -29,7 +29,12 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import TransformerConfig
 
-from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
+from megatron_patches.engine.collectives import (
+    finish,
+    finish_input_grad,
+    start_all_gather,
+    start_input_grad,
+)
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 
 CrossEntropy = Literal["megatron", "in_place", "chunked"]
@@ -72,7 +77,10 @@ class OutputLayer(ColumnParallelLinear):
         """Take losses that need gradients by compiled passes over the logits from now on, if `in_place`."""
         if self.in_place:
             settings: Any = {"fullgraph": True, "backend": backend, "dynamic": False}
-            self.passes = torch.compile(_log_sum, **settings), torch.compile(_to_gradient, **settings)
+            self.passes = (
+                torch.compile(_log_sum, **settings),
+                torch.compile(_to_gradient, **settings),
+            )
 
     def forward(
         self,
@@ -122,7 +130,9 @@ class _TokenLosses(torch.autograd.Function):
             at_label = logits.gather(1, columns[:, None])[:, 0].double()
             normaliser = own_part = passes[0](logits, pieces).double()
         else:
-            at_label, log_share = _in_slices(inputs, weight, logits, columns, pieces, with_gradients)
+            at_label, log_share = _in_slices(
+                inputs, weight, logits, columns, pieces, with_gradients
+            )
             normaliser = own_part = at_label - log_share
         if tp_group.size() > 1:
             normaliser, at_label = _over_ranks(normaliser, at_label * owned, tp_group)
@@ -131,7 +141,9 @@ class _TokenLosses(torch.autograd.Function):
                 _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
             else:
                 passes[1](logits, normaliser, owned, columns, pieces)
-        ctx.save_for_backward(local, weight, normaliser if logits is None else logits, owned, columns)
+        ctx.save_for_backward(
+            local, weight, normaliser if logits is None else logits, owned, columns
+        )
         ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
         ctx.in_place, ctx.pieces = in_place, pieces
         return (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
@@ -196,7 +208,11 @@ def _log_sum(logits: torch.Tensor, pieces: int) -> torch.Tensor:
 
 
 def _to_gradient(
-    logits: torch.Tensor, normaliser: torch.Tensor, owned: torch.Tensor, columns: torch.Tensor, pieces: int
+    logits: torch.Tensor,
+    normaliser: torch.Tensor,
+    owned: torch.Tensor,
+    columns: torch.Tensor,
+    pieces: int,
 ) -> None:
     """Turn logits into p − 1[v = y], in place: to be compiled."""
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -219,7 +235,9 @@ def _without_padding(logits: torch.Tensor, pieces: int) -> torch.Tensor:
     return logits
 
 
-def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _own_labels(
+    labels: torch.Tensor, vocabulary: int, rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (mask of labels in this rank's part of the vocabulary, their columns there; any if not)."""
     columns = labels - rank * vocabulary
     owned = (columns >= 0) & (columns < vocabulary)

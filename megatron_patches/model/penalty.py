@@ -52,7 +52,9 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
 
 def penalized(penalty: float) -> type[PenalizedQueryKeyValueLinear]:
     """Return the class of projections with this λ: megatron-core builds them with its own arguments only."""
-    return type(PenalizedQueryKeyValueLinear.__name__, (PenalizedQueryKeyValueLinear,), {"penalty": penalty})
+    return type(
+        PenalizedQueryKeyValueLinear.__name__, (PenalizedQueryKeyValueLinear,), {"penalty": penalty}
+    )
 
 
 class OrthogonalityPenalty(torch.autograd.Function):
@@ -64,7 +66,12 @@ class OrthogonalityPenalty(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, output: torch.Tensor, weight: torch.Tensor, num_groups: int, head_dim: int, penalty: float
+        ctx: Any,
+        output: torch.Tensor,
+        weight: torch.Tensor,
+        num_groups: int,
+        head_dim: int,
+        penalty: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and P.
 

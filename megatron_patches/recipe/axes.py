@@ -68,4 +68,6 @@ def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
 
 def axes_of(policy: type) -> dict[str, Axis]:
     """Return {name: declaration} of the axes of a policy class, in their order."""
-    return {entry.name: entry.metadata["axis"] for entry in fields(policy) if "axis" in entry.metadata}
+    return {
+        entry.name: entry.metadata["axis"] for entry in fields(policy) if "axis" in entry.metadata
+    }

@@ -82,7 +82,9 @@ def executed_flops_per_token(
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
     if policy.synthesizer:
-        return executed - (0 if policy.trainable else shape.num_layers * score_products(shape, causal_share))
+        return executed - (
+            0 if policy.trainable else shape.num_layers * score_products(shape, causal_share)
+        )
     frozen = (tensor for tensor in tensors(shape, policy, phase) if not tensor.trains)
     return executed - 2 * multiplications(frozen)
 

@@ -32,13 +32,17 @@ def layer_range(text: str, num_layers: int) -> range:
         raise MethodError(f"'{text}' mixes layer numbers and percent; write 4-7 or 50%-100%")
     if percent:
         if last is None or not 0 <= float(first) < float(last) <= 100:
-            raise MethodError(f"'{text}' is not a part of the depth; write two rising percentages, 50%-100%")
+            raise MethodError(
+                f"'{text}' is not a part of the depth; write two rising percentages, 50%-100%"
+            )
         return range(round(num_layers * float(first) / 100), round(num_layers * float(last) / 100))
     if "." in first or "." in (last or ""):
         raise MethodError(f"'{text}' is not a range of whole layer numbers; write 4-7")
     layers = range(int(first), int(last if last is not None else first) + 1)
     if not layers or layers.stop > num_layers:
-        raise MethodError(f"layers '{text}' do not exist: the model has layers 0 to {num_layers - 1}")
+        raise MethodError(
+            f"layers '{text}' do not exist: the model has layers 0 to {num_layers - 1}"
+        )
     return layers
 
 
@@ -53,8 +57,12 @@ def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     count = round(fraction * num_groups)
     if (0 < fraction < 1) and count in (0, num_groups):
         amount = "none" if count == 0 else "all"
-        raise MethodError(f"{fraction} of {num_groups} heads rounds to {amount} of them; say 0 or 1 for that")
-    return tuple(g for g in range(num_groups) if (g + 1) * count // num_groups > g * count // num_groups)
+        raise MethodError(
+            f"{fraction} of {num_groups} heads rounds to {amount} of them; say 0 or 1 for that"
+        )
+    return tuple(
+        g for g in range(num_groups) if (g + 1) * count // num_groups > g * count // num_groups
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,11 @@ def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int 
 
 def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -> list[int]:
     """Return the layers that become trainable at the beginning of a phase."""
-    return [layer for layer, begin in enumerate(phases_of_layers(schedule, num_layers)) if begin == phase]
+    return [
+        layer
+        for layer, begin in enumerate(phases_of_layers(schedule, num_layers))
+        if begin == phase
+    ]
 
 
 def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:

@@ -153,7 +153,9 @@ class QKPolicy:
         8,
         "Rank of the adapters low_rank and gelu_query, and of variant low_rank; unset: 8.",
         Rule(
-            lambda policy, _: bool({"low_rank", "gelu_query"} & {one.name for one in policy.corrections}),
+            lambda policy, _: bool(
+                {"low_rank", "gelu_query"} & {one.name for one in policy.corrections}
+            ),
             "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
         ),
         ge=1,
@@ -212,7 +214,9 @@ class QKPolicy:
                 f"attention.construction is '{self.construction}'; known constructions: {known}"
             )
         self._check_adapters()
-        if self.unfreeze and (self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)):
+        if self.unfreeze and (
+            self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)
+        ):
             raise MethodError(
                 "attention.unfreeze is for whole layers, without adapters; leave attention.adapters unset, "
                 "and give attention.frozen_heads 0 or 1 for its layers"
@@ -232,7 +236,9 @@ class QKPolicy:
         if len(set(self.adapters)) < len(self.adapters):
             raise MethodError(f"attention.adapters names one twice: {', '.join(self.adapters)}")
         if not self.has_rows and "low_rank" in self.adapters:
-            raise MethodError("attention.adapters names low_rank, which variant low_rank is made of already")
+            raise MethodError(
+                "attention.adapters names low_rank, which variant low_rank is made of already"
+            )
 
     @property
     def synthesizer(self) -> bool:
@@ -253,7 +259,12 @@ class QKPolicy:
     @property
     def may_share(self) -> bool:
         """Return whether keys can have the rows of queries."""
-        other = self.synthesizer or self.penalty or self.unfreeze or self.init in ("pretrained", "low_rank")
+        other = (
+            self.synthesizer
+            or self.penalty
+            or self.unfreeze
+            or self.init in ("pretrained", "low_rank")
+        )
         return not other
 
     @property
@@ -283,7 +294,9 @@ class QKPolicy:
         """Return the rank of factorized scores; None for other scores."""
         return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
 
-    def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
+    def frozen_groups(
+        self, num_layers: int, num_groups: int, phase: int = 0
+    ) -> list[tuple[int, ...]]:
         """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
 
         MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of heads.
@@ -349,9 +362,13 @@ VARIANTS: dict[str, QKPolicy] = {
         trainable=False,
         unfreeze=(Unfreeze(0.3, "50%-100%", 0.5), Unfreeze(0.6, "0%-100%", 0.2)),
     ),
-    "hybrid": QKPolicy(init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))),
+    "hybrid": QKPolicy(
+        init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))
+    ),
     "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
-    "synthesizer_factorized": QKPolicy(init="default", trainable=True, scores="synthesizer_factorized"),
+    "synthesizer_factorized": QKPolicy(
+        init="default", trainable=True, scores="synthesizer_factorized"
+    ),
 }
 
 ORDINARY = "vanilla"
@@ -365,7 +382,9 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     MethodError: unknown variant, or axes that contradict each other.
     """
     if variant not in VARIANTS:
-        raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")
+        raise MethodError(
+            f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}"
+        )
     policy = VARIANTS[variant]
     given = {name: value for name, value in (axes or {}).items() if value is not None}
     unknown = [name for name in given if name not in AXES]

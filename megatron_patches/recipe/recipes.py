@@ -78,7 +78,9 @@ def bank_recipe(
         return None
     from_file = policy.init == "pretrained"
     if from_file and given is None:
-        raise MethodError("it freezes Q and K as they were trained; set model.initial_weights to their file")
+        raise MethodError(
+            "it freezes Q and K as they were trained; set model.initial_weights to their file"
+        )
     return BankRecipe(
         seed=seed,
         hidden_size=hidden_size,

@@ -148,7 +148,11 @@ def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
 
 
 def _tensors(shape: ModelShape, policy: QKPolicy, phase: int) -> Iterator[Tensor]:
-    d, ffn, vocabulary = shape.hidden_size, shape.ffn_hidden_size, (shape.vocab_size, shape.hidden_size)
+    d, ffn, vocabulary = (
+        shape.hidden_size,
+        shape.ffn_hidden_size,
+        (shape.vocab_size, shape.hidden_size),
+    )
     tied, positions = shape.tied_embeddings, (shape.sequence_length, d)
     yield _matrix("embedding.word_embeddings.weight", "embedding.word", vocabulary, multiplied=tied)
     if shape.learned_positions:
@@ -179,7 +183,9 @@ def _matrix(
 def _norm(name: str, stream: str, hidden_size: int) -> Iterator[Tensor]:
     for part in ("weight", "bias"):
         parts = ((f"{stream}.{part}", hidden_size),)
-        yield Tensor(f"{name}.{part}", (hidden_size,), "norm", None, parts, decay=False, multiplied=False)
+        yield Tensor(
+            f"{name}.{part}", (hidden_size,), "norm", None, parts, decay=False, multiplied=False
+        )
 
 
 def _attention(
@@ -198,18 +204,32 @@ def _attention(
         rows = {"query": shape.query_size, "key": shape.key_size, "value": shape.key_size}
         kind: Kind = "penalised" if policy.penalty else "ordinary"
         parts = tuple((f"{stream}.{part}", count) for part, count in rows.items())
-        yield Tensor(f"{name}.linear_qkv.weight", (sum(rows.values()), shape.hidden_size), kind, 0, parts)
+        yield Tensor(
+            f"{name}.linear_qkv.weight", (sum(rows.values()), shape.hidden_size), kind, 0, parts
+        )
 
 
 def _scores(shape: ModelShape, policy: QKPolicy, name: str, stream: str) -> Iterator[Tensor]:
     """Yield the score matrices of a synthesizer's layer."""
-    heads, length, phase = shape.num_attention_heads, shape.sequence_length, 0 if policy.trainable else None
+    heads, length, phase = (
+        shape.num_attention_heads,
+        shape.sequence_length,
+        0 if policy.trainable else None,
+    )
     recipe = score_recipe(policy, seed=0, num_attention_heads=heads, sequence_length=length)
     assert recipe is not None
     for matrix, columns in recipe.matrices.items():
         whole, parts = (heads * length, columns), ((f"{stream}.{matrix}", heads * length),)
         yield Tensor(
-            f"{name}.{matrix}", whole, "scores", 0, parts, None, phase, policy.trainable, multiplied=False
+            f"{name}.{matrix}",
+            whole,
+            "scores",
+            0,
+            parts,
+            None,
+            phase,
+            policy.trainable,
+            multiplied=False,
         )
 
 
@@ -238,20 +258,34 @@ def _query_key(
             parts = parts_of(left, head_dim // a)
             rows = sum(count for _, count in parts)
             yield Tensor(
-                f"{name}.trained_right_query_key", (rows, a, b), "ordinary", 0, parts, groups, begins
+                f"{name}.trained_right_query_key",
+                (rows, a, b),
+                "ordinary",
+                0,
+                parts,
+                groups,
+                begins,
             )
-            yield Tensor(f"{name}.trained_left_query_key", (rows, a, a), "ordinary", 0, parts, groups, begins)
+            yield Tensor(
+                f"{name}.trained_left_query_key", (rows, a, a), "ordinary", 0, parts, groups, begins
+            )
         else:
             whole = (sum(count for _, count in parts), d)
             yield Tensor(f"{name}.trained_query_key", whole, "ordinary", 0, parts, groups, begins)
     if parts := parts_of(held, head_dim // a):
         rows = sum(count for _, count in parts)
         stored = {"right": ((a, rows, b), 1), "left": ((rows, a, a), 0)}
-        for what, (size, cut) in stored.items() if policy.structured else [("weight", ((rows, d), 0))]:
-            yield Tensor(f"{name}.query_key_{what}", size, "frozen", cut, parts, frozen, None, False)
+        for what, (size, cut) in (
+            stored.items() if policy.structured else [("weight", ((rows, d), 0))]
+        ):
+            yield Tensor(
+                f"{name}.query_key_{what}", size, "frozen", cut, parts, frozen, None, False
+            )
     adapted = policy.adapted_groups(frozen_groups, len(every))
     if adapted:
-        yield from _adapters(shape, policy, name, stream, tuple(group in adapted for group in every))
+        yield from _adapters(
+            shape, policy, name, stream, tuple(group in adapted for group in every)
+        )
 
 
 def _adapters(
@@ -269,4 +303,6 @@ def _adapters(
                 own, rows = f"{name}.adapters.{weight.name}", heads[weight.role] * weight.shape[0]
                 cut, owners, part = 0, adapted, f"{stream}.{weight.name}"
             whole, multiplied = (rows, *weight.shape[1:]), len(weight.shape) > 1
-            yield Tensor(own, whole, "adapter", cut, ((part, rows),), owners, 0, weight.decay, multiplied)
+            yield Tensor(
+                own, whole, "adapter", cut, ((part, rows),), owners, 0, weight.decay, multiplied
+            )

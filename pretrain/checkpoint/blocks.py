@@ -40,7 +40,9 @@ def parts_of_rank(inventory: Iterable[Tensor], rank: int, size: int) -> dict[str
     return {tensor.name: tuple(_parts(tensor, rank, size)) for tensor in inventory if tensor.trains}
 
 
-def overlaps(start: int, length: int, parts: tuple[Part, ...]) -> Iterator[tuple[Part, int, int, int]]:
+def overlaps(
+    start: int, length: int, parts: tuple[Part, ...]
+) -> Iterator[tuple[Part, int, int, int]]:
     """Split elements [start, start + length) of this rank's flattened parameter by its parts.
 
     Yields (part, offset in the part's flattened block, offset in the range, number of elements).

@@ -41,12 +41,16 @@ def _check_keys(config: Config, trunk: RunDirectory) -> None:
     place = f"schedule.branch_from={trunk.path}"
     for change in effective_changes(_facts(trunk.config), config):
         if KEYS[change.key].trunk:
-            raise UserError(f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out")
+            raise UserError(
+                f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"
+            )
     for segment in _facts(trunk.environment).get("segments", []):
         for key in segment["changes"]:
             if key in KEYS and KEYS[key].trunk:
                 step = segment["first_step"]
-                raise UserError(f"{place}: {key} changed at step {step}; branch from a run that kept it")
+                raise UserError(
+                    f"{place}: {key} changed at step {step}; branch from a run that kept it"
+                )
 
 
 def _last_common_step(config: Config, trunk: RunDirectory) -> int:
@@ -58,7 +62,10 @@ def _last_common_step(config: Config, trunk: RunDirectory) -> int:
         if step > last:
             break
         phase = next(phase for phase in reversed(phases) if phase.first_step <= step)
-        rate = learning_rate(config.optimizer, config.schedule, step, total) * phase.learning_rate_factor
+        rate = (
+            learning_rate(config.optimizer, config.schedule, step, total)
+            * phase.learning_rate_factor
+        )
         if record.get(LEARNING_RATE.tag) != rate:
             return step - 1
     return last
@@ -74,7 +81,9 @@ def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
 def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:
     """Begin the run's metrics.jsonl with the trunk's records up to `step`, without what was measured."""
     measured = {metric.tag for metric in METRICS if metric.measured}
-    records = itertools.takewhile(lambda record: record["step"] <= step, read_metrics(trunk.metrics))
+    records = itertools.takewhile(
+        lambda record: record["step"] <= step, read_metrics(trunk.metrics)
+    )
     kept = ({tag: value for tag, value in each.items() if tag not in measured} for each in records)
     write_text_atomically(run.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 

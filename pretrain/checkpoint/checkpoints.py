@@ -140,7 +140,9 @@ class Checkpoints:
             self.errors.raise_together()
         snapshot = take_snapshot(engine, self.context, self._buffer)
         layout = Layout.of(self.config, self.context).as_dict()
-        about = About(**self.identity, position=position, counters=counters_of(engine), layout=layout)
+        about = About(
+            **self.identity, position=position, counters=counters_of(engine), layout=layout
+        )
         self._saving = Saving(
             path,
             snapshot,
@@ -236,7 +238,9 @@ class Checkpoints:
                 waited = time.perf_counter() - started
             failed = self.has_failed()
             waiting = self._saving is not None and not failed
-            someone_waits, someone_failed = agree([float(waiting), float(failed)], self.context.device)
+            someone_waits, someone_failed = agree(
+                [float(waiting), float(failed)], self.context.device
+            )
             if someone_failed > 0 or someone_waits == 0:
                 return waited, someone_failed > 0
 
@@ -301,7 +305,9 @@ class Checkpoints:
         for path in self.run.unfinished_checkpoints():
             if (path / ABOUT).exists():  # written after every rank's file
                 aside = path.rename(free_name(path, INCOMPLETE_SUFFIX))
-                lines.append(f"kept aside as {aside.name}: {path.name} has all its files but {MARKER}")
+                lines.append(
+                    f"kept aside as {aside.name}: {path.name} has all its files but {MARKER}"
+                )
             else:
                 shutil.rmtree(path)
                 lines.append(f"removed {path.name}, which a killed run had not finished to save")

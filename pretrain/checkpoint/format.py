@@ -66,7 +66,11 @@ def safetensors_header(
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, dtype, shape, size in tensors:
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        entries[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -209,7 +213,9 @@ def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
             raise damaged(checkpoint / PARAMETERS, f"does not have all of '{name}': {gap}")
         for piece in parameter.slices:
             if piece.file not in files:
-                raise damaged(checkpoint / PARAMETERS, f"names {piece.file}, which {MARKER} does not")
+                raise damaged(
+                    checkpoint / PARAMETERS, f"names {piece.file}, which {MARKER} does not"
+                )
     return index
 
 
@@ -251,14 +257,18 @@ def _parse(adapter: TypeAdapter[Any], checkpoint: Path, name: str, content: dict
         raise damaged(checkpoint / name, f"is damaged: {place}: {first['msg'].lower()}") from None
 
 
-def merged(checkpoint: Path, of_ranks: Iterable[Mapping[str, StoredParameter]]) -> dict[str, StoredParameter]:
+def merged(
+    checkpoint: Path, of_ranks: Iterable[Mapping[str, StoredParameter]]
+) -> dict[str, StoredParameter]:
     """Merge the ranks' indices into one. Raises RuntimeError: they are not of one model."""
     index: dict[str, StoredParameter] = {}
     for parameters in of_ranks:
         for name, own in parameters.items():
             had = index.setdefault(name, StoredParameter(own.shape, own.step, ()))
             if (had.shape, had.step) != (own.shape, own.step):
-                raise RuntimeError(f"{checkpoint}: two ranks disagree about the shape or step of '{name}'")
+                raise RuntimeError(
+                    f"{checkpoint}: two ranks disagree about the shape or step of '{name}'"
+                )
             index[name] = StoredParameter(own.shape, own.step, (*had.slices, *own.slices))
     gaps = [f"'{name}': {gap}" for name, parameter in index.items() if (gap := parameter.gap())]
     if gaps:

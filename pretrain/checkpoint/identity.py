@@ -111,7 +111,9 @@ def _fixed_by_weights(key: str, saved: About) -> bool:
 def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     """Compare two `frozen_bank` entries of `run_identity`. Raises UserError: they differ."""
     _check_recipe(checkpoint, saved, live)
-    differing = [key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest]
+    differing = [
+        key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest
+    ]
     if differing or len(saved["sha256"]) != len(live["sha256"]):
         raise UserError(
             f"frozen digest mismatch at {differing[0] if differing else 'its layers'}: the bank regenerated "
@@ -188,7 +190,9 @@ def layout_line(changes: list[Change], dropout: float) -> str:
     )
     line = f"resuming at another layout: {differences}"
     if dropout > 0 and any(change.key == "tensor_model_parallel_size" for change in changes):
-        line += "; with dropout > 0 and another TP size the masks differ from the uninterrupted run's"
+        line += (
+            "; with dropout > 0 and another TP size the masks differ from the uninterrupted run's"
+        )
     return line
 
 
@@ -211,8 +215,12 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
     bank = {}
     for layer_number, role in own:
-        by_head = {head: digest for shard in shards for head, digest in shard[layer_number, role].items()}
-        bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
+        by_head = {
+            head: digest for shard in shards for head, digest in shard[layer_number, role].items()
+        }
+        bank[f"layer={layer_number} role={role}"] = role_digest(
+            by_head[head] for head in sorted(by_head)
+        )
     require_equal_on_all_ranks(
         "the frozen Query/Key bank",
         json.dumps(bank),

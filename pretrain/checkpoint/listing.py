@@ -78,7 +78,9 @@ def list_checkpoints(run: Path) -> list[Listed]:
     if not directory.is_dir():
         raise UserError(f"{run} has no directory {directory.name}; give the directory of a run")
     try:
-        found = [_listed_or_gone(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)]
+        found = [
+            _listed_or_gone(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)
+        ]
         return [each for each in found if each is not None]
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None

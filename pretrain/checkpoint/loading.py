@@ -22,7 +22,14 @@ from safetensors import SafetensorError, safe_open
 
 from megatron_patches.model.gpt import GPT
 from pretrain.checkpoint.blocks import overlaps, parts_of_rank
-from pretrain.checkpoint.format import Block, StoredParameter, damaged, read_about, read_index, tensor_key
+from pretrain.checkpoint.format import (
+    Block,
+    StoredParameter,
+    damaged,
+    read_about,
+    read_index,
+    tensor_key,
+)
 from pretrain.checkpoint.slices import MOMENTS, set_counters, slices_of_rank
 from pretrain.errors import UserError
 
@@ -44,7 +51,9 @@ class StoredCheckpoint:
         """Return the stored parameter. Raises UserError: it is not there in this shape."""
         stored = self.parameters.get(name)
         if stored is None:
-            raise UserError(f"{self.path} has no weight '{name}'; restore the run's own config.yaml")
+            raise UserError(
+                f"{self.path} has no weight '{name}'; restore the run's own config.yaml"
+            )
         if stored.shape != shape:
             raise UserError(
                 f"{self.path} has '{name}' in shape {stored.shape} but config.yaml describes {shape}; "
@@ -101,7 +110,9 @@ class StoredCheckpoint:
         except (OSError, SafetensorError) as error:
             raise damaged(self.path / file, f"cannot be read as safetensors ({error})") from None
         if values.dtype != torch.float32 or values.shape != (stop - start,):
-            raise damaged(self.path / file, f"does not hold the slice of '{name}' that the index names")
+            raise damaged(
+                self.path / file, f"does not hold the slice of '{name}' that the index names"
+            )
         return values
 
 
@@ -173,7 +184,9 @@ class StoredState:
         parts = parts_of_rank(engine.module.inventory, self._rank, self._size)
         steps: dict[int, int] = {}
         for own in slices_of_rank(engine):
-            for part, start, values_start, length in overlaps(own.start, own.length, parts[own.name]):
+            for part, start, values_start, length in overlaps(
+                own.start, own.length, parts[own.name]
+            ):
                 stored = self._stored.parameter(part.name, part.shape)
                 own.begin()
                 if steps.setdefault(id(own.adam), stored.step) != stored.step:

@@ -107,7 +107,9 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
             notes.append(_keep_aside(run, newest, error, context))
 
 
-def _newest_of_trunk(config: Config, context: ParallelContext, trunk: RunDirectory) -> tuple[Path, list[str]]:
+def _newest_of_trunk(
+    config: Config, context: ParallelContext, trunk: RunDirectory
+) -> tuple[Path, list[str]]:
     """Return the newest undamaged checkpoint that a branch may start from, and a note on each damaged one."""
     points = together(partial(branch_points, config, trunk))
     remedy = "make schedule.branch_from visible and identical on every node, and start again"
@@ -147,7 +149,9 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     if named is not None and (newest is None or step_of(named) > step_of(newest)):
         problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
     elif newest is None and _was_saved(run):
-        problem = f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
+        problem = (
+            f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
+        )
     else:
         return []
     if newest is None:

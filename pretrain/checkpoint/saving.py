@@ -16,7 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.writing import Abandoned, Snapshot, declare_complete, join_parts, write_snapshot
+from pretrain.checkpoint.writing import (
+    Abandoned,
+    Snapshot,
+    declare_complete,
+    join_parts,
+    write_snapshot,
+)
 from pretrain.ranks.watch import end_process
 from pretrain.runs.directory import GOOD, write_text_atomically
 

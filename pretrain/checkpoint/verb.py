@@ -18,7 +18,9 @@ MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
 
 checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
 
-RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.", metavar="RUN")]
+RunArgument = Annotated[
+    Path, typer.Argument(help="Run directory, such as runs/demo.", metavar="RUN")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
@@ -41,7 +43,9 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
         return
     _print_table(checkpoints)
     for each in checkpoints:
-        for problem in each.problems if each.counts or each.state.name in ("DAMAGED", "UNMARKED") else ():
+        for problem in (
+            each.problems if each.counts or each.state.name in ("DAMAGED", "UNMARKED") else ()
+        ):
             typer.echo(problem)
 
 
@@ -56,7 +60,13 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     from dataclasses import replace
 
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
 
@@ -66,7 +76,9 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     verified = []
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", total=total)
         for each, problems in verify_all(checkpoints, lambda count: bar.advance(task, count)):
             state = State.DAMAGED if problems else each.state

@@ -9,7 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data_pipeline.io.files import hash_file
-from pretrain.checkpoint.format import ABOUT, StoredFile, damaged, read_about, read_marker, unreadable
+from pretrain.checkpoint.format import (
+    ABOUT,
+    StoredFile,
+    damaged,
+    read_about,
+    read_marker,
+    unreadable,
+)
 from pretrain.runs.directory import step_of
 
 THREADS = 4
@@ -43,7 +50,9 @@ def verify(
     own = {name: files[name] for name in largest_first[rank::size]}
     total, done, last_line = sum(file.bytes for file in own.values()), 0, time.monotonic()
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        hashing = {name: pool.submit(check_hash, checkpoint / name, file) for name, file in own.items()}
+        hashing = {
+            name: pool.submit(check_hash, checkpoint / name, file) for name, file in own.items()
+        }
         for name, future in hashing.items():
             if future.exception() is not None:
                 pool.shutdown(cancel_futures=True)
@@ -51,7 +60,9 @@ def verify(
             done += own[name].bytes
             if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
-                say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank")
+                say(
+                    f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank"
+                )
 
 
 def check_size(file: Path, expected: StoredFile) -> None:
@@ -66,7 +77,9 @@ def check_size(file: Path, expected: StoredFile) -> None:
         raise damaged(file, f"is {size} bytes, but was saved with {expected.bytes} bytes")
 
 
-def check_hash(file: Path, expected: StoredFile, progress: Callable[[int], None] | None = None) -> None:
+def check_hash(
+    file: Path, expected: StoredFile, progress: Callable[[int], None] | None = None
+) -> None:
     """Check a file's SHA-256; `progress` is called with the bytes of every chunk.
 
     Raises UserError: the file cannot be read, or has another content.

@@ -101,10 +101,14 @@ class Snapshot:
 
 def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
     """Return the slices that this rank writes; all ranks' slices together are every element once."""
-    parts = parts_of_rank(engine.module.inventory, context.tensor_parallel_rank, context.tensor_parallel_size)
+    parts = parts_of_rank(
+        engine.module.inventory, context.tensor_parallel_rank, context.tensor_parallel_size
+    )
     own = []
     for source in slices_of_rank(engine):
-        for part, start, source_start, length in overlaps(source.start, source.length, parts[source.name]):
+        for part, start, source_start, length in overlaps(
+            source.start, source.length, parts[source.name]
+        ):
             if not part.replicated or context.tensor_parallel_rank == 0:
                 own.append(OwnSlice(part, start, source, source_start, length))
     if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have the same slices
@@ -119,7 +123,9 @@ def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:
         first = max(total * rank // size - offset, 0)
         last = min(total * (rank + 1) // size - offset, own.length)
         if first < last:
-            yield OwnSlice(own.part, own.start + first, own.source, own.source_start + first, last - first)
+            yield OwnSlice(
+                own.part, own.start + first, own.source, own.source_start + first, last - first
+            )
         offset += own.length
 
 
@@ -155,7 +161,10 @@ def _steps(own: list[OwnSlice]) -> dict[int, int]:
 
 
 def write_snapshot(
-    snapshot: Snapshot, path: Path, abandoned: threading.Event, moved: Callable[[], None] = lambda: None
+    snapshot: Snapshot,
+    path: Path,
+    abandoned: threading.Event,
+    moved: Callable[[], None] = lambda: None,
 ) -> None:
     """Write and fsync this rank's file in the directory `path`, then the file's sidecar.
 
@@ -226,7 +235,9 @@ def join_parts(
 def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
     """Write COMPLETE, durably and after everything else (rank 0)."""
     sync_directory(path)
-    replace_file(path / MARKER, entries_json(files).encode())  # durable: older checkpoints may go then
+    replace_file(
+        path / MARKER, entries_json(files).encode()
+    )  # durable: older checkpoints may go then
 
 
 def sidecar_of(path: Path, rank: int) -> Path:

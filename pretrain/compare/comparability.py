@@ -16,7 +16,10 @@ EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.not
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "position_embedding")
 
-_FOLLOWS = {"data.validation_tokens": "data.fingerprint", "data.validation_sources": "data.fingerprint"}
+_FOLLOWS = {
+    "data.validation_tokens": "data.fingerprint",
+    "data.validation_sources": "data.fingerprint",
+}
 """{fact: fact that it follows from}: naming that one as the subject releases this one too."""
 
 
@@ -43,7 +46,9 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
             )
         values = [values.get(name) for values in known]
         if len({setting_text(value) for value in values}) == 1:
-            raise UserError(f"--subject {name} is {setting_text(values[0])} in every run; leave it out")
+            raise UserError(
+                f"--subject {name} is {setting_text(values[0])} in every run; leave it out"
+            )
         subjects[name] = values
     return subjects
 
@@ -79,7 +84,9 @@ def refuse_incomparable(
         differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
     if differences:
         options = (
-            "--match flops" if names == ["tokens"] and flops else " ".join(f"--subject {n}" for n in names)
+            "--match flops"
+            if names == ["tokens"] and flops
+            else " ".join(f"--subject {n}" for n in names)
         )
         raise UserError(
             f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
@@ -89,7 +96,10 @@ def refuse_incomparable(
 
 
 def _follows(
-    name: str, subjects: Mapping[str, Any], runs: Sequence[FinishedRun], facts: Sequence[Mapping[str, Any]]
+    name: str,
+    subjects: Mapping[str, Any],
+    runs: Sequence[FinishedRun],
+    facts: Sequence[Mapping[str, Any]],
 ) -> bool:
     """Return whether a fact differs only because one that is named, or judged by itself, does."""
     if name == "data.validation_samples" and "data.sequence_length" in subjects:
@@ -100,7 +110,10 @@ def _follows(
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
     """Return the held-out tokens of a source that a run's validation takes at most."""
-    return {run.config["data"]["validation_samples"] * run.config["data"]["sequence_length"] for run in runs}
+    return {
+        run.config["data"]["validation_samples"] * run.config["data"]["sequence_length"]
+        for run in runs
+    }
 
 
 def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
@@ -123,8 +136,13 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "data.fingerprint": run.data_fingerprint,
         "tokens": run.result.tokens,
         **{f"model.{key}": model[key] for key in _SHAPE},
-        **{key: model.get(key.rpartition(".")[2]) or value for key, value in _derived(model).items()},
-        "model.rotary_base": model.get("rotary_base") if model["position_embedding"] == "rope" else None,
+        **{
+            key: model.get(key.rpartition(".")[2]) or value
+            for key, value in _derived(model).items()
+        },
+        "model.rotary_base": model.get("rotary_base")
+        if model["position_embedding"] == "rope"
+        else None,
         "model.tied_embeddings": model.get("tied_embeddings", True),
         "data.sequence_length": data["sequence_length"],
         "data.reset_at_document_end": data.get("reset_at_document_end", False),

@@ -20,14 +20,28 @@ from pretrain.compare.comparability import (
     seed_notes,
     settings_notes,
 )
-from pretrain.compare.compute import EqualCompute, Lengths, bytes_per_token, equal_compute, runs_by_length
+from pretrain.compare.compute import (
+    EqualCompute,
+    Lengths,
+    bytes_per_token,
+    equal_compute,
+    runs_by_length,
+)
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers
 from pretrain.reporting.text import Spread, perplexity, spread
 from pretrain.runs.curves import WARM_UP, Floats
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes, read_finished_run
-from pretrain.runs.tags import DEVICE_BYTES, HFU, HOST_BYTES, MFU, STEP_SECONDS, TOKENS_PER_SECOND, Metric
+from pretrain.runs.tags import (
+    DEVICE_BYTES,
+    HFU,
+    HOST_BYTES,
+    MFU,
+    STEP_SECONDS,
+    TOKENS_PER_SECOND,
+    Metric,
+)
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
 from pretrain.study.seal import Hypothesis, Seal, read_seals
 from pretrain.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
@@ -77,7 +91,10 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
 
 def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[int]:
     """Return the median of each field over the records, rounded."""
-    return [round(float(middle)) for middle in np.median([astuple(record) for record in records], axis=0)]
+    return [
+        round(float(middle))
+        for middle in np.median([astuple(record) for record in records], axis=0)
+    ]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -190,7 +207,9 @@ class Comparison:
     @property
     def sources(self) -> tuple[str, ...]:
         """Return every validated source."""
-        return tuple(sorted({source for variant in self.variants for source in variant.perplexity_by_source}))
+        return tuple(
+            sorted({source for variant in self.variants for source in variant.perplexity_by_source})
+        )
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name."""
@@ -227,13 +246,19 @@ def compare_runs(
         *_theory_notes(variants),
     )
     seals = tuple(_seal_sentences(variants, runs))
-    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match, seals)
+    return Comparison(
+        groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match, seals
+    )
 
 
-def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths) -> Variant:
+def _variant(
+    group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths
+) -> Variant:
     base = groups.baseline_of(group)
     losses = _losses(group)
-    by_source = {name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)}
+    by_source = {
+        name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)
+    }
     compute = None if base.name == group.name else equal_compute(group, base, match, lengths)
     perplexities = [run.result.validation_perplexity for run in group.runs]
 
@@ -253,7 +278,9 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str,
         },
         gap=compute.gap if compute and match != "tokens" else gap(losses, _losses(base)),
         source_gaps={source: gap(own, _losses(base, source)) for source, own in by_source.items()},
-        reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),
+        reaches=reaches(
+            {run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}
+        ),
         stability=stability(group.runs),
         cost=measured_cost(group.runs),
         theory=expected_cost(group.runs[0]),
@@ -328,7 +355,9 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
     notes = []
     if unknown:
         which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
-        notes.append(f"The formulas say nothing of {which}: this version does not understand the config.")
+        notes.append(
+            f"The formulas say nothing of {which}: this version does not understand the config."
+        )
     phased = [variant.name for variant in variants if variant.theory and variant.theory.phases > 1]
     if phased:
         notes.append(
@@ -353,21 +382,34 @@ def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) ->
         outcomes = [_outcome(hypothesis, seal, variants, runs) for hypothesis in seal.hypotheses]
         if known := [outcome for outcome in outcomes if outcome]:
             sentences.append(f"{seal.statement(runs)} {' '.join(known)}")
-    return sentences or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
+    return sentences or [
+        "Not sealed: no hypothesis lies beside these runs from before the first of them."
+    ]
 
 
 def _outcome(
     hypothesis: Hypothesis, seal: Seal, variants: Sequence[Variant], runs: Sequence[FinishedRun]
 ) -> str:
     """Return whether a hypothesis is a hit or a miss by the gap's interval; "" without its designs."""
-    own, others = ({run.path for run in seal.runs_of(name, runs)} for name in astuple(hypothesis)[::3])
+    own, others = (
+        {run.path for run in seal.runs_of(name, runs)} for name in astuple(hypothesis)[::3]
+    )
     for variant in variants:
         base = next(each for each in variants if each.name == variant.baseline)
         if own & {run.path for run in variant.runs} and others & {run.path for run in base.runs}:
             gap, answer = variant.gap, None
-            if gap is not None and gap.n >= FEWEST_SEEDS and gap.low is not None and gap.high is not None:
+            if (
+                gap is not None
+                and gap.n >= FEWEST_SEEDS
+                and gap.low is not None
+                and gap.high is not None
+            ):
                 answer = hypothesis.answer((gap.low, gap.high), (gap.low, gap.high))
-                if answer == "yes" and hypothesis.question != "within" and not gap.significance_claimed:
+                if (
+                    answer == "yes"
+                    and hypothesis.question != "within"
+                    and not gap.significance_claimed
+                ):
                     answer = None
             outcome = {"yes": "HIT", "no": "MISS", None: "not decided by these runs"}[answer]
             return f"Hypothesis '{hypothesis}': {outcome}."

@@ -53,7 +53,9 @@ class Curve:
         width = min(1.0, x[-1] - x[0])
         inner = np.interp([x[0] + width, x[-1] - width], x, y)
         before, after = (
-            ((y[0] - inner[0]) / width, (inner[1] - y[-1]) / width) if slope is None else [slope] * 2
+            ((y[0] - inner[0]) / width, (inner[1] - y[-1]) / width)
+            if slope is None
+            else [slope] * 2
         )
         return Curve(
             np.array([x[0] - _FAR, *x, x[-1] + _FAR]),
@@ -127,7 +129,8 @@ def equal_compute(
     Raises UserError: the runs do not tell the gap that `match` asks for.
     """
     own, base = (
-        {r.seed: r for r in of.runs if r.result.validation_loss is not None} for of in (group, baseline)
+        {r.seed: r for r in of.runs if r.result.validation_loss is not None}
+        for of in (group, baseline)
     )
     seeds = sorted(own.keys() & base.keys())
     theory, base_theory = expected_cost(group.runs[0]), expected_cost(baseline.runs[0])
@@ -135,8 +138,13 @@ def equal_compute(
     if match == "seconds":
         costs = {seed: seconds_ratio(own[seed], base[seed]) for seed in seeds}
     elif theory and base_theory:
-        costs = dict.fromkeys(seeds, theory.executed_flops_per_token / base_theory.executed_flops_per_token)
-    cost, curves = Ratio.of(costs), _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths)
+        costs = dict.fromkeys(
+            seeds, theory.executed_flops_per_token / base_theory.executed_flops_per_token
+        )
+    cost, curves = (
+        Ratio.of(costs),
+        _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths),
+    )
     results = [base[seed].result for seed in seeds]
     learned = [math.log(one.unigram_perplexity) - (one.validation_loss or 0.0) for one in results]
     compute = EqualCompute(cost.mean if cost else None)
@@ -145,10 +153,14 @@ def equal_compute(
         compute = price(baseline.name, *curves, tokens, costs)
     if match == "flops" and seeds and common_flops([*own.values(), *base.values()]):
         # Both end at these FLOPs.
-        last, base_last = ({s: of[s].result.validation_loss or 0.0 for s in seeds} for of in (own, base))
+        last, base_last = (
+            {s: of[s].result.validation_loss or 0.0 for s in seeds} for of in (own, base)
+        )
         compute = replace(compute, gap=paired_gap(baseline.name, last, base_last, NATS))
     if match != "tokens" and seeds and compute.gap is None:
-        missing = "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
+        missing = (
+            "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
+        )
         raise UserError(
             f"--match {match} cannot be had for {group.name}: {missing}; validate more often "
             "(data.validate_every), give runs of several lengths with --subject tokens, or leave --match out"
@@ -179,10 +191,14 @@ def price(
         curve=curve,
         beyond=sum(not own[seed].covers(targets[seed]) for seed in own),
         token_ratio=Ratio.of(ratios),
-        effective_compute=Ratio.of({seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}),
+        effective_compute=Ratio.of(
+            {seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}
+        ),
         gap=paired_gap(baseline, ends, same, NATS),
         break_even=float(np.mean(even)) if even else None,
-        slope=float(np.mean([base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in own])),
+        slope=float(
+            np.mean([base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in own])
+        ),
     )
 
 
@@ -194,7 +210,9 @@ def runs_by_length(
     keys = {}
     for place, run in enumerate(runs if "tokens" in subjects else ()):
         label = next(group.label for group in groups.groups if run in group.runs)
-        others = [setting_text(values[place]) for name, values in subjects.items() if name != "tokens"]
+        others = [
+            setting_text(values[place]) for name, values in subjects.items() if name != "tokens"
+        ]
         keys[run.path] = (label, run.seed, *others)
         if run.result.validation_loss is not None:
             curves.setdefault(keys[run.path], {})[run.result.tokens] = run.result.validation_loss
@@ -206,7 +224,9 @@ def _curves(
 ) -> tuple[str, dict[int, Curve], dict[int, Curve]] | None:
     """Return where both learning curves come from, and them; None where a run has one point alone."""
 
-    def through(runs: Sequence[FinishedRun], points: Callable[[FinishedRun], Any]) -> dict[int, Curve]:
+    def through(
+        runs: Sequence[FinishedRun], points: Callable[[FinishedRun], Any]
+    ) -> dict[int, Curve]:
         known = {run.seed: points(run) for run in runs}
         whole = known and min(map(len, known.values())) > 1
         return {seed: Curve.through(curve) for seed, curve in known.items()} if whole else {}
@@ -214,7 +234,11 @@ def _curves(
     mine, theirs = (through(runs, lambda run: lengths.get(run.path, {})) for runs in (own, base))
     if theirs and not mine:
         ends = {run.seed: {run.result.tokens: run.result.validation_loss or 0.0} for run in own}
-        return BASELINE_LENGTHS, {s: Curve.through(end, theirs[s].slope) for s, end in ends.items()}, theirs
+        return (
+            BASELINE_LENGTHS,
+            {s: Curve.through(end, theirs[s].slope) for s, end in ends.items()},
+            theirs,
+        )
     if theirs:
         return LENGTHS, mine, theirs
     mine, theirs = through(own, _validations), through(base, _validations)

@@ -40,7 +40,9 @@ def runs_csv(comparison: Comparison) -> str:
 def _variant_fields(variant: Variant) -> dict[str, Any]:
     fields = _fields(replace(variant, runs=())) | {"runs": _runs([variant])}
     if variant.gap is not None:
-        fields["gap"] = gap_content(variant.gap) | {"equivalent_within": variant.gap.equivalent_within}
+        fields["gap"] = gap_content(variant.gap) | {
+            "equivalent_within": variant.gap.equivalent_within
+        }
     fields |= _beside(variant)
     if variant.compute is not None:
         gap = variant.compute.gap
@@ -64,7 +66,10 @@ def _beside(variant: Variant) -> dict[str, float | None]:
 def _trend_fields(trend: Trend) -> dict[str, Any]:
     """Return a trend; of its slope, the statistics and each seed's own."""
     slope = trend.slope
-    kept = {key: getattr(slope, key) for key in ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm")}
+    kept = {
+        key: getattr(slope, key)
+        for key in ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm")
+    }
     by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
     return _fields(trend) | {
         "slope": kept | {"significance_claimed": slope.significance_claimed, "by_seed": by_seed}
@@ -105,12 +110,18 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
     for name, value in (
         ("validation_loss", variant.validation_loss),
         ("validation_perplexity", variant.validation_perplexity),
-        *((f"perplexity.{source}", value) for source, value in variant.perplexity_by_source.items()),
+        *(
+            (f"perplexity.{source}", value)
+            for source, value in variant.perplexity_by_source.items()
+        ),
         ("loss_variance", variant.stability.loss_variance),
         ("gradient_norm", variant.stability.gradient_norm),
         ("gradient_norm_variation", variant.stability.gradient_norm_variation),
     ):
-        row |= {f"{name}.mean": value.mean if value else None, f"{name}.sd": value.sd if value else None}
+        row |= {
+            f"{name}.mean": value.mean if value else None,
+            f"{name}.sd": value.sd if value else None,
+        }
     row["spikes"] = variant.stability.spikes
     row["gap.pairs"] = variant.gap.n if variant.gap else 0
     row |= {f"gap.{key}": getattr(variant.gap, key, None) for key in _GAP_KEYS}
@@ -138,7 +149,11 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return {prefix.key: number} of a mapping and of the mappings in it."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}.{key}") if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}.{key}")
+            if isinstance(value, Mapping)
+            else {f"{prefix}.{key}": value}
+        )
     return flat
 
 

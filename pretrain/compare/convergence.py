@@ -77,17 +77,24 @@ def reaches(runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) ->
     return tuple(_reach(fraction, runs, base) for fraction in FRACTIONS)
 
 
-def _reach(fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> Reach:
+def _reach(
+    fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]
+) -> Reach:
     seeds = sorted(runs.keys() & base.keys())
     hits = []
     for seed in seeds:
         target = _loss_at(base[seed].curves, fraction)
-        own, theirs = _first_at_most(runs[seed].curves, target), _first_at_most(base[seed].curves, target)
+        own, theirs = (
+            _first_at_most(runs[seed].curves, target),
+            _first_at_most(base[seed].curves, target),
+        )
         if own is not None and theirs is not None:
             hits.append((*own, own[1] / theirs[1]))
     columns = list(zip(*hits, strict=True)) or [(), (), ()]
     # A mean over the lucky ones would mislead.
-    steps, tokens, ratios = (spread(column) if len(hits) == len(seeds) else None for column in columns)
+    steps, tokens, ratios = (
+        spread(column) if len(hits) == len(seeds) else None for column in columns
+    )
     return Reach(fraction, len(seeds), len(hits), steps, tokens, ratios)
 
 
@@ -109,9 +116,13 @@ def stability(runs: Sequence[FinishedRun]) -> Stability:
     finite = [values[np.isfinite(values)] for values in norms]
     enough = [values for values in finite if len(values) > 1]
     return Stability(
-        loss_variance=spread([v for run in runs if np.isfinite(v := tail_variance(run.curves[LOSS]))]),
+        loss_variance=spread(
+            [v for run in runs if np.isfinite(v := tail_variance(run.curves[LOSS]))]
+        ),
         gradient_norm=spread([float(values.mean()) for values in enough]),
-        gradient_norm_variation=spread([float(values.std(ddof=1) / values.mean()) for values in enough]),
+        gradient_norm_variation=spread(
+            [float(values.std(ddof=1) / values.mean()) for values in enough]
+        ),
         spikes=sum(
             int((spikes(run.curves[GRADIENT_NORM]) & after_warm_up(run)).sum())
             for run in runs
@@ -148,7 +159,9 @@ def spikes(norms: Floats) -> NDArray[np.bool_]:
         usual[index] = _median(norms[None, :index])[0]
     if len(norms) > SPIKE_WINDOW:
         windows = np.lib.stride_tricks.sliding_window_view(norms[:-1], SPIKE_WINDOW)
-        chunks = np.array_split(windows, -(-len(windows) // 20_000))  # a median sorts a copy of its windows
+        chunks = np.array_split(
+            windows, -(-len(windows) // 20_000)
+        )  # a median sorts a copy of its windows
         usual[SPIKE_WINDOW:] = np.concatenate([_median(chunk) for chunk in chunks])
     return (norms > SPIKE_FACTOR * usual) | ~np.isfinite(norms)
 

@@ -70,7 +70,9 @@ def fit_ladder(cells: Sequence[Cell], baseline: str, ahead: Sequence[Cell] = ())
     A refit to the law moved by d stands for a truth from which the fitted runs deviate by -d, and the runs
     ahead too, as far as they share seeds. Raises UserError: too few sizes, lengths or cells.
     """
-    cells = sorted(cells, key=lambda cell: (cell.arm != baseline, cell.arm, cell.parameters, cell.tokens))
+    cells = sorted(
+        cells, key=lambda cell: (cell.arm != baseline, cell.arm, cell.parameters, cell.tokens)
+    )
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     sizes, lengths = len({cell.parameters for cell in cells}), len({cell.tokens for cell in cells})
     if sizes < 3 or lengths < 2 or len(cells) < len(arms) + 6:
@@ -80,17 +82,31 @@ def fit_ladder(cells: Sequence[Cell], baseline: str, ahead: Sequence[Cell] = ())
         )
     points, there = _points(cells, arms), _points(ahead, arms)
     losses = np.array([cell.loss for cell in cells])
-    starts = ([*pair, *np.zeros(len(arms) - 1)] for pair in itertools.product(np.log(STARTS), repeat=2))
+    starts = (
+        [*pair, *np.zeros(len(arms) - 1)] for pair in itertools.product(np.log(STARTS), repeat=2)
+    )
     best = min((_fit(points, losses, start) for start in starts), key=itemgetter(1))[0]
     law = _law(best, points)
     moved = _deviations(cells, ahead, np.log(losses / law))
     draws = [_fit(points, law * np.exp(own), np.log(best[3:]))[0] for own in moved[:, : len(cells)]]
     runs_ahead = [_law(own, there) for own in draws] / np.exp(moved[:, len(cells) :])
-    ends = np.transpose([_law(best, there), *np.quantile(runs_ahead, [0.05, 0.95], axis=0)]).tolist()
-    found = np.insert([best, *np.quantile(draws, [0.025, 0.975], axis=0)], len(LAW), 1.0, axis=1).T.tolist()
-    values, factors = dict(zip(LAW, found, strict=False)), dict(zip(arms, found[len(LAW) :], strict=True))
+    ends = np.transpose(
+        [_law(best, there), *np.quantile(runs_ahead, [0.05, 0.95], axis=0)]
+    ).tolist()
+    found = np.insert(
+        [best, *np.quantile(draws, [0.025, 0.975], axis=0)], len(LAW), 1.0, axis=1
+    ).T.tolist()
+    values, factors = (
+        dict(zip(LAW, found, strict=False)),
+        dict(zip(arms, found[len(LAW) :], strict=True)),
+    )
     rows = [
-        {"design": cell.design, "parameters": cell.parameters, "tokens": cell.tokens, "seeds": [*cell.losses]}
+        {
+            "design": cell.design,
+            "parameters": cell.parameters,
+            "tokens": cell.tokens,
+            "seeds": [*cell.losses],
+        }
         | dict(zip(("loss", "low", "high"), end, strict=True))
         for cell, end in zip(ahead, ends, strict=True)
     ]
@@ -99,13 +115,18 @@ def fit_ladder(cells: Sequence[Cell], baseline: str, ahead: Sequence[Cell] = ())
 
 def _points(cells: Sequence[Cell], arms: Sequence[str]) -> Floats:
     """Return log N and log D, and 1 or 0 for each arm but the first, [cells, 1 + arms]."""
-    rows = [[np.log(c.parameters), np.log(c.tokens), *(c.arm == arm for arm in arms[1:])] for c in cells]
+    rows = [
+        [np.log(c.parameters), np.log(c.tokens), *(c.arm == arm for arm in arms[1:])] for c in cells
+    ]
     return np.reshape(rows, (-1, 1 + len(arms)))
 
 
 def _terms(logs: Floats, points: Floats) -> Floats:
     """Return what E, A and B are multiplied with, [cells, 3], by the logarithms of a, b and the factors."""
-    by_size, by_length = -np.exp(logs[:2])[:, None] * [points[:, 0], points[:, 1:] @ [1.0, *logs[2:]]]
+    by_size, by_length = -np.exp(logs[:2])[:, None] * [
+        points[:, 0],
+        points[:, 1:] @ [1.0, *logs[2:]],
+    ]
     return np.stack([np.ones(len(points)), np.exp(by_size), np.exp(by_length)], axis=1)
 
 
@@ -125,7 +146,9 @@ def _fit(points: Floats, losses: Floats, start: Any) -> tuple[Floats, float]:
         linear = nnls(terms / scales, np.ones(len(losses)))[0] / scales
         return linear, terms @ linear - 1
 
-    low, high = (np.log([at] * 2 + [far] * (len(start) - 2)) for at, far in ((0.02, 0.01), (4.0, 100.0)))
+    low, high = (
+        np.log([at] * 2 + [far] * (len(start) - 2)) for at, far in ((0.02, 0.01), (4.0, 100.0))
+    )
     found = least_squares(
         lambda logs: solve(logs)[1], np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high)
     )
@@ -141,12 +164,21 @@ def _deviations(cells: Sequence[Cell], ahead: Sequence[Cell], residuals: Floats)
     seeds, for few places, for the values that were fitted, and for cells ahead of fewer seeds.
     """
 
-    def student(stream: int, columns: int, free: int) -> Floats:  # each row over one estimate of the spread
-        random = np.random.default_rng(stream)  # cells ahead come last, so that they change no others
-        return (np.sqrt(free / random.chisquare(free, FITS)) * random.standard_normal((columns, FITS))).T
+    def student(
+        stream: int, columns: int, free: int
+    ) -> Floats:  # each row over one estimate of the spread
+        random = np.random.default_rng(
+            stream
+        )  # cells ahead come last, so that they change no others
+        return (
+            np.sqrt(free / random.chisquare(free, FITS)) * random.standard_normal((columns, FITS))
+        ).T
 
     every, arms = [*cells, *ahead], sorted({cell.arm for cell in cells})
-    counts, runs = np.array([len(cell.losses) for cell in every]), min(len(cell.losses) for cell in cells)
+    counts, runs = (
+        np.array([len(cell.losses) for cell in every]),
+        min(len(cell.losses) for cell in cells),
+    )
     seeds, free = sorted({seed for cell in every for seed in cell.losses}), max(1, runs - 1)
     own = [[cell.losses.get(seed, np.nan) / cell.loss - 1 for seed in seeds] for cell in cells]
     alike = np.ma.masked_invalid(own).mean(axis=0) * np.sqrt((free + 1) / free)
@@ -164,4 +196,6 @@ def _deviations(cells: Sequence[Cell], ahead: Sequence[Cell], residuals: Floats)
     rest = (table - middle[:, None]).filled(0.0) * np.sqrt(left / few)
     drawn = np.random.default_rng(1).integers(known, size=(len(places), FITS)).T
     single = missed[:, place] + student(2, len(places), few)[:, place] * rest[drawn[:, place], arm]
-    return (student(3, len(seeds), free) * alike) @ has.T + single * np.sqrt(np.maximum(1, runs / counts))
+    return (student(3, len(seeds), free) * alike) @ has.T + single * np.sqrt(
+        np.maximum(1, runs / counts)
+    )

@@ -44,10 +44,16 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
     for own, loss in (*known, *((own, math.nan) for own in ahead)):
         shaped = parse_config({**arms[baseline].resolved(), "model": own.resolved()["model"]})
         size = count_parameters(shaped.shape(), shaped.policy()).total
-        cell = Cell(design_of(own.run.name, own.run.seed), size, own.total_steps * own.tokens_per_step, {})
+        cell = Cell(
+            design_of(own.run.name, own.run.seed), size, own.total_steps * own.tokens_per_step, {}
+        )
         cell = cells.setdefault((cell.arm, size, cell.tokens, str(loss) == "nan"), cell)
         if loss is None or own.run.seed in cell.losses:
-            why = "its loss is not finite" if loss is None else "another has its arm, size, length and seed"
+            why = (
+                "its loss is not finite"
+                if loss is None
+                else "another has its arm, size, length and seed"
+            )
             raise UserError(f"run {own.run.name} cannot be used, {why}; leave it out")
         cell.losses[own.run.seed] = loss
     return [*cells.values()]
@@ -56,8 +62,13 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
 def ladder_document(ladder: Ladder, seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> Document:
     """Return law, factors and sealed predictions, judged by the runs, as page, JSON, figure and summary."""
     baseline, *others = ladder.factors
-    words = ["{} = {:.4g} [{:.4g}, {:.4g}]".format(name, *own) for name, own in ladder.values.items()]
-    off = max(abs(cell.loss - ladder.loss(cell.arm, cell.parameters, cell.tokens)) for cell in ladder.cells)
+    words = [
+        "{} = {:.4g} [{:.4g}, {:.4g}]".format(name, *own) for name, own in ladder.values.items()
+    ]
+    off = max(
+        abs(cell.loss - ladder.loss(cell.arm, cell.parameters, cell.tokens))
+        for cell in ladder.cells
+    )
     law = (
         f"L(N, D) = E + A / N^a + B / (k D)^b with {', '.join(words)} (95 % intervals), N the parameters of "
         f"{baseline} and D the training tokens. The {len(ladder.cells)} cells are at most {off:.4f} nats off."
@@ -69,18 +80,30 @@ def ladder_document(ladder: Ladder, seals: Sequence[Seal], runs: Sequence[Finish
             f"{arm} needs {middle:.3f} [{low:.3f}, {high:.3f}] times the tokens of {baseline} (1 / k)."
         )
     for seal, row in ((one, row) for one in seals for row in one.content["predictions"]):
-        losses = [run.result.validation_loss or math.inf for run in seal.runs_of(row["design"], runs)]
+        losses = [
+            run.result.validation_loss or math.inf for run in seal.runs_of(row["design"], runs)
+        ]
         observed = float(np.mean(losses)) if len(losses) == len(row["seeds"]) else None
         inside = "inside" if row["low"] <= (observed or 0.0) <= row["high"] else "OUTSIDE"
-        rows.append({**row, "observed": observed, "outcome": "to come" if observed is None else inside})
+        rows.append(
+            {**row, "observed": observed, "outcome": "to come" if observed is None else inside}
+        )
         place = (row["design"], f"{row['parameters']:,}", f"{row['tokens']:,}")
         expected = "{loss:.4f} [{low:.4f}, {high:.4f}]".format(**row)
         table.append((*place, expected, number(observed), rows[-1]["outcome"]))
-    count, statements = [row["outcome"] for row in rows].count, [seal.statement(runs) for seal in seals]
+    count, statements = (
+        [row["outcome"] for row in rows].count,
+        [seal.statement(runs) for seal in seals],
+    )
     judged = len(rows) - count("to come")
     score = f"{count('inside')} of {judged} sealed predictions inside, {count('to come')} to come."
     sealed = (Table(_HEADER, table, (0, 5)), score, statements) if rows else ()
-    content = {"values": ladder.values, "factors": ladder.factors, "predictions": rows, "seals": statements}
+    content = {
+        "values": ladder.values,
+        "factors": ladder.factors,
+        "predictions": rows,
+        "seals": statements,
+    }
     content["cells"] = [asdict(cell) for cell in ladder.cells]
     figures = {"ladder": lambda: ladder_figure(ladder, rows)}
     page = ("# Ladder", law, needs, Picture("ladder"), *sealed)
@@ -98,10 +121,14 @@ def ladder_figure(ladder: Ladder, rows: Sequence[Mapping[str, Any]]) -> Figure:
     for plot, arm in zip(axes, ladder.factors, strict=False):
         for look, size in enumerate(sorted({at[1] for at in places})):
             colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
-            plot.plot(lengths, ladder.loss(arm, size, lengths), color=colour, label=f"{size:,} parameters")
+            plot.plot(
+                lengths, ladder.loss(arm, size, lengths), color=colour, label=f"{size:,} parameters"
+            )
             for _, _, tokens, (*ends, loss) in (at for at in places if at[:2] == (arm, size)):
                 plot.plot([tokens] * len(ends), ends, "_-", color=colour)
-                plot.plot([tokens], [loss], marker, color=colour, mfc="white" if ends else colour, ms=5)
+                plot.plot(
+                    [tokens], [loss], marker, color=colour, mfc="white" if ends else colour, ms=5
+                )
         plot.set_xscale("log", base=2)
         plot.xaxis.set_major_formatter(EngFormatter(places=0))
         label(plot, arm, "training tokens", "validation loss, nats/token")

@@ -13,7 +13,15 @@ from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, in_lines, legend_below, style_of
+from pretrain.reporting.plots import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    WIDTH,
+    in_lines,
+    legend_below,
+    style_of,
+)
 from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
 from pretrain.runs.tags import VALIDATION_LOSS
@@ -60,13 +68,19 @@ def loss_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str], with_gap: bool) -> None:
+def _draw_part(
+    figure: SubFigure, comparison: Comparison, labels: Sequence[str], with_gap: bool
+) -> None:
     """Draw the variants of `labels`, the baseline's first, and their legend."""
     groups = [group for group in comparison.groups.groups if group.label in labels]
     strata = list(dict.fromkeys(group.stratum for group in comparison.groups.groups))
     banded = len(labels) <= _MOST_BANDS + 1
     axes = figure.subplots(
-        1 + with_gap, len(strata), squeeze=False, sharex="col", height_ratios=(3, 2) if with_gap else (1,)
+        1 + with_gap,
+        len(strata),
+        squeeze=False,
+        sharex="col",
+        height_ratios=(3, 2) if with_gap else (1,),
     )
     for column, stratum in enumerate(strata):
         members = [group for group in groups if group.stratum == stratum]
@@ -138,26 +152,35 @@ def _look(index: int, count: int) -> dict[str, Any]:
     }
 
 
-def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], place: int) -> None:
+def _draw_distance(
+    axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], place: int
+) -> None:
     """Draw the mean distance and, of several seeds, their spread: a band, or a bar at `place` behind it."""
     seeds = sorted(curve.losses.keys() & base.losses.keys())
     both = curve.tokens <= base.tokens[-1]  # at equal FLOPs one may have seen more tokens
     if not seeds or not both.any():
         return
     tokens = curve.tokens[both]
-    rows = [curve.losses[seed][both] - np.interp(tokens, base.tokens, base.losses[seed]) for seed in seeds]
+    rows = [
+        curve.losses[seed][both] - np.interp(tokens, base.tokens, base.losses[seed])
+        for seed in seeds
+    ]
     axes.plot(tokens, np.mean(rows, axis=0), **look)
     low, high = np.min(rows, axis=0), np.max(rows, axis=0)
     if len(seeds) > 1 and place:
         x = tokens[-1] * (1 + 0.012 * place)
-        axes.plot([x, x], [low[-1], high[-1]], color=look["color"], linewidth=2.5, solid_capstyle="butt")
+        axes.plot(
+            [x, x], [low[-1], high[-1]], color=look["color"], linewidth=2.5, solid_capstyle="butt"
+        )
     elif len(seeds) > 1:
         axes.fill_between(tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
     top = column[0]
-    values = np.concatenate([curve.mean[int(len(curve.tokens) * _SHOWN_FROM) :] for curve in curves])
+    values = np.concatenate(
+        [curve.mean[int(len(curve.tokens) * _SHOWN_FROM) :] for curve in curves]
+    )
     values = values[np.isfinite(values)]
     if len(values):
         low, high = float(values.min()), float(values.max())

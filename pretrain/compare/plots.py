@@ -62,7 +62,13 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         assert gap is not None
         axes.plot(gap.differences, [row + 0.22] * gap.n, "o", ms=4, mfc="white", mec="#555555")
         if gap.low is not None and gap.high is not None:
-            axes.plot([gap.low, gap.high], [row, row], color=COLOURS[1], linewidth=3, solid_capstyle="butt")
+            axes.plot(
+                [gap.low, gap.high],
+                [row, row],
+                color=COLOURS[1],
+                linewidth=3,
+                solid_capstyle="butt",
+            )
         axes.plot([gap.mean], [row], "D", markersize=7, color="black")
         text = f"{signed(gap.mean, 3)}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
         _note_at_right(axes, row, text)
@@ -90,11 +96,20 @@ def frontier_figure(comparison: Comparison) -> Figure | None:
         axes.plot(x, even, color=GREY, ls=DASHES[place % len(DASHES)], lw=1.2, label=text)
     if slopes:
         remark(
-            axes, "below: cheaper to the same loss", (0.99, 0.02), (0, 0), ("axes fraction",) * 2, ha="right"
+            axes,
+            "below: cheaper to the same loss",
+            (0.99, 0.02),
+            (0, 0),
+            ("axes fraction",) * 2,
+            ha="right",
         )
     axes.plot([0], [0], MARKERS[0], color=COLOURS[0], markersize=7, label=comparison.baseline)
     for place, variant in enumerate(shown):
-        beside = [other for other, value in enumerate(saved) if abs(value - saved[place]) < 0.01 * np.ptp(x)]
+        beside = [
+            other
+            for other, value in enumerate(saved)
+            if abs(value - saved[place]) < 0.01 * np.ptp(x)
+        ]
         aside = _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
         _draw_price(axes, saved[place] + aside, variant, comparison.labels, len(slopes) > 1)
     axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
@@ -104,7 +119,9 @@ def frontier_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _draw_price(axes: Axes, x: float, variant: Variant, labels: Sequence[str], in_strata: bool) -> None:
+def _draw_price(
+    axes: Axes, x: float, variant: Variant, labels: Sequence[str], in_strata: bool
+) -> None:
     gap, (colour, marker) = variant.gap, group_style(labels, variant.label)
     assert gap is not None
     if gap.low is not None and gap.high is not None:
@@ -145,7 +162,9 @@ def _draw_trend(axes: Axes, trend: Trend, aside: float, index: int) -> None:
     for point in trend.points:
         if point.low is not None and point.high is not None:
             x = point.value * aside
-            axes.plot([x, x], [point.low, point.high], color=colour, linewidth=2, solid_capstyle="butt")
+            axes.plot(
+                [x, x], [point.low, point.high], color=colour, linewidth=2, solid_capstyle="butt"
+            )
     axes.plot(
         [point.value * aside for point in trend.points],
         [point.mean for point in trend.points],
@@ -204,7 +223,9 @@ def memory_figure(comparison: Comparison) -> Figure:
 
 def throughput_figure(comparison: Comparison) -> Figure | None:
     """Draw tokens per second: median and quartiles of the steady steps, and the speed by FLOPs alone."""
-    variants = [variant for variant in comparison.variants if variant.cost.tokens_per_second is not None]
+    variants = [
+        variant for variant in comparison.variants if variant.cost.tokens_per_second is not None
+    ]
     if not variants:
         return None
     figure, axes = _rows(variants, "tokens per second")
@@ -212,13 +233,21 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
     for row, variant in enumerate(variants):
         speed, base = variant.cost.tokens_per_second, comparison.variant(variant.baseline)
         assert speed is not None
-        axes.plot([speed.low, speed.high], [row, row], color=COLOURS[2], linewidth=6, solid_capstyle="butt")
+        axes.plot(
+            [speed.low, speed.high],
+            [row, row],
+            color=COLOURS[2],
+            linewidth=6,
+            solid_capstyle="butt",
+        )
         axes.plot([speed.median], [row], "D", markersize=7, color="black")
         change = ""
         if not variant.is_baseline and base.cost.tokens_per_second is not None:
             change = f"  ({percent(speed.median / base.cost.tokens_per_second.median)})"
             if variant.theory and base.theory:
-                ratio = base.theory.executed_flops_per_token / variant.theory.executed_flops_per_token
+                ratio = (
+                    base.theory.executed_flops_per_token / variant.theory.executed_flops_per_token
+                )
                 expected = base.cost.tokens_per_second.median * ratio
                 axes.plot([expected], [row - 0.25], "v", ms=7, mfc="white", mec="black")
                 markers[1:] = [("v", "black", "if time went with FLOPs", False)]
@@ -230,7 +259,9 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
 
 def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
     """Return a figure with one row for each variant, the first on top."""
-    names = [f"{in_lines(variant.label)}\n{in_lines(variant.stratum)}".strip() for variant in variants]
+    names = [
+        f"{in_lines(variant.label)}\n{in_lines(variant.stratum)}".strip() for variant in variants
+    ]
     row = max(0.55, 0.18 * max(len(name.splitlines()) for name in names))  # inches
     figure = Figure(figsize=(WIDTH, 1.5 + row * len(variants)), layout="constrained")
     axes = figure.add_subplot()
@@ -271,7 +302,9 @@ def _legend_below(
 ) -> None:
     """Draw a legend of `markers` (marker, colour, text, filled) and of a `line` (colour, text)."""
     handles = [
-        Line2D([], [], marker=m, color=colour, ls="none", label=text, mfc=colour if filled else "white")
+        Line2D(
+            [], [], marker=m, color=colour, ls="none", label=text, mfc=colour if filled else "white"
+        )
         for m, colour, text, filled in markers
     ]
     handles.append(Line2D([], [], color=line[0], linewidth=4, label=line[1]))

@@ -71,7 +71,10 @@ class ModelText:
 
 
 def write_comparison(
-    comparison: Comparison, out: Path, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+    comparison: Comparison,
+    out: Path,
+    command: Sequence[Sequence[str]],
+    texts: Sequence[ModelText] = (),
 ) -> None:
     """Write all files into `out` (made if missing), each whole or not at all.
 
@@ -81,7 +84,9 @@ def write_comparison(
     link_event_files(comparison, out / "tensorboard")
 
 
-def compare_command(runs: Sequence[Path], comparison: Comparison, out: Path) -> list[tuple[str, ...]]:
+def compare_command(
+    runs: Sequence[Path], comparison: Comparison, out: Path
+) -> list[tuple[str, ...]]:
     """Return the command that compares these runs so, cut where a line may break."""
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", comparison.baseline), ("--out", str(out))]
@@ -95,7 +100,8 @@ def comparison_document(
     """Return everything that is written, but for the links."""
     return Document(
         page=report_page(comparison, command, texts),
-        content=as_json(comparison) | ({"texts": [asdict(text) for text in texts]} if texts else {}),
+        content=as_json(comparison)
+        | ({"texts": [asdict(text) for text in texts]} if texts else {}),
         figures=figures(comparison),
         files={"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)},
         content_file="comparison.json",
@@ -117,7 +123,12 @@ def report_page(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> list[Block]:
     """Return the parts of report.md."""
-    compute = ["## Equal compute", Picture("frontier"), compute_table(comparison), _prices(comparison)]
+    compute = [
+        "## Equal compute",
+        Picture("frontier"),
+        compute_table(comparison),
+        _prices(comparison),
+    ]
     return [
         "# Comparison of runs",
         *_headlines(comparison),
@@ -177,10 +188,16 @@ def _gap_sentences(comparison: Comparison) -> list[str]:
 def _quality(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = ["## Validation", validation_table(comparison)]
     if comparison.others:
-        blocks += ["The gap to the baseline, paired by seed; positive is worse:", gap_table(comparison)]
+        blocks += [
+            "The gap to the baseline, paired by seed; positive is worse:",
+            gap_table(comparison),
+        ]
         blocks += [Picture("gap")]
         if len(comparison.sources) > 1:
-            blocks += ["The gap by source, in nats per token (not tested):", source_gap_table(comparison)]
+            blocks += [
+                "The gap by source, in nats per token (not tested):",
+                source_gap_table(comparison),
+            ]
     return blocks
 
 
@@ -202,7 +219,9 @@ def _prices(comparison: Comparison) -> list[str]:
     """Return where the learning curves come from, and what is left out."""
     names: dict[str | None, list[str]] = {}
     for variant in comparison.others:
-        names.setdefault(variant.compute.curve if variant.compute else None, []).append(variant.name)
+        names.setdefault(variant.compute.curve if variant.compute else None, []).append(
+            variant.name
+        )
     sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
     if not all(variant.bytes_per_token for variant in comparison.variants):
         sentences.append(

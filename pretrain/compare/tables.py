@@ -10,7 +10,16 @@ from pretrain.compare.comparison import Comparison, Cost, Quartiles, Variant
 from pretrain.compare.compute import EqualCompute, Ratio
 from pretrain.compare.theory import Theory
 from pretrain.reporting.tables import Table
-from pretrain.reporting.text import NOTHING, byte_count, interval, mean_sd, number, percent, share, signed
+from pretrain.reporting.text import (
+    NOTHING,
+    byte_count,
+    interval,
+    mean_sd,
+    number,
+    percent,
+    share,
+    signed,
+)
 from pretrain.study import tables as study
 from pretrain.study.tables import GapColumn, GapRow, p_value
 
@@ -26,7 +35,10 @@ def validation_table(comparison: Comparison) -> Table:
     in_bits = any(variant.bytes_per_token for variant in comparison.variants)
     rows = []
     for variant in comparison.variants:
-        perplexity, unigram = variant.validation_perplexity, variant.runs[0].result.unigram_perplexity
+        perplexity, unigram = (
+            variant.validation_perplexity,
+            variant.runs[0].result.unigram_perplexity,
+        )
         cells = [
             mean_sd(variant.validation_loss, 4, missing=NOT_FINITE),
             mean_sd(perplexity, 2, missing=NOT_FINITE),
@@ -50,7 +62,11 @@ def gap_table(comparison: Comparison) -> Table:
     of = {id(variant.gap): variant for variant in comparison.others}
     bits = GapColumn("bits/byte", lambda gap: signed(of[id(gap)].bits_per_byte(gap.mean)))
     beside = [bits] if any(variant.bytes_per_token for variant in comparison.variants) else []
-    beside += [GapColumn("of what context taught", lambda gap: _percentage(of[id(gap)].of_context(gap.mean)))]
+    beside += [
+        GapColumn(
+            "of what context taught", lambda gap: _percentage(of[id(gap)].of_context(gap.mean))
+        )
+    ]
     return study.gap_table(("variant",), rows, (*columns, *beside, *study.TESTS), claims=True)
 
 
@@ -60,11 +76,20 @@ def compute_table(comparison: Comparison) -> Table:
     for variant in comparison.others:
         compute = variant.compute or EqualCompute(None)
         gap, star = compute.gap, "*" if compute.beyond else ""
-        cells = [f"{_times(ratio)}{star}" for ratio in (compute.token_ratio, compute.effective_compute)]
+        cells = [
+            f"{_times(ratio)}{star}" for ratio in (compute.token_ratio, compute.effective_compute)
+        ]
         shown = NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}"
-        rows.append((variant.name, percent(compute.cost), *cells, shown, signed(compute.break_even)))
+        rows.append(
+            (variant.name, percent(compute.cost), *cells, shown, signed(compute.break_even))
+        )
     unit = comparison.compute_unit
-    titles = (f"{unit} a token", "tokens to the baseline's loss", "effective compute", f"gap at equal {unit}")
+    titles = (
+        f"{unit} a token",
+        "tokens to the baseline's loss",
+        "effective compute",
+        f"gap at equal {unit}",
+    )
     return Table(("variant", *titles, "break-even gap"), rows)
 
 
@@ -81,7 +106,9 @@ def source_gap_table(comparison: Comparison) -> Table:
     rows = []
     for variant in comparison.others:
         gaps = [variant.source_gaps.get(source) for source in comparison.sources]
-        cells = [NOTHING if g is None else f"{signed(g.mean)} {interval(g.low, g.high)}" for g in gaps]
+        cells = [
+            NOTHING if g is None else f"{signed(g.mean)} {interval(g.low, g.high)}" for g in gaps
+        ]
         rows.append((variant.name, *cells))
     return Table(("variant", *comparison.sources), rows)
 
@@ -100,7 +127,9 @@ def quality_summary(comparison: Comparison) -> Table:
         perplexities = mean_sd(variant.validation_perplexity, 2, "\n", NOT_FINITE)
         rows.append((_in_lines(variant), str(len(variant.runs)), losses, perplexities, *cells))
     gap_title = "gap, nats/token\n(of perplexity)"
-    return Table(("variant", "n", "validation\nloss", "perplexity", gap_title, "d_z", "p, Holm"), rows)
+    return Table(
+        ("variant", "n", "validation\nloss", "perplexity", gap_title, "d_z", "p, Holm"), rows
+    )
 
 
 def cost_summary(comparison: Comparison) -> Table:
@@ -134,7 +163,9 @@ def convergence_table(comparison: Comparison) -> Table:
                 cell += f" ({percent(reach.token_ratio.mean)})"
             cells.append(cell)
         rows.append((variant.name, *cells))
-    fractions = [f"{share(reach.fraction)}: steps; tokens" for reach in comparison.variants[0].reaches]
+    fractions = [
+        f"{share(reach.fraction)}: steps; tokens" for reach in comparison.variants[0].reaches
+    ]
     return Table(("variant", *fractions), rows)
 
 
@@ -151,7 +182,9 @@ def stability_table(comparison: Comparison) -> Table:
         for variant in comparison.variants
     ]
     variation = "its coefficient of variation"
-    return Table(("variant", "loss variance", "gradient norm", variation, "spikes, in records"), rows)
+    return Table(
+        ("variant", "loss variance", "gradient norm", variation, "spikes, in records"), rows
+    )
 
 
 @dataclass(frozen=True)
@@ -184,7 +217,10 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
         title = measure.title
         if any(_number(variant.cost, measure.field) is not None for variant in variants):
             rows.append((title, *measured))
-        if any(_number(variant.theory, measure.formula or measure.field) is not None for variant in variants):
+        if any(
+            _number(variant.theory, measure.formula or measure.field) is not None
+            for variant in variants
+        ):
             title = "· by formula" if rows and rows[-1][0] == title else f"{title}, by formula"
             rows.append((title, *expected))
     return Table(("", *(variant.label for variant in variants)), rows)
@@ -235,7 +271,9 @@ def runs_table(comparison: Comparison) -> Table:
         for variant in comparison.variants
         for run in variant.runs
     ]
-    return Table(("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4))
+    return Table(
+        ("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4)
+    )
 
 
 def _count(value: float | None) -> str:

@@ -59,7 +59,9 @@ def subject_numbers(subjects: Mapping[str, Sequence[Any]]) -> list[float] | None
     if len(subjects) != 1:
         return None
     (values,) = subjects.values()
-    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    numbers = [
+        value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
     good = len(numbers) == len(values) and all(0 < value < math.inf for value in numbers)
     return numbers if good and len(set(numbers)) > 1 else None
 
@@ -82,7 +84,9 @@ def fit_trends(
                 f"{len(by_value)} values."
             )
     slopes = adjust([trend.slope for trend in fitted])
-    adjusted = [replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope]
+    adjusted = [
+        replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope
+    ]
     return tuple(adjusted), notes
 
 
@@ -100,7 +104,9 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     return Trend(
         label=label,
         subject=subject,
-        points=tuple(Point(value, gap.n, gap.mean, gap.low, gap.high) for value, gap in gaps.items()),
+        points=tuple(
+            Point(value, gap.n, gap.mean, gap.low, gap.high) for value, gap in gaps.items()
+        ),
         slope=slope,
         intercept=float(intercepts.mean()),
         residual=float(np.abs(distances).max()) if len(x) > 2 else None,
@@ -109,7 +115,9 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
 
 def _over_seeds(seeds: Sequence[int], values: np.ndarray) -> PairedGap:
     """Return mean, interval and test against zero of two seeds or more."""
-    gap = paired_gap("0", dict(zip(seeds, values.tolist(), strict=True)), dict.fromkeys(seeds, 0.0), SCORES)
+    gap = paired_gap(
+        "0", dict(zip(seeds, values.tolist(), strict=True)), dict.fromkeys(seeds, 0.0), SCORES
+    )
     assert gap is not None
     return gap
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 ConfigArgument = Annotated[
-    str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
+    str,
+    typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file."),
 ]
 OverridesArgument = Annotated[
     list[str] | None,

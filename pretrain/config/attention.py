@@ -40,7 +40,9 @@ class UnfreezeEntry(Section):
     """An entry of attention.unfreeze."""
 
     at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
-    layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
+    layers: Layers = Field(
+        description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0."
+    )
     learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
@@ -71,7 +73,9 @@ _FORMS: dict[Any, _Form] = {
     int: _Form(Int),
     tuple[str, ...]: _Form(Names, shown=list),
     tuple[tuple[str, float], ...]: _Form(
-        LayerShares, read=lambda shares: tuple(shares.items()), shown=lambda shares: dict(shares) or None
+        LayerShares,
+        read=lambda shares: tuple(shares.items()),
+        shown=lambda shares: dict(shares) or None,
     ),
     tuple[Unfreeze, ...]: _Form(
         Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)],
@@ -108,7 +112,9 @@ def _with_axes(section: _SectionType) -> _SectionType:
     A decorator, so that the type checker goes on to see the class that is written below.
     """
     keys: dict[str, Any] = {name: _key(name, axis) for name, axis in AXES.items()}
-    made: Any = create_model(section.__name__, __base__=section, __module__=section.__module__, **keys)
+    made: Any = create_model(
+        section.__name__, __base__=section, __module__=section.__module__, **keys
+    )
     return made
 
 

@@ -50,8 +50,12 @@ REFUSED = {
     **dict.fromkeys(_NO_EFFECT, "this program's own loop and model would not use it; remove it"),
 }
 
-_OFFLOAD = "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
-_OWN_CHECKPOINTS = "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
+_OFFLOAD = (
+    "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
+)
+_OWN_CHECKPOINTS = (
+    "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
+)
 # The same for keys inside a section: the one value that does no harm, and the reason for refusing any other.
 REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
     ("zero_optimization", "offload_optimizer"): (False, _OFFLOAD),
@@ -96,7 +100,11 @@ def settings_name(config: Config, world_size: int) -> str:
         return f"zero{stage}"  # the file that is made for the stage that somebody asks for
     tuned = bool(section) and config.data_parallel_size(world_size) > 1
     whole = config.precision.dtype == "fp32" and not config.policy().unfreeze and not tuned
-    return "zero0" if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES else "zero1"
+    return (
+        "zero0"
+        if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES
+        else "zero1"
+    )
 
 
 def bytes_that_zero_saves(config: Config, world_size: int) -> float:
@@ -151,7 +159,9 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         fields = DeepSpeedZeroConfig.model_fields
         known = [*fields, *(info.alias for info in fields.values() if info.alias)]
         hint = did_you_mean(key, known, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
-        raise UserError(f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}") from None
+        raise UserError(
+            f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
+        ) from None
     return settings
 
 
@@ -187,8 +197,14 @@ def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[A
             "data.global_batch_size with data.micro_batch_size and the number of data-parallel ranks",
         ),
         ("gradient_clipping",): (config.optimizer.gradient_clip, "optimizer.gradient_clip"),
-        ("bf16", "enabled"): (config.precision.dtype == "bf16", f"precision.dtype={config.precision.dtype}"),
-        ("data_types", "grad_accum_dtype"): (config.precision.grad_accum_dtype, "precision.grad_accum_dtype"),
+        ("bf16", "enabled"): (
+            config.precision.dtype == "bf16",
+            f"precision.dtype={config.precision.dtype}",
+        ),
+        ("data_types", "grad_accum_dtype"): (
+            config.precision.grad_accum_dtype,
+            "precision.grad_accum_dtype",
+        ),
     }
 
 
@@ -207,9 +223,13 @@ def _read(name_or_path: str) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise UserError(f"deepspeed.config '{name_or_path}' nests too deeply to be settings") from None
+        raise UserError(
+            f"deepspeed.config '{name_or_path}' nests too deeply to be settings"
+        ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"deepspeed.config '{name_or_path}' is not readable JSON: {error}") from None
+        raise UserError(
+            f"deepspeed.config '{name_or_path}' is not readable JSON: {error}"
+        ) from None
     if not isinstance(settings, dict):
         raise UserError(f"deepspeed.config '{name_or_path}' must be a JSON object")
     return settings

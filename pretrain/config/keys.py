@@ -10,7 +10,8 @@ from pretrain.config.tree import Config
 from pretrain.config.types import OnResume, Section, Setting, setting_of
 
 SECTIONS: dict[str, type[Section]] = {
-    name: cast("type[Section]", Config.model_fields[name].annotation) for name in Config.model_fields
+    name: cast("type[Section]", Config.model_fields[name].annotation)
+    for name in Config.model_fields
 }
 KEYS: dict[str, Setting] = {
     f"{name}.{key}": setting_of(field)

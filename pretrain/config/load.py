@@ -18,7 +18,15 @@ from data_pipeline.io.files import utf8
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
-from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, did_you_mean, locate, read_yaml
+from pretrain.config.sources import (
+    OVERRIDE,
+    Draft,
+    KeyPath,
+    apply_overrides,
+    did_you_mean,
+    locate,
+    read_yaml,
+)
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -65,7 +73,9 @@ def config_from_draft(draft: Draft) -> Config:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
         raise UserError(validation_sentence(error, draft)) from None
-    except UnicodeEncodeError as error:  # pydantic cannot hold a sentence with half of a surrogate pair
+    except (
+        UnicodeEncodeError
+    ) as error:  # pydantic cannot hold a sentence with half of a surrogate pair
         raise UserError(utf8(error.object).decode()) from None
     try:
         check_tree(config)
@@ -103,7 +113,9 @@ def _refuse_unknown_keys(draft: Draft) -> None:
             )
         if not isinstance(content, Mapping):
             shown = "nothing" if content is None else repr(content)
-            raise UserError(f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}")
+            raise UserError(
+                f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}"
+            )
         for key in content:
             if key not in keys[section]:
                 place, hint = _where(draft, (section, key)), _nearest_key(section, key, keys)
@@ -112,7 +124,9 @@ def _refuse_unknown_keys(draft: Draft) -> None:
 
 def _where(draft: Draft, path: KeyPath) -> str:
     """Name the place of the value at `path` or of what is around it: `config demo.yaml line 3: `."""
-    if any(known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()):
+    if any(
+        known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()
+    ):
         return f"{OVERRIDE}: "
     for length in range(len(path), 0, -1):
         origin = draft.origins.get(path[:length])
@@ -133,7 +147,9 @@ def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> s
     """Name the nearest key of the section; else the same word in another section; else the section's keys."""
     if did_you_mean(key, keys[section], cutoff=0.6):
         return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
-    elsewhere = [f"{other}.{name}" for other, names in keys.items() for name in names if name == key]
+    elsewhere = [
+        f"{other}.{name}" for other, names in keys.items() for name in names if name == key
+    ]
     if elsewhere:
         return f"; did you mean '{elsewhere[0]}'?"
     return f"; known keys of {section}: {', '.join(keys[section])}"
@@ -152,7 +168,9 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     first = error.errors()[0]
     path = tuple(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ValueError):  # raised by our own validators: already a sentence that names its keys
+    if isinstance(
+        cause, ValueError
+    ):  # raised by our own validators: already a sentence that names its keys
         return f"{_where(draft, path) if path else ''}{cause}"
     # All of data.blend.0.weight, but not of optimizer.betas.1.
     key = ".".join(path if len(path) > 3 else path[:2])

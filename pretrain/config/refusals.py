@@ -80,7 +80,9 @@ def _check_heads(config: Config) -> None:
             f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}; "
             "change one of them or set model.head_dim"
         )
-    _check_divides("model.num_attention_heads", heads, "model.num_query_groups", config.num_query_groups)
+    _check_divides(
+        "model.num_attention_heads", heads, "model.num_query_groups", config.num_query_groups
+    )
     if model.position_embedding == "rope" and config.head_dim % 2:
         raise UserError(
             f"model.position_embedding=rope rotates pairs and needs an even model.head_dim, "
@@ -139,7 +141,9 @@ def _check_query_key(config: Config) -> None:
     policy = config.policy()
     frozen = policy.frozen_groups(config.model.num_layers, config.num_query_groups)
     if not policy.trainable and not policy.synthesizer and not any(frozen):
-        raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
+        raise UserError(
+            "attention.frozen_heads freezes no head; use attention.variant=vanilla for that"
+        )
     check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
     try:
         config.recipe()
@@ -203,7 +207,9 @@ def _check_telemetry(config: Config) -> None:
         )
     for number, text in enumerate(section.sample_prompts):
         if not text:
-            raise UserError(f"telemetry.sample_prompts.{number} is empty; give it some text, or leave it out")
+            raise UserError(
+                f"telemetry.sample_prompts.{number} is empty; give it some text, or leave it out"
+            )
 
 
 def _check_initial_weights(config: Config) -> None:
@@ -259,7 +265,10 @@ def _check_same_parameters(config: Config) -> None:
     size, groups = config.parallel.tensor_model_parallel_size, config.num_query_groups
     policy = config.policy()
     for layer, frozen in enumerate(policy.frozen_groups(config.model.num_layers, groups)):
-        parts = {"trained": set(range(groups)) - {*frozen}, "frozen": {*frozen} if policy.adapters else set()}
+        parts = {
+            "trained": set(range(groups)) - {*frozen},
+            "frozen": {*frozen} if policy.adapters else set(),
+        }
         for kind, heads in parts.items():
             ranks = len({group // (groups // size) for group in heads})
             if 0 < ranks < size:

@@ -51,7 +51,10 @@ class RunSection(Section):
     """Name, place, seed and device of the run."""
 
     name: str = setting(
-        ..., "Name of the run: its directory's last part.", UNNOTED_NO_EFFECT, pattern=r"^[^./\\\s][^/\\\s]*$"
+        ...,
+        "Name of the run: its directory's last part.",
+        UNNOTED_NO_EFFECT,
+        pattern=r"^[^./\\\s][^/\\\s]*$",
     )
     directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
     seed: Int = setting(
@@ -81,7 +84,10 @@ class ModelSection(Section):
     hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
     num_attention_heads: Int = setting(..., "Query heads of a layer.", MODEL, ge=1)
     num_query_groups: Int | None = setting(
-        None, "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.", MODEL, ge=1
+        None,
+        "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
+        MODEL,
+        ge=1,
     )
     head_dim: Int | None = setting(
         None, "Width of one head; unset: hidden_size / num_attention_heads.", MODEL, ge=1
@@ -97,7 +103,9 @@ class ModelSection(Section):
         ge=1,
     )
     position_embedding: Literal["learned", "rope"] = setting(
-        ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys.", MODEL
+        ...,
+        "learned: a trained vector per position; rope: rotary embedding of queries and keys.",
+        MODEL,
     )
     rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", MODEL, ge=2)
     dropout: float = setting(
@@ -130,10 +138,15 @@ class OptimizerSection(Section):
         "name matches; * stands for any text, as in '*_taps'.",
         EVERY_STEP,
     )
-    betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", EVERY_STEP)
+    betas: Betas = setting(
+        (0.9, 0.98), "AdamW's decay rates of the first and second moment.", EVERY_STEP
+    )
     eps: float = setting(1e-8, "AdamW's epsilon.", EVERY_STEP, gt=0)
     weight_decay: float = setting(
-        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", EVERY_STEP, ge=0
+        0.01,
+        "Decoupled weight decay of matrices and embeddings (never of norms).",
+        EVERY_STEP,
+        ge=0,
     )
     gradient_clip: float = setting(
         1.0, "Largest global gradient norm; 0 switches clipping off.", EVERY_STEP, ge=0
@@ -162,16 +175,28 @@ class ScheduleSection(Section):
         ge=1,
     )
     kind: Literal["cosine", "cosine_restarts", "polynomial", "constant", "wsd"] = setting(
-        ..., "Shape of the learning rate after warmup; wsd: constant, then schedule.decay.", EVERY_STEP
+        ...,
+        "Shape of the learning rate after warmup; wsd: constant, then schedule.decay.",
+        EVERY_STEP,
     )
     warmup_steps: Int = setting(..., "Steps of linear warmup.", EVERY_STEP, ge=0)
     min_ratio: float = setting(
-        0.1, "Final learning rate as a fraction of the peak (not for constant).", TRAINING, ge=0, le=1
+        0.1,
+        "Final learning rate as a fraction of the peak (not for constant).",
+        TRAINING,
+        ge=0,
+        le=1,
     )
     cycles: Int = setting(1, "Cosine cycles after warmup (cosine_restarts only).", TRAINING, ge=1)
-    power: float = setting(1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0)
+    power: float = setting(
+        1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0
+    )
     decay: float = setting(
-        0.2, "Last part of the run, in which the rate falls linearly (wsd only).", TRAINING, ge=0, le=1
+        0.2,
+        "Last part of the run, in which the rate falls linearly (wsd only).",
+        TRAINING,
+        ge=0,
+        le=1,
     )
     branch_from: PathLike | None = setting(
         None,
@@ -186,8 +211,15 @@ class ScheduleSection(Section):
         given = [f"{key} ({value})" for key, value in lengths.items() if value is not None]
         if len(given) != 1:
             found = f"{' and '.join(given)} are set" if given else "none is set"
-            raise ValueError(f"schedule.steps, schedule.tokens, schedule.flops: {found}; give exactly one")
-        needed = {"cycles": "cosine_restarts", "power": "polynomial", "decay": "wsd", "branch_from": "wsd"}
+            raise ValueError(
+                f"schedule.steps, schedule.tokens, schedule.flops: {found}; give exactly one"
+            )
+        needed = {
+            "cycles": "cosine_restarts",
+            "power": "polynomial",
+            "decay": "wsd",
+            "branch_from": "wsd",
+        }
         for key, kind in needed.items():
             value = getattr(self, key)
             if self.kind != kind and value != type(self).model_fields[key].default:
@@ -233,11 +265,18 @@ class DataSection(Section):
         Setting(OnResume.LAYOUT, hparam=True),
         ge=1,
     )
-    global_batch_size: Int = setting(..., "Samples in one optimizer step, over all ranks.", MODEL, ge=1)
-    validate_every: Int = setting(
-        ..., "Steps between validations; 0: only at the end.", Setting(OnResume.EFFECTIVE, hparam=True), ge=0
+    global_batch_size: Int = setting(
+        ..., "Samples in one optimizer step, over all ranks.", MODEL, ge=1
     )
-    validation_samples: Int = setting(..., "Validation samples per source, at most.", TRAINING, ge=1)
+    validate_every: Int = setting(
+        ...,
+        "Steps between validations; 0: only at the end.",
+        Setting(OnResume.EFFECTIVE, hparam=True),
+        ge=0,
+    )
+    validation_samples: Int = setting(
+        ..., "Validation samples per source, at most.", TRAINING, ge=1
+    )
     seed: Int | None = setting(
         None,
         "Seed of the sample order; unset: run.seed.",
@@ -246,7 +285,9 @@ class DataSection(Section):
         le=SEED_MAX,
     )
     reset_at_document_end: bool = setting(
-        False, "Documents of a sample stand alone: attention and positions restart, no loss across.", SAMPLES
+        False,
+        "Documents of a sample stand alone: attention and positions restart, no loss across.",
+        SAMPLES,
     )
     loader_workers: Int = setting(
         0, "Threads of a rank that read samples ahead; 0: read when needed.", LOADING, ge=0
@@ -255,21 +296,27 @@ class DataSection(Section):
         None, "Where sample orders are kept; unset: sample_order in run.directory.", LOADING
     )
     allow_change: bool = setting(
-        False, "Resume although data, blend, data.seed or sequence length are not the checkpoint's.", LOADING
+        False,
+        "Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+        LOADING,
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> DataSection:
         if (self.directory is None) == (self.blend is None):
             given = "neither is set" if self.directory is None else "both are set"
-            raise ValueError(f"data.directory and data.blend: {given}; give exactly one (the other null)")
+            raise ValueError(
+                f"data.directory and data.blend: {given}; give exactly one (the other null)"
+            )
         return self
 
 
 class ParallelSection(Section):
     """Layout over ranks."""
 
-    tensor_model_parallel_size: Int = setting(1, "Ranks that share one copy of the model.", LAYOUT, ge=1)
+    tensor_model_parallel_size: Int = setting(
+        1, "Ranks that share one copy of the model.", LAYOUT, ge=1
+    )
     sequence_parallel: bool = setting(
         False, "Split norms and residuals over the tensor-parallel ranks too.", LAYOUT
     )
@@ -304,7 +351,9 @@ class PerformanceSection(Section):
         True,
         "Reduce gradients over data-parallel ranks during the backward pass where DeepSpeed "
         "does it afterwards: stage 0 in fp32, stage 1 in bf16.",
-        Setting(OnResume.EFFECTIVE, note="the same sums; over three ranks and more in another order"),
+        Setting(
+            OnResume.EFFECTIVE, note="the same sums; over three ranks and more in another order"
+        ),
     )
     reduced_precision_reduction: bool = setting(
         False,
@@ -321,7 +370,9 @@ class PerformanceSection(Section):
         "auto",
         "torch.compile of each layer and the loss. auto: on GPUs, but not under ZeRO stage 3 nor with "
         "recompute=query_key; layers: always; none: never.",
-        Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"),
+        Setting(
+            OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"
+        ),
     )
     document_attention: Literal["flash", "mask"] = setting(
         "flash",
@@ -370,7 +421,9 @@ class CheckpointSection(Section):
         UNNOTED_NO_EFFECT,
     )
     export_at_end: bool = setting(
-        False, "Export the finished run's model for transformers, into RUN/exports.", UNNOTED_NO_EFFECT
+        False,
+        "Export the finished run's model for transformers, into RUN/exports.",
+        UNNOTED_NO_EFFECT,
     )
 
 
@@ -398,14 +451,18 @@ class ProfileSection(Section):
 
     at: Int = Field(default=20, ge=1, description="The first step that is profiled.")
     steps: Int = Field(default=3, ge=1, description="How many.")
-    ranks: Literal["first", "all"] = Field(default="first", description="Of rank 0, or of every rank.")
+    ranks: Literal["first", "all"] = Field(
+        default="first", description="Of rank 0, or of every rank."
+    )
 
 
 class TelemetrySection(Section):
     """Records of the run."""
 
     every: Int = setting(1, "Steps between records.", EFFECTIVE, ge=1)
-    tensorboard: bool = setting(True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE)
+    tensorboard: bool = setting(
+        True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE
+    )
     wandb: bool = setting(
         False, "Send the same numbers to Weights & Biases (pip install '.[wandb]').", EFFECTIVE
     )
@@ -429,7 +486,9 @@ class TelemetrySection(Section):
         48, "Tokens by which each is; each token is a forward pass.", EFFECTIVE, ge=1
     )
     profile: ProfileSection | None = setting(
-        None, "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.", NO_EFFECT
+        None,
+        "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.",
+        NO_EFFECT,
     )
 
 

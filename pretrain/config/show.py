@@ -13,7 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.counting import count_parameters, executed_flops_per_token, model_flops_per_token
+from megatron_patches.recipe.counting import (
+    count_parameters,
+    executed_flops_per_token,
+    model_flops_per_token,
+)
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.schedule import Phase, last_stable_step, phases_of
@@ -56,7 +60,9 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
             path = f"{section}.{key}"
             unset = getattr(given, key) is None
             origin = "derived" if unset and value is not None else _origin(path, loaded.origins)
-            rows.append((path, _text(value), origin, type(given).model_fields[key].description or ""))
+            rows.append(
+                (path, _text(value), origin, type(given).model_fields[key].description or "")
+            )
     return rows
 
 
@@ -97,7 +103,11 @@ def _deepspeed_text(config: Config) -> str:
     """Name the DeepSpeed settings; with `deepspeed.config=auto` the number of ranks may decide."""
     size = config.parallel.tensor_model_parallel_size
     one, many = settings_name(config, size), settings_name(config, size * 2**20)
-    return one if one == many else f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
+    return (
+        one
+        if one == many
+        else f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
+    )
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
@@ -112,7 +122,9 @@ def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
     """Return the origin of a value, or of the latest value inside it (deepspeed.overrides)."""
-    inside = [origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")]
+    inside = [
+        origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")
+    ]
     return inside[-1] if inside else "default"
 
 

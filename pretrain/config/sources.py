@@ -26,7 +26,9 @@ OVERRIDE = "override"
 _MOST_VALUES = 100_000
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
-FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+FLOAT = re.compile(
+    r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+)
 
 
 class YamlProblem(ValueError):
@@ -36,7 +38,9 @@ class YamlProblem(ValueError):
 class _Loader(yaml.SafeLoader):
     """Resolves scalars as YAML 1.2 does."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # PyYAML's own way to configure a loader class
+    yaml_implicit_resolvers: ClassVar[
+        dict[str, Any]
+    ] = {}  # PyYAML's own way to configure a loader class
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
@@ -113,7 +117,9 @@ def _compose(text: str) -> yaml.Node | None:
     try:
         node = yaml.compose(text, Loader=_Loader)
         if _values(node, {}) > _MOST_VALUES:
-            raise YamlProblem("repeats itself by aliases without end; write out what they stand for")
+            raise YamlProblem(
+                "repeats itself by aliases without end; write out what they stand for"
+            )
         return node
     except (yaml.YAMLError, RecursionError) as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
@@ -125,7 +131,9 @@ def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
         return 1
     if id(node) not in known:
         known[id(node)] = math.inf
-        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        parts = (
+            chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        )
         known[id(node)] = 1 + sum(_values(part, known) for part in parts)
     return known[id(node)]
 
@@ -133,7 +141,12 @@ def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
 def _construct(node: yaml.Node) -> Any:
     try:
         return _Loader("").construct_document(node)
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError) as error:  # the last two of `!!bool x`
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        LookupError,
+    ) as error:  # the last two of `!!bool x`
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
 
 
@@ -185,7 +198,9 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
         name, equals, text = item.partition("=")
         name = name.strip()
         if not equals or "." not in name or not all(name.split(".")):
-            raise UserError(f"override '{item}' is not of the form section.key=value, such as run.seed=7")
+            raise UserError(
+                f"override '{item}' is not of the form section.key=value, such as run.seed=7"
+            )
         try:
             parsed.append((name, parse_yaml(text)))
         except YamlProblem as problem:
@@ -206,7 +221,9 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
 
 def override_text(key: str, value: Any) -> str:
     """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
-    quoted = _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    quoted = _NOT_IN_YAML.sub(
+        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)
+    )
     return f"{key}={value if _is_plain_word(value) else quoted}"
 
 
@@ -237,7 +254,9 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def locate(name_or_path: str, kind: str = "config", package: str = "pretrain.configs") -> tuple[Path, str]:
+def locate(
+    name_or_path: str, kind: str = "config", package: str = "pretrain.configs"
+) -> tuple[Path, str]:
     """Return a YAML file and its name in messages: by the name of a file that `package` ships, else a path.
 
     Raises UserError: there is neither.

@@ -77,12 +77,16 @@ class Config(Section):
         shape, policy, flops = self.shape(), self.policy(), self.schedule.flops or 0
         wanted = -(-flops // self.tokens_per_step)
         lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
-        return lengths[bisect_left(lengths, wanted, key=partial(executed_flops_of_steps, shape, policy))]
+        return lengths[
+            bisect_left(lengths, wanted, key=partial(executed_flops_of_steps, shape, policy))
+        ]
 
     @property
     def total_flops(self) -> int:
         """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
-        return self.tokens_per_step * executed_flops_of_steps(self.shape(), self.policy(), self.total_steps)
+        return self.tokens_per_step * executed_flops_of_steps(
+            self.shape(), self.policy(), self.total_steps
+        )
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:

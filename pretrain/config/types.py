@@ -37,7 +37,9 @@ def _path(value: Any) -> Any:
 
 def _betas(value: Any) -> Any:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ValueError(f"optimizer.betas is {value!r}: it should be two numbers, such as [0.9, 0.98]")
+        raise ValueError(
+            f"optimizer.betas is {value!r}: it should be two numbers, such as [0.9, 0.98]"
+        )
     return tuple(value)
 
 
@@ -57,7 +59,8 @@ RateFactors = Annotated[dict[str, Annotated[float, Field(gt=0)]], BeforeValidato
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
-    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], BeforeValidator(_betas)
+    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+    BeforeValidator(_betas),
 ]
 
 
@@ -124,5 +127,7 @@ def setting_of(field: FieldInfo) -> Setting:
     """
     extra = field.json_schema_extra
     if not isinstance(extra, dict) or "setting" not in extra:
-        raise TypeError(f"a key of the configuration is not declared with `setting`: {field.description}")
+        raise TypeError(
+            f"a key of the configuration is not declared with `setting`: {field.description}"
+        )
     return cast(Setting, extra["setting"])

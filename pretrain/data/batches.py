@@ -62,7 +62,9 @@ class Batches:
         if consumed_samples in self._read:
             return
         now, later = self._numbers(consumed_samples)
-        blocks = torch.from_numpy(self._loader.blocks(now.ravel(), [later.ravel()] if later.size else []))
+        blocks = torch.from_numpy(
+            self._loader.blocks(now.ravel(), [later.ravel()] if later.size else [])
+        )
         if self._context.device.type == "cuda":
             blocks = blocks.pin_memory()  # then the copy to the device waits for nothing
         starts = range(

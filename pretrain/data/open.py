@@ -63,7 +63,9 @@ def open_data(config: Config, blend: Blend) -> RunData:
     length = config.data.sequence_length
     samples = blend.training_samples(length, config.data_seed, config.sample_cache)
     boundary = blend.eod_id if config.data.reset_at_document_end else None
-    return RunData(blend, boundary, samples, blend.validation_samples(length, config.data.validation_samples))
+    return RunData(
+        blend, boundary, samples, blend.validation_samples(length, config.data.validation_samples)
+    )
 
 
 def data_facts(config: Config, data: RunData) -> dict[str, Any]:

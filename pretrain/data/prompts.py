@@ -31,7 +31,9 @@ class Prompts:
         prompt = self.ids[number]
         before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
         # Decoded alone, the first of them could lose its space.
-        return whole.removeprefix(before) if whole.startswith(before) else self.tokenizer.decode(ids)
+        return (
+            whole.removeprefix(before) if whole.startswith(before) else self.tokenizer.decode(ids)
+        )
 
 
 def read_prompts(config: Config, blend: Blend) -> Prompts | None:
@@ -43,7 +45,9 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
     telemetry = config.telemetry
     if not telemetry.sample_prompts:
         return None
-    named = [(f"telemetry.sample_prompts.{n}", text) for n, text in enumerate(telemetry.sample_prompts)]
+    named = [
+        (f"telemetry.sample_prompts.{n}", text) for n, text in enumerate(telemetry.sample_prompts)
+    ]
     tokens = ("telemetry.sample_tokens", telemetry.sample_tokens)
     return encode_prompts(named, tokens, config.data.sequence_length, blend)
 
@@ -59,7 +63,9 @@ def encode_prompts(
     for name, text in named:
         (ids,) = tokenizer.encode([text])
         if not len(ids):
-            raise UserError(f"{name} is nothing to the tokenizer; give it other text, or leave it out")
+            raise UserError(
+                f"{name} is nothing to the tokenizer; give it other text, or leave it out"
+            )
         if len(ids) + added > length:
             raise UserError(
                 f"{name} has {len(ids)} tokens, which with {key}={added} is more than "

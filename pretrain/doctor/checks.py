@@ -64,7 +64,9 @@ def local_facts(
         say(name)
         try:
             facts[name] = bounded(action, deadline - time.monotonic(), f"the check of {name}")
-        except Exception as error:  # whatever it is, it is this node's problem and must reach the table
+        except (
+            Exception
+        ) as error:  # whatever it is, it is this node's problem and must reach the table
             facts["failures"][name] = _clause(error)
     return facts
 
@@ -93,7 +95,9 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
     All ranks use the same order, so the lists of two ranks agree as far as the shorter one goes.
     """
     recipe = config.recipe()
-    if not isinstance(recipe, BankRecipe):  # training itself compares a synthesizer's score matrices
+    if not isinstance(
+        recipe, BankRecipe
+    ):  # training itself compares a synthesizer's score matrices
         return {"digests": [], "heads": 0}
     deadline, digests = time.monotonic() + seconds, []
     units = frozen_units(recipe, config.policy(), config.model.num_layers)
@@ -113,7 +117,10 @@ def frozen_units(
     """Return (layer, role, frozen heads) drawn at once: one head, or all of a role with scope `layer`."""
     units: list[tuple[int, Role, Sequence[int]]] = []
     for layer, groups in enumerate(policy.frozen_groups(num_layers, recipe.num_query_groups)):
-        counts, roles = (recipe.num_attention_heads, recipe.num_query_groups), policy.frozen_row_roles
+        counts, roles = (
+            (recipe.num_attention_heads, recipe.num_query_groups),
+            policy.frozen_row_roles,
+        )
         heads = split_heads(*counts, groups, 0, 1, roles, policy.shared).frozen
         for role in ROLES:
             if recipe.scope == "layer" and heads[role]:

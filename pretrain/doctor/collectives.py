@@ -19,7 +19,10 @@ import torch.distributed as dist
 from pretrain.doctor.rendezvous import Rendezvous, bounded
 from pretrain.ranks.devices import use_cuda
 
-ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB
+ELEMENTS = {
+    "cuda": 1 << 26,
+    "cpu": 1 << 20,
+}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB
 PERIOD = 1021  # prime: no two ranks, and no two slices of a ring, have the same numbers at the same place
 REPEATS = 3
 
@@ -58,7 +61,9 @@ class Collectives:
         self._links()
         everybody = sorted(rank for ranks in self.nodes.values() for rank in ranks)
         if own.rank == 0:
-            self.rendezvous.post("world-step", not self.results["link_failures"] and self._are_fit(everybody))
+            self.rendezvous.post(
+                "world-step", not self.results["link_failures"] and self._are_fit(everybody)
+            )
         limit = (self.seconds + 5) * (len(self.nodes) + 1)
         if self.rendezvous.read("world-step", limit) and len(self.nodes) > 1:
             self._step("world", everybody, "all-reduce over all ranks", failures)
@@ -75,7 +80,9 @@ class Collectives:
                 continue  # an unfit node has its problem already
             # Only rank 0 reports links: the other end sees the same failure.
             failures = self.results["link_failures"] if own.rank == first else {}
-            speed = self._step(f"link/{node}", ends, f"all-reduce between nodes {head} and {node}", failures)
+            speed = self._step(
+                f"link/{node}", ends, f"all-reduce between nodes {head} and {node}", failures
+            )
             if own.rank == first:
                 self.results["links"][node] = speed
 
@@ -84,7 +91,9 @@ class Collectives:
         done = self.rendezvous.collect("node-step", ranks, self.seconds + 10)
         return len(done) == len(ranks) and all(done.values())
 
-    def _step(self, group: str, members: Sequence[int], what: str, failures: dict[str, str]) -> float | None:
+    def _step(
+        self, group: str, members: Sequence[int], what: str, failures: dict[str, str]
+    ) -> float | None:
         """Run a step; record and return the speed, or record the failure.
 
         `group`: `node/NODE`, `link/NODE` or `world`.
@@ -138,7 +147,9 @@ def all_reduce_speed(group: Any, rank: int, size: int, device: torch.device) -> 
     return 2 * (size - 1) / size * own.nbytes / best / 1e9 if size > 1 else None
 
 
-def _group(store: dist.Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+def _group(
+    store: dist.Store, rank: int, size: int, device: torch.device, timeout: timedelta
+) -> Any:
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
     torch.cuda.set_device(device)  # of this thread

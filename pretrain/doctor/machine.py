@@ -55,7 +55,9 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     """
     count = torch.cuda.device_count()
     if expected is not None and count != expected:
-        raise Unfit(f"torch sees {count} GPUs of {expected}{f' ({why})' if (why := why_no_cuda()) else ''}")
+        raise Unfit(
+            f"torch sees {count} GPUs of {expected}{f' ({why})' if (why := why_no_cuda()) else ''}"
+        )
     if not use_cuda(machine):
         return {"names": [], "free": None}
     own = gpu_index(local_rank, count)
@@ -69,7 +71,10 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
             f"GPU {own} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
             "another process is on it"
         )
-    return {"names": [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus], "free": free}
+    return {
+        "names": [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
+        "free": free,
+    }
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
@@ -79,7 +84,9 @@ def disk_facts(config: Config) -> dict[str, Any]:
         Unfit: too little space for the checkpoints that are kept and the one being written, or not writable.
     """
     directory = RunDirectory(config.run_path).checkpoints
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    there = next(
+        path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir()
+    )
     size = count_parameters(config.shape(), config.policy()).checkpoint_bytes
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)

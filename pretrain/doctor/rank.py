@@ -43,7 +43,9 @@ def run_doctor(request: Request) -> int:
     own = LaunchEnvironment.read()
     try:
         rendezvous = Rendezvous(own, request.timeout)
-        return _first_rank(request, rendezvous) if own.rank == 0 else _other_rank(request, rendezvous)
+        return (
+            _first_rank(request, rendezvous) if own.rank == 0 else _other_rank(request, rendezvous)
+        )
     except NoAnswer as error:
         return _without_rank_0(request, own.rank, error)
 
@@ -95,7 +97,10 @@ def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> i
         try:
             write_report(request.report, gathered, problems, warnings)
         except OSError as error:
-            print(f"error: --report {request.report} cannot be written ({error.strerror})", file=sys.stderr)
+            print(
+                f"error: --report {request.report} cannot be written ({error.strerror})",
+                file=sys.stderr,
+            )
             code = max(code, SITE)
     _complain(problems)
     rendezvous.post("verdict", code)

@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from pretrain.errors import UserError
-from pretrain.ranks.environment import LaunchEnvironment, launcher_listens, meeting_point, node_name, restarts
+from pretrain.ranks.environment import (
+    LaunchEnvironment,
+    launcher_listens,
+    meeting_point,
+    node_name,
+    restarts,
+)
 from pretrain.ranks.groups import wait_for_first_rank
 
 T = TypeVar("T")

@@ -18,7 +18,14 @@ from pretrain.runs.directory import write_json
 
 MIN_WIDTH = 150
 COLUMNS = (
-    *("node", "ranks", "GPUs", "all-reduce GB/s: node, link, all", "disk free, write", "/dev/shm free"),
+    *(
+        "node",
+        "ranks",
+        "GPUs",
+        "all-reduce GB/s: node, link, all",
+        "disk free, write",
+        "/dev/shm free",
+    ),
     *("clock", "data", "bank", "result"),
 )
 CHECKS = ("gpus", "all-reduce", "disk", "shm", "clock", "data", "bank")
@@ -73,7 +80,9 @@ def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequ
         table.add_column(column, no_wrap=column in ("node", "ranks", "result"))
     for node, ranks in gathered.ranks_of.items():
         table.add_row(*map(Text, _row(gathered, node, ranks, problems)))
-    console = Console(width=get_terminal_size((MIN_WIDTH, 24)).columns, no_color=True, highlight=False)
+    console = Console(
+        width=get_terminal_size((MIN_WIDTH, 24)).columns, no_color=True, highlight=False
+    )
     with console.capture() as capture:
         console.print(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]
@@ -81,11 +90,15 @@ def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequ
     lines += [f"warning: {warning}" for warning in warnings]
     nodes = len(gathered.ranks_of)
     fine = f"fit for this run: all {gathered.world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-    lines += [problem.sentence for problem in problems if problem.nodes] or ([] if problems else [fine])
+    lines += [problem.sentence for problem in problems if problem.nodes] or (
+        [] if problems else [fine]
+    )
     print("\n".join(lines), flush=True)
 
 
-def _row(gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence[Problem]) -> list[str]:
+def _row(
+    gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence[Problem]
+) -> list[str]:
     facts = gathered.facts.get(ranks[0], {})
     disk = facts.get("disk")
     collectives = gathered.collectives.get(ranks[0], {})
@@ -95,11 +108,15 @@ def _row(gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence
     cells = {
         "gpus": _gpus(facts.get("gpus")),
         "all-reduce": ", ".join("-" if speed is None else f"{speed:.2f}" for speed in speeds),
-        "disk": f"{disk['free'] / 1e9:,.1f} GB, {disk['bytes_per_second'] / 1e6:,.0f} MB/s" if disk else "-",
+        "disk": f"{disk['free'] / 1e9:,.1f} GB, {disk['bytes_per_second'] / 1e6:,.0f} MB/s"
+        if disk
+        else "-",
         "shm": f"{facts['shm']['free'] / 2**30:.2f} GiB" if facts.get("shm") else "-",
         "clock": f"{gathered.clocks[node][0]:+.3f} s" if node in gathered.clocks else "-",
         "data": facts["data"]["fingerprint"][:8] if "data" in facts else "-",
-        "bank": facts["bank"]["digests"][-1][1][:8] if facts.get("bank", {}).get("digests") else "-",
+        "bank": facts["bank"]["digests"][-1][1][:8]
+        if facts.get("bank", {}).get("digests")
+        else "-",
     }
     shown = [f"{cells[check]} BAD" if check in failed else cells[check] for check in CHECKS]
     named = name_ranks(ranks).removeprefix("ranks ").removeprefix("rank ")
@@ -119,7 +136,11 @@ def _common_lines(gathered: Gathered) -> list[str]:
     made = [len(f["bank"]["digests"]) for f in gathered.facts.values() if "bank" in f]
     if "bank" in facts:
         heads = facts["bank"]["heads"]
-        part = f"all {heads}" if min(made) == heads else f"the first {min(made)} of {heads}, head by head,"
+        part = (
+            f"all {heads}"
+            if min(made) == heads
+            else f"the first {min(made)} of {heads}, head by head,"
+        )
         order = f"{part} heads regenerated and compared on {len(made)} ranks"
         lines.append(f"frozen bank: {order}" if heads else "frozen bank: this variant has none")
     return lines

@@ -143,7 +143,9 @@ def _absent(gathered: Gathered) -> list[Problem]:
     unknown = "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the step"
     for node, ranks in by_node.items():
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
-        problems.append(Problem("answer", text + ("" if node else unknown), (node,) if node else ()))
+        problems.append(
+            Problem("answer", text + ("" if node else unknown), (node,) if node else ())
+        )
     silent: dict[tuple[str, str], list[int]] = {}
     done = gathered.collectives if gathered.ran_collectives else gathered.facts
     for rank, node in gathered.nodes.items():
@@ -158,9 +160,15 @@ def _absent(gathered: Gathered) -> list[Problem]:
 def _own_failures(gathered: Gathered) -> list[Problem]:
     """Return problems of checks that failed on a rank."""
     problems = []
-    for check in dict.fromkeys(check for facts in gathered.facts.values() for check in facts["failures"]):
-        failed = {r: f["failures"][check] for r, f in gathered.facts.items() if check in f["failures"]}
-        passed = any(check in facts and rank not in failed for rank, facts in gathered.facts.items())
+    for check in dict.fromkeys(
+        check for facts in gathered.facts.values() for check in facts["failures"]
+    ):
+        failed = {
+            r: f["failures"][check] for r, f in gathered.facts.items() if check in f["failures"]
+        }
+        passed = any(
+            check in facts and rank not in failed for rank, facts in gathered.facts.items()
+        )
         alone = len(gathered.ranks_of) == 1 and check in HARDWARE
         if not passed and not alone:
             problems.append(Problem(check, failed[min(failed)]))
@@ -175,9 +183,13 @@ def _own_failures(gathered: Gathered) -> list[Problem]:
 def _differences(gathered: Gathered) -> list[Problem]:
     """Return problems of facts that must be equal on all ranks and are not."""
     problems = []
-    names = sorted({name for facts in gathered.facts.values() for name in facts.get("versions", {})})
+    names = sorted(
+        {name for facts in gathered.facts.values() for name in facts.get("versions", {})}
+    )
     for name in names:
-        problems += _odd_ones(gathered, "versions", f"{name} is", _values(gathered, "versions", name))
+        problems += _odd_ones(
+            gathered, "versions", f"{name} is", _values(gathered, "versions", name)
+        )
     for check, key, subject in (
         ("gpus", "names", "the GPUs are"),
         ("config", "sha256", "the config or its overrides differ: digest"),
@@ -189,13 +201,18 @@ def _differences(gathered: Gathered) -> list[Problem]:
 
 def _bank_differences(gathered: Gathered) -> list[Problem]:
     """Return a problem for each node whose bank differs, compared up to the slowest rank's last head."""
-    digests = {rank: facts["bank"]["digests"] for rank, facts in gathered.facts.items() if "bank" in facts}
+    digests = {
+        rank: facts["bank"]["digests"] for rank, facts in gathered.facts.items() if "bank" in facts
+    }
     common = min(map(len, digests.values()), default=0)
     problems: list[Problem] = []
     named: set[str] = set()
     for index in range(common):
         values = {rank: made[index] for rank, made in digests.items()}
-        if len({sha256 for _, sha256 in values.values()}) == 1 and len({p for p, _ in values.values()}) == 1:
+        if (
+            len({sha256 for _, sha256 in values.values()}) == 1
+            and len({p for p, _ in values.values()}) == 1
+        ):
             continue
         shown = {rank: f"{sha256} at {place}" for rank, (place, sha256) in values.items()}
         for problem in _odd_ones(gathered, "bank", "the frozen bank has the digest", shown):
@@ -205,13 +222,20 @@ def _bank_differences(gathered: Gathered) -> list[Problem]:
     return problems
 
 
-def _odd_ones(gathered: Gathered, check: str, subject: str, values: Mapping[int, Any]) -> list[Problem]:
+def _odd_ones(
+    gathered: Gathered, check: str, subject: str, values: Mapping[int, Any]
+) -> list[Problem]:
     """Return a problem for every node with ranks whose value is not that of the majority."""
-    texts = {rank: value if isinstance(value, str) else json.dumps(value) for rank, value in values.items()}
+    texts = {
+        rank: value if isinstance(value, str) else json.dumps(value)
+        for rank, value in values.items()
+    }
     if len(set(texts.values())) < 2:
         return []
     counts = Counter(texts[rank] for rank in sorted(texts))
-    usual = max(counts, key=lambda text: counts[text])  # the first of equals: that of the lowest rank
+    usual = max(
+        counts, key=lambda text: counts[text]
+    )  # the first of equals: that of the lowest rank
     problems = []
     for node, ranks in gathered.ranks_of.items():
         odd = [rank for rank in ranks if rank in texts and texts[rank] != usual]
@@ -250,8 +274,14 @@ def _link_failures(gathered: Gathered) -> list[Problem]:
 def _collective_failures(gathered: Gathered) -> list[Problem]:
     problems = []
     for step in ("node", "world"):
-        failed = {r: f["failures"][step] for r, f in gathered.collectives.items() if step in f["failures"]}
-        hit = [node for node, ranks in gathered.ranks_of.items() if any(rank in failed for rank in ranks)]
+        failed = {
+            r: f["failures"][step] for r, f in gathered.collectives.items() if step in f["failures"]
+        }
+        hit = [
+            node
+            for node, ranks in gathered.ranks_of.items()
+            if any(rank in failed for rank in ranks)
+        ]
         if not hit:
             continue
         everywhere = len(hit) == len(gathered.ranks_of)
@@ -261,7 +291,9 @@ def _collective_failures(gathered: Gathered) -> list[Problem]:
             continue
         for node in hit:
             ranks = [rank for rank in gathered.ranks_of[node] if rank in failed]
-            problems.append(Problem("all-reduce", gathered.where(ranks) + failed[ranks[0]], (node,)))
+            problems.append(
+                Problem("all-reduce", gathered.where(ranks) + failed[ranks[0]], (node,))
+            )
     return problems
 
 

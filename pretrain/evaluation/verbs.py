@@ -32,33 +32,46 @@ Out = Annotated[Path, typer.Option(help="Directory for report.md, report.json an
 @evaluate.command()
 def tasks(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers.")
+        list[Path],
+        typer.Argument(metavar="RUN|DIR...", help="Run directories, or models of transformers."),
     ],
     names: Annotated[
-        str, typer.Option("--tasks", help="Tasks, groups and tags of lm-evaluation-harness, by commas.")
+        str,
+        typer.Option("--tasks", help="Tasks, groups and tags of lm-evaluation-harness, by commas."),
     ],
     baseline: Annotated[
         str, typer.Option(help="The variant (or the name of a run) the others are compared with.")
     ] = "vanilla",
     include_path: Annotated[
         Path | None,
-        typer.Option(help="Directory of task files (YAML) of your own; they win over the harness's."),
+        typer.Option(
+            help="Directory of task files (YAML) of your own; they win over the harness's."
+        ),
     ] = None,
     num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Worked examples before each item; default: as the task says.")
+        int | None,
+        typer.Option(min=0, help="Worked examples before each item; default: as the task says."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many items of each task, to try it out.")
+        int | None,
+        typer.Option(min=1, help="Only the first so many items of each task, to try it out."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of every run's checkpoint; default: the newest complete one.")
+        int | None,
+        typer.Option(min=0, help="Of every run's checkpoint; default: the newest complete one."),
     ] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run code that lies in DIR (a run's own needs no asking).")
+        bool,
+        typer.Option(
+            "--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."
+        ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="Directory for the report and for results, which are not measured again.")
+        Path,
+        typer.Option(
+            help="Directory for the report and for results, which are not measured again."
+        ),
     ] = Path("evaluation/tasks"),
 ) -> None:
     """Downstream tasks by lm-evaluation-harness (extra `eval`), compared over pairs of seeds and over items.
@@ -98,7 +111,9 @@ def tasks(
     options |= {"--step": step, "--out": out}
     command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
     command += [(key, str(value)) for key, value in options.items() if value is not None]
-    report = TaskReport(compare_tasks(groups, scores), groups, measured, scores, limit, versions, command)
+    report = TaskReport(
+        compare_tasks(groups, scores), groups, measured, scores, limit, versions, command
+    )
     finish(report.document(), out, log_width=100)
 
 
@@ -107,12 +122,19 @@ def diversity(
     runs: RunsArgument,
     out: Out = Path("evaluation/diversity"),
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples of each source.")] = 8,
-    cosine: Annotated[float, typer.Option(min=0, help="Criterion: largest cosine between heads.")] = 0.3,
-    divergence: Annotated[float, typer.Option(min=0, help="Criterion: least KL between heads, nats.")] = 1.0,
+    cosine: Annotated[
+        float, typer.Option(min=0, help="Criterion: largest cosine between heads.")
+    ] = 0.3,
+    divergence: Annotated[
+        float, typer.Option(min=0, help="Criterion: least KL between heads, nats.")
+    ] = 1.0,
     maps_layer: Annotated[
-        int | None, typer.Option(help="Layer whose attention is drawn, from 0; unset: the middle one.")
+        int | None,
+        typer.Option(help="Layer whose attention is drawn, from 0; unset: the middle one."),
     ] = None,
-    maps_positions: Annotated[int, typer.Option(min=2, help="So many first positions are drawn.")] = 64,
+    maps_positions: Annotated[
+        int, typer.Option(min=2, help="So many first positions are drawn.")
+    ] = 64,
 ) -> None:
     """E4: how different the heads of a layer are, in their weights and in what they attend to.
 
@@ -120,7 +142,12 @@ def diversity(
     """
     read = _read_runs(runs)
     from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer, observe_maps
-    from pretrain.evaluation.heads.diversity import Limits, RunDiversity, diversity_report, measure_run
+    from pretrain.evaluation.heads.diversity import (
+        Limits,
+        RunDiversity,
+        diversity_report,
+        measure_run,
+    )
     from pretrain.study.report import finish
 
     layer = chosen_layer(maps_layer, read)
@@ -141,7 +168,9 @@ def length(
     out: Out = Path("evaluation/length"),
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Held-out spans of three samples of each source; unset: as in training."),
+        typer.Option(
+            min=1, help="Held-out spans of three samples of each source; unset: as in training."
+        ),
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Criterion: largest relative change of perplexity.")
@@ -178,7 +207,9 @@ def anatomy(
     from pretrain.study.report import finish
 
     refuse_unlike(groups)
-    measured = _measure(groups.runs, lambda trained, _, __: (trained.run, trained.data, score(trained)))
+    measured = _measure(
+        groups.runs, lambda trained, _, __: (trained.run, trained.data, score(trained))
+    )
     finish(anatomy_document(groups, measured), out)
 
 
@@ -192,9 +223,12 @@ def approximation(
     depths: Annotated[str, typer.Option(help="num_layers values, ascending.")] = "1,2,4",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1 … this.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of every model.")] = 400,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate of AdamW.")] = 3e-3,
+    learning_rate: Annotated[
+        float, typer.Option(min=0, help="Peak learning rate of AdamW.")
+    ] = 3e-3,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Criterion: largest relative excess over the baseline's error.")
+        float,
+        typer.Option(min=0, help="Criterion: largest relative excess over the baseline's error."),
     ] = 0.1,
 ) -> None:
     """E1: regression of a function of a sequence by this program's own layers, by width and depth.
@@ -227,7 +261,9 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
     except ValueError:
         values = ()
     if not values or min(values) < 1 or list(values) != sorted(set(values)):
-        raise UserError(f"{option} is '{text}': give whole numbers in ascending order, such as 16,32,64")
+        raise UserError(
+            f"{option} is '{text}': give whole numbers in ascending order, such as 16,32,64"
+        )
     return values
 
 
@@ -265,5 +301,7 @@ def _measure(
     with one_process() as context, WorkDisplay(len(runs)) as work:
         for run in runs:
             work.begin(run.name)
-            results.append(measure(load_trained_model(run.path, context), groups.name_of(run), context))
+            results.append(
+                measure(load_trained_model(run.path, context), groups.name_of(run), context)
+            )
     return results

@@ -58,7 +58,9 @@ def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tens
     return _logits(logits, tokens)
 
 
-def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool) -> LogitAgreement:
+def compare_logits(
+    directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool
+) -> LogitAgreement:
     """Load the export as a user would and compare it with `own_logits` of the same tokens.
 
     `custom`: the export has code of its own, to be trusted.

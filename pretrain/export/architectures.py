@@ -73,8 +73,12 @@ class Architecture(ABC):
             }
             values["corrections"] = self.corrections
         convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
-        if any(convolved):  # the cache of such a layer has states of convolutions beside keys and values
-            values["layer_types"] = ["hybrid" if states else "full_attention" for states in convolved]
+        if any(
+            convolved
+        ):  # the cache of such a layer has states of convolutions beside keys and values
+            values["layer_types"] = [
+                "hybrid" if states else "full_attention" for states in convolved
+            ]
             values["number_of_conv_states"] = max(convolved)
         return {
             **values,
@@ -184,7 +188,11 @@ class Rotary(Architecture):
         yield _whole(f"{name}.mlp.c_proj.weight", layer.mlp.linear_fc2.weight)
 
     def _heads(self, part: Part) -> int:
-        return self.config.model.num_attention_heads if part == "query" else self.config.num_query_groups
+        return (
+            self.config.model.num_attention_heads
+            if part == "query"
+            else self.config.num_query_groups
+        )
 
     def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
         return f"model.layers.{layer}.self_attn.{role[0]}_proj.weight", heads

@@ -46,7 +46,9 @@ def _table(facts: Mapping[str, Any]) -> str:
         "seed": str(facts["seed"]),
         "weights": facts["dtype"],
     }
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
+    return "\n".join(
+        ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())]
+    )
 
 
 def _loading(facts: Mapping[str, Any], name: str) -> str:

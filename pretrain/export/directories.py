@@ -45,7 +45,10 @@ def made_beside(out: Path) -> Iterator[Path]:
             refuse_existing(out)
             directory.rename(out)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another command has made it a moment ago
+        if error.errno in (
+            errno.ENOTEMPTY,
+            errno.EEXIST,
+        ):  # another command has made it a moment ago
             refuse_existing(out)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
@@ -58,7 +61,10 @@ def _remove_left_behind(out: Path) -> None:
     """Remove the temporary directories of processes that were killed; anything else may be somebody's."""
     own = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")
     for place in [path for path in out.parent.iterdir() if own.fullmatch(path.name)]:
-        if place.is_symlink() or not {"lock"} <= {path.name for path in place.glob("*")} <= {"lock", "made"}:
+        if place.is_symlink() or not {"lock"} <= {path.name for path in place.glob("*")} <= {
+            "lock",
+            "made",
+        }:
             continue
         with contextlib.suppress(BusyError), Lease(place / "lock", f"making {out}"):
             shutil.rmtree(place, ignore_errors=True)

@@ -49,7 +49,11 @@ ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 
 
 def export_run(
-    path: Path, out: Path, context: ParallelContext, step: int | None = None, dtype: str | None = None
+    path: Path,
+    out: Path,
+    context: ParallelContext,
+    step: int | None = None,
+    dtype: str | None = None,
 ) -> dict[str, Any]:
     """Export the run in `path`, at a step or its newest one, to the directory `out`, which must not exist.
 
@@ -81,7 +85,9 @@ def export_run(
         facts = {
             **_facts(run, architecture, dtype, folded, logits),
             "weight_bytes": weight_bytes,
-            "tokenizer": asdict(compare_tokenizers(run.blend.manifests, directory, architecture.custom)),
+            "tokenizer": asdict(
+                compare_tokenizers(run.blend.manifests, directory, architecture.custom)
+            ),
             CHECKPOINT_FACT: of_checkpoint,
         }
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
@@ -90,7 +96,9 @@ def export_run(
     return facts
 
 
-def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, directory: Path) -> None:
+def _write_settings(
+    run: TrainedRun, architecture: Architecture, dtype: str, directory: Path
+) -> None:
     """Write config.json, generation_config.json, the tokenizer, and the export's own code, if any."""
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
     write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
@@ -105,7 +113,9 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
     in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
     return [
-        one.name for one in run.config.policy().corrections if any(one.name in names for names in in_layers)
+        one.name
+        for one in run.config.policy().corrections
+        if any(one.name in names for names in in_layers)
     ]
 
 
@@ -120,17 +130,26 @@ def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
 
 
 def _facts(
-    run: TrainedRun, architecture: Architecture, dtype: str, folded: list[str], logits: LogitAgreement
+    run: TrainedRun,
+    architecture: Architecture,
+    dtype: str,
+    folded: list[str],
+    logits: LogitAgreement,
 ) -> dict[str, Any]:
     """Return what export.json states of the weights: origin, frozen rows, agreement of the logits."""
     config, loss = run.config, run.validation_loss
     phase = phase_at(config, run.step).number
     count = count_parameters(config.shape(), config.policy(), phase)
     groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups, phase)
-    ranges = [architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen]
+    ranges = [
+        architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen
+    ]
     return {
         "ora_pretrain": pretrain.__version__,
-        "packages": {"torch": torch.__version__, **{name: package_version(name) for name in PACKAGES}},
+        "packages": {
+            "torch": torch.__version__,
+            **{name: package_version(name) for name in PACKAGES},
+        },
         "run": config.run.name,
         "variant": config.attention.variant,
         "attention": config.resolved()["attention"],

@@ -34,11 +34,17 @@ class HalfCacheAttention(nn.Module):
     def __init__(self, attention: Any, rotary: Any) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-        self.o_proj, self.layer_idx, self.head_dim = attention.o_proj, attention.layer_idx, attention.head_dim
+        self.o_proj, self.layer_idx, self.head_dim = (
+            attention.o_proj,
+            attention.layer_idx,
+            attention.head_dim,
+        )
         self.rotary = [rotary]  # in a list: a part of the model, not of this layer
         key = self.k_proj.weight.double()
         value = (self.v_proj.weight.double() @ key.T).type_as(self.v_proj.weight)
-        self.register_buffer("value_of_keys", value.unflatten(0, (-1, self.head_dim)), persistent=False)
+        self.register_buffer(
+            "value_of_keys", value.unflatten(0, (-1, self.head_dim)), persistent=False
+        )
 
     def forward(
         self,
@@ -61,7 +67,9 @@ class HalfCacheAttention(nn.Module):
         rotated, _ = apply_rotary_pos_emb(keys, keys, cosines, sines)
         if tokens == length:
             values = self._heads(self.v_proj(hidden_states))
-            mixed = nn.functional.scaled_dot_product_attention(query, rotated, values, is_causal=True)
+            mixed = nn.functional.scaled_dot_product_attention(
+                query, rotated, values, is_causal=True
+            )
         else:
             scores = query @ rotated.transpose(2, 3) * self.head_dim**-0.5
             later = places > places[-tokens:, None]

@@ -109,11 +109,15 @@ class OraConv1D(Conv1D):
 
     def __init__(self, wanted: dict[str, dict[str, int]], inputs: int, heads: int) -> None:
         super().__init__(3 * inputs, inputs)
-        corrections = {part: Corrections(wanted[part], inputs, heads, inputs // heads) for part in PARTS}
+        corrections = {
+            part: Corrections(wanted[part], inputs, heads, inputs // heads) for part in PARTS
+        }
         self.corrections = nn.ModuleDict(corrections)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        parts = zip(self.corrections.values(), super().forward(hidden_states).chunk(3, dim=-1), strict=True)
+        parts = zip(
+            self.corrections.values(), super().forward(hidden_states).chunk(3, dim=-1), strict=True
+        )
         return torch.cat([corrections(hidden_states, part) for corrections, part in parts], dim=-1)
 
 
@@ -130,7 +134,9 @@ def _begin(attention: Any, _: Any, inputs: dict[str, Any]) -> None:
     cache = inputs.get("past_key_values")
     for number, convolution in enumerate(found):
         if cache is not None and len(cache.layers) <= attention.layer_idx:
-            raise ValueError("the cache has no place for convolutions: DynamicCache(config=model.config) has")
+            raise ValueError(
+                "the cache has no place for convolutions: DynamicCache(config=model.config) has"
+            )
         convolution.place = (attention.layer_idx, number)
         convolution.cache, convolution.positions = cache, inputs["position_ids"]
 

@@ -35,7 +35,9 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
             return linear.value_weight.unflatten(0, (-1, head_dim))
         return _frozen_and_trained(linear, part)
     # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
-    fused = linear.weight.view(attention.config.num_query_groups, -1, head_dim, linear.weight.size(-1))
+    fused = linear.weight.view(
+        attention.config.num_query_groups, -1, head_dim, linear.weight.size(-1)
+    )
     if part == "query":
         return fused[:, :-2].flatten(0, 1)
     return fused[:, -2 if part == "key" else -1]
@@ -43,7 +45,9 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 
 def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
     """Return the frozen and trainable heads of a layer that has W_V apart from W_Q and W_K."""
-    query, key = (rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True))
+    query, key = (
+        rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True)
+    )
     frozen: Rows = (query, query[:: linear.queries_per_group] if linear.shared else key)
     trained = _trained_rows(linear)
     if linear.adapters is not None and not linear.adapts_all:
@@ -83,7 +87,9 @@ def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
     if linear.adapters is None or not names:
         return rows
     query, key = (one.double().permute(2, 0, 1).unsqueeze(1) for one in rows)
-    shared = {name: getattr(linear, name).double().t().unsqueeze(1) for name in linear.shared_adapters}
+    shared = {
+        name: getattr(linear, name).double().t().unsqueeze(1) for name in linear.shared_adapters
+    }
     corrected = linear.adapters.apply_some(names, Heads(query, key), shared)
     return tuple(one.squeeze(1).permute(1, 2, 0) for one in (corrected.query, corrected.key))
 
@@ -153,7 +159,9 @@ def corrections(
     members = config.num_attention_heads // groups if part == "query" else 1
     own = _own_corrections(linear, part, wanted) if wanted else {}
     made = {}
-    for name, one in [weight for correction in wanted for weight in of_one_head[correction].items()]:
+    for name, one in [
+        weight for correction in wanted for weight in of_one_head[correction].items()
+    ]:
         whole = one.double().repeat(groups, members, *[1] * one.dim())
         whole[linear.adapted_groups] = own[name].detach().double().unflatten(0, (-1, members))
         repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
@@ -173,23 +181,35 @@ def _own_corrections(
     before, after = _around_the_norm(linear)
     found: dict[str, torch.Tensor] = {}
     if "taps" in wanted:
-        found["convolution.taps"] = adapters.get_parameter(f"{part}_taps").unflatten(0, (-1, head_dim))
+        found["convolution.taps"] = adapters.get_parameter(f"{part}_taps").unflatten(
+            0, (-1, head_dim)
+        )
     if part == "value":
         return found
-    groups, queries = len(linear.adapted_groups), len(linear.adapted_groups) * linear.queries_per_group
+    groups, queries = (
+        len(linear.adapted_groups),
+        len(linear.adapted_groups) * linear.queries_per_group,
+    )
     query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
     none = Heads(query, key)
     if "bias" in wanted:
-        behind = [name for name in before[before.index("query_key_bias") :] if name != "short_convolution"]
+        behind = [
+            name for name in before[before.index("query_key_bias") :] if name != "short_convolution"
+        ]
         biases = adapters.apply_some(behind, none, {})
         found["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
     if "norm" in wanted:
-        gains = [adapters.get_parameter(f"{role}_gain").double().view(1, 1, -1, head_dim) for role in ROLES]
+        gains = [
+            adapters.get_parameter(f"{role}_gain").double().view(1, 1, -1, head_dim)
+            for role in ROLES
+        ]
         scaled = adapters.apply_some(after, Heads(gains[0], gains[1]), {})
         found["norm.gain"] = (scaled.query if part == "query" else scaled.key)[0, 0]
         found["norm.normed"] = torch.ones(len(found["norm.gain"]), 1)
     if "gelu" in wanted:
-        up = adapters.get_parameter("gelu_up").double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
+        up = (
+            adapters.get_parameter("gelu_up").double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
+        )
         behind = [name for name in before[before.index("gelu_query") :] if ADAPTERS[name].linear]
         corrected = adapters.apply_some(behind, none._replace(query=up), {}).query
         found["up.weight"] = corrected[:, 0].permute(1, 2, 0)

@@ -20,7 +20,13 @@ from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for,
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
-from pretrain.study.models import CHECKPOINT_FACT, FACTS, FILES_FACT, named_code, require_transformers
+from pretrain.study.models import (
+    CHECKPOINT_FACT,
+    FACTS,
+    FILES_FACT,
+    named_code,
+    require_transformers,
+)
 
 _TIMEOUT = 6 * 3600
 _OWN_CODE = Path(__file__).with_name("modeling_ora.py")
@@ -40,9 +46,13 @@ def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
     run = RunDirectory(path)
     if not run.config.is_file():
         if not (path / "config.json").is_file():
-            raise UserError(f"{path} is neither a run directory nor an export: it has no config.yaml")
+            raise UserError(
+                f"{path} is neither a run directory nor an export: it has no config.yaml"
+            )
         if step is not None:
-            raise UserError(f"--step {step}: {path} is an export, which is of one step; leave --step out")
+            raise UserError(
+                f"--step {step}: {path} is an export, which is of one step; leave --step out"
+            )
         return path
     checkpoint = run.find_checkpoint(step)
     _remove_outdated(run)
@@ -90,7 +100,9 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
             preexec_fn=prepare_child,  # so that it does not outlive a kill of this process
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"the export of {run} was not done after {_TIMEOUT // 3600} hours") from error
+        raise UserError(
+            f"the export of {run} was not done after {_TIMEOUT // 3600} hours"
+        ) from error
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise UserError(last.removeprefix("error: "))

@@ -40,7 +40,9 @@ class Sampler:
 
         require_trust(directory, trust_code)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_code)
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=trust_code
+            )
             self.model = AutoModelForCausalLM.from_pretrained(
                 str(directory), trust_remote_code=trust_code, use_safetensors=True, dtype="auto"
             ).eval()

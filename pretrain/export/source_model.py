@@ -114,12 +114,16 @@ def open_source(directory: Path) -> SourceModel:
                 ignore_mismatched_sizes=True,  # they are refused below
                 output_loading_info=True,
             )
-    except Exception as error:  # a stranger's files: transformers and what it reads them with raise anything
+    except (
+        Exception
+    ) as error:  # a stranger's files: transformers and what it reads them with raise anything
         reason = " ".join(str(error).split())[:500]
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
     if config.model_type not in MUST_BE:
         known = " and ".join(MUST_BE)
-        raise UserError(f"{directory} is a model of type '{config.model_type}'; only {known} can be imported")
+        raise UserError(
+            f"{directory} is a model of type '{config.model_type}'; only {known} can be imported"
+        )
     for key, must in MUST_BE[config.model_type].items():
         if getattr(config, key) != must:
             raise UserError(
@@ -150,7 +154,9 @@ def _starcoder2(directory: Path, config: Any) -> dict[str, Any]:
     """Return the section `model`, with rotary positions."""
     rotation = config.rope_parameters
     if rotation["rope_type"] != "default":
-        raise UserError(f"{directory}: its rotation is scaled, which it is not here: it cannot be imported")
+        raise UserError(
+            f"{directory}: its rotation is scaled, which it is not here: it cannot be imported"
+        )
     base = float(rotation["rope_theta"])
     if not base.is_integer():
         raise UserError(
@@ -162,7 +168,8 @@ def _starcoder2(directory: Path, config: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
         "num_query_groups": config.num_key_value_heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         "ffn_hidden_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
         "position_embedding": "rope",
@@ -196,7 +203,9 @@ def _streams(directory: Path, config: Any, model: Any) -> Iterator[tuple[str, st
     first, layers, layer, last = _STREAMS[config.model_type]
     modules = dict(first)
     for number in range(config.num_hidden_layers):
-        modules |= {f"layer.{number}.{ours}": f"{layers}.{number}.{name}" for ours, name in layer.items()}
+        modules |= {
+            f"layer.{number}.{ours}": f"{layers}.{number}.{name}" for ours, name in layer.items()
+        }
     modules |= last | ({} if config.tie_word_embeddings else {"output": "lm_head"})
     for stream, name in modules.items():
         module = model.get_submodule(name)
@@ -235,9 +244,13 @@ def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
     if not stored:
         return  # transformers says that there is no file
     if (layers := config.num_hidden_layers) > 16 * len(stored):
-        raise ValueError(f"config.json tells of {layers} layers, and the files have {len(stored)} tensors")
+        raise ValueError(
+            f"config.json tells of {layers} layers, and the files have {len(stored)} tensors"
+        )
     with torch.device("meta"):
-        wanted = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        wanted = sum(
+            weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters()
+        )
     if wanted > 16 * (there := sum(size for _, size in stored.values())):
         raise ValueError(f"config.json makes {wanted:,} parameters, and the files have {there:,}")
 
@@ -245,7 +258,9 @@ def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
 def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.dtype:
     """Return bf16 if every tensor is stored in bf16, else fp32. Refuses what fp32 would round."""
     if wide := [name for name, (kind, _) in stored.items() if kind == "F64"]:
-        raise UserError(f"{directory}: {wide[0]} is of type F64; only fp32, bf16 and fp16 can be imported")
+        raise UserError(
+            f"{directory}: {wide[0]} is of type F64; only fp32, bf16 and fp16 can be imported"
+        )
     return torch.bfloat16 if {kind for kind, _ in stored.values()} == {"BF16"} else torch.float32
 
 
@@ -263,7 +278,9 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
         names = [bank_name(layer, role) for layer in layers for role in ROLES]
         rows = {name: source.weights[name].split(head_dim) for name in names}
         model = json.dumps(source.section)
-        heads = json.dumps({name: [head_digest(head) for head in own] for name, own in rows.items()})
+        heads = json.dumps(
+            {name: [head_digest(head) for head in own] for name, own in rows.items()}
+        )
         stated = {"format": FORMAT, "model": model, "heads": heads}
         write_weights(made / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.

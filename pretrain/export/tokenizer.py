@@ -70,7 +70,9 @@ def converted(proto: Any, path: Path) -> Any:
     kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
     models = {"bpe": _bpe, "unigram": _unigram}
     if kind not in models:
-        raise UserError(f"{path} is a {kind} model, which tokenizer.json cannot hold; only BPE and unigram")
+        raise UserError(
+            f"{path} is a {kind} model, which tokenizer.json cannot hold; only BPE and unigram"
+        )
     tokenizer, spec = Tokenizer(models[kind](proto)), proto.normalizer_spec
     steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
     decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -81,7 +83,10 @@ def converted(proto: Any, path: Path) -> Any:
         steps[:0] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.precompiled_charsmap:
         steps.insert(0, normalizers.Precompiled(spec.precompiled_charsmap))
-    tokenizer.normalizer, tokenizer.decoder = normalizers.Sequence(steps), decoders.Sequence(decoding)
+    tokenizer.normalizer, tokenizer.decoder = (
+        normalizers.Sequence(steps),
+        decoders.Sequence(decoding),
+    )
     tokenizer.add_tokens(
         [
             AddedToken(piece.piece, normalized=False, special=piece.type != piece.USER_DEFINED)
@@ -107,7 +112,9 @@ def _bpe(proto: Any) -> Any:
     from tokenizers.models import BPE
 
     scores = {
-        piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)
+        piece.piece: piece.score
+        for piece in proto.pieces
+        if piece.type in (piece.NORMAL, piece.USER_DEFINED)
     }
     merges = [
         (piece[:cut], piece[cut:])
@@ -116,7 +123,10 @@ def _bpe(proto: Any) -> Any:
         if piece[:cut] in scores and piece[cut:] in scores
     ]
     vocabulary = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    unknown, in_bytes = proto.pieces[proto.trainer_spec.unk_id].piece, proto.trainer_spec.byte_fallback
+    unknown, in_bytes = (
+        proto.pieces[proto.trainer_spec.unk_id].piece,
+        proto.trainer_spec.byte_fallback,
+    )
     return BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes)
 
 
@@ -134,7 +144,9 @@ class TokenizerAgreement:
     different_texts: int
 
 
-def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -> TokenizerAgreement:
+def compare_tokenizers(
+    manifests: Sequence[Manifest], out: Path, custom: bool
+) -> TokenizerAgreement:
     """Encode held-out text with both tokenizers and count the differences.
 
     If ids differ, the run's SentencePiece model is copied into the export. `custom`: the export has code of

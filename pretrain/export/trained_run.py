@@ -97,9 +97,15 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
     resolved = config.resolved()
     for key, was in keys.items():
         section, _, name = key.partition(".")
-        if name == "initial_weights":  # they are needed no more, but for a frozen bank, which has digests
+        if (
+            name == "initial_weights"
+        ):  # they are needed no more, but for a frozen bank, which has digests
             continue
-        if section in ("model", "attention") and name in resolved[section] and resolved[section][name] != was:
+        if (
+            section in ("model", "attention")
+            and name in resolved[section]
+            and resolved[section][name] != was
+        ):
             raise UserError(
                 f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "
                 f"{resolved[section][name]}; restore the run's own config.yaml"
@@ -109,7 +115,9 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
 TEMPERATURE = 0.8
 
 
-def model_texts(runs: Sequence[Path], prompts: Sequence[str], tokens: int) -> Mapping[Path, tuple[str, ...]]:
+def model_texts(
+    runs: Sequence[Path], prompts: Sequence[str], tokens: int
+) -> Mapping[Path, tuple[str, ...]]:
     """Return {run: text after each prompt}, drawn at TEMPERATURE; the draws of every run are of one seed.
 
     What cannot be printed is a middle dot, so that the text shows the same everywhere. Raises UserError: as
@@ -134,7 +142,10 @@ def model_texts(runs: Sequence[Path], prompts: Sequence[str], tokens: int) -> Ma
             model = load_model(run, context)
             samples = continue_prompts(model, encoded, run.config, boundary, context, draw)
             texts[path] = tuple(
-                "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in sample.text)
+                "".join(
+                    letter if letter.isprintable() or letter in "\n\t" else "·"
+                    for letter in sample.text
+                )
                 for sample in samples
             )
     return texts

@@ -30,7 +30,8 @@ def export(
         typer.Option(help="Of the weights; default: the run's, fp32 where adapters are folded in."),
     ] = None,
     push_to_hub: Annotated[
-        str | None, typer.Option(help="OWNER/NAME on the hub to send it to; made private if it is new.")
+        str | None,
+        typer.Option(help="OWNER/NAME on the hub to send it to; made private if it is new."),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
 ) -> None:
@@ -78,7 +79,9 @@ def push(directory: Path, repository: str, public: bool = False) -> str:
 
 
 def import_(
-    directory: Annotated[Path, typer.Argument(help="A directory of Hugging Face: Starcoder2 or GPT2.")],
+    directory: Annotated[
+        Path, typer.Argument(help="A directory of Hugging Face: Starcoder2 or GPT2.")
+    ],
     out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
     config: Annotated[
         str, typer.Option(help="What the configuration is taken from, but for the model.")
@@ -102,28 +105,47 @@ def import_(
 
 
 def sample(
-    path: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run directory, or an export of one.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN|DIR", help="A run directory, or an export of one.")
+    ],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What the text begins with; repeatable. Default: nothing.")
+        list[str] | None,
+        typer.Option(help="What the text begins with; repeatable. Default: nothing."),
     ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A file of prompts, one a line, after those of --prompt.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens after the prompt, at most.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is --greedy.")] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability.")
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Divides the logits; 0 is --greedy.")
     ] = 1.0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws, for every prompt anew.")] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Draw from the likeliest tokens that have this probability."
+        ),
+    ] = 1.0,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always take the likeliest token.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws, for every prompt anew.")
+    ] = 0,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of a run's checkpoint; default: the newest complete one.")
+        int | None,
+        typer.Option(min=0, help="Of a run's checkpoint; default: the newest complete one."),
     ] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run code that lies in DIR (a run's own needs no asking).")
+        bool,
+        typer.Option(
+            "--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."
+        ),
     ] = False,
     half_cache: Annotated[
-        bool, typer.Option("--half-cache", help="Cache keys alone, where W_K is a rotation (as in monarch).")
+        bool,
+        typer.Option(
+            "--half-cache", help="Cache keys alone, where W_K is a rotation (as in monarch)."
+        ),
     ] = False,
 ) -> None:
     """Write text with a trained model; a run is exported once a checkpoint, into RUN/exports.

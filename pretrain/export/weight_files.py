@@ -31,7 +31,10 @@ class Weight:
 
 
 def write_weights(
-    path: Path, weights: Sequence[Weight], dtype: torch.dtype, metadata: Mapping[str, str] | None = None
+    path: Path,
+    weights: Sequence[Weight],
+    dtype: torch.dtype,
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write all weights in `dtype` and return the bytes of their elements.
 
@@ -39,7 +42,8 @@ def write_weights(
     """
     sizes = [math.prod(weight.shape) * dtype.itemsize for weight in weights]
     tensors = [
-        (weight.name, _NAMES[dtype], weight.shape, size) for weight, size in zip(weights, sizes, strict=True)
+        (weight.name, _NAMES[dtype], weight.shape, size)
+        for weight, size in zip(weights, sizes, strict=True)
     ]
     with path.open("wb") as file:
         file.write(safetensors_header(tensors, metadata or {"format": "pt"}))

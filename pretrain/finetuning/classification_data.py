@@ -73,14 +73,24 @@ TASKS = {
         ),
         Task("sst2", "SST-2", ("negative", "positive"), ("sentence",), ("accuracy",)),
         Task(
-            *("mrpc", "MRPC", ("not_equivalent", "equivalent"), _PAIR[0], ("accuracy", "f1"), _PAIR[1]),
+            *(
+                "mrpc",
+                "MRPC",
+                ("not_equivalent", "equivalent"),
+                _PAIR[0],
+                ("accuracy", "f1"),
+                _PAIR[1],
+            ),
             label=("label", "Quality"),
         ),
         Task(
             *("qqp", "QQP", ("not_duplicate", "duplicate"), ("question1",), ("accuracy", "f1")),
             *(("question2",), ("label", "is_duplicate")),
         ),
-        Task(*("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]), label=("label", "score")),
+        Task(
+            *("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]),
+            label=("label", "score"),
+        ),
         Task(
             *("mnli", "MNLI", ("entailment", "neutral", "contradiction"), ("premise", "sentence1")),
             *(("accuracy",), ("hypothesis", "sentence2"), ("label", "gold_label")),
@@ -121,7 +131,9 @@ def find_tasks(names: str) -> list[Task]:
     for name in names.split(","):
         task = known.get(name.strip().lower())
         if task is None:
-            raise UserError(f"--tasks: there is no task '{name.strip()}'; there are {', '.join(TASKS)}")
+            raise UserError(
+                f"--tasks: there is no task '{name.strip()}'; there are {', '.join(TASKS)}"
+            )
         if task in tasks:
             raise UserError(f"--tasks names {task.name} twice")
         tasks.append(task)
@@ -141,8 +153,12 @@ def read_task(task: Task, data: Path) -> TaskData:
         raise UserError(
             f"--data {data} has no folder {task.folder} or {task.name}: give the directory that holds it"
         )
-    train, validation = (_read_split(task, folders[0], split, required=True) for split in (TRAIN, VALIDATION))
-    return TaskData(task, train, validation, _read_split(task, folders[0], MISMATCHED, required=False))
+    train, validation = (
+        _read_split(task, folders[0], split, required=True) for split in (TRAIN, VALIDATION)
+    )
+    return TaskData(
+        task, train, validation, _read_split(task, folders[0], MISMATCHED, required=False)
+    )
 
 
 def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
@@ -171,7 +187,9 @@ def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list
             raise UserError(f"{folder} has no file {names} that ends in {', '.join(SUFFIXES)}")
         return []
     if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in files}) > 1:
-        raise UserError(f"{folder} has {files[0].name} and {files[-1].name} for one split; leave one out")
+        raise UserError(
+            f"{folder} has {files[0].name} and {files[-1].name} for one split; leave one out"
+        )
     return read_examples(task, files)
 
 
@@ -184,7 +202,9 @@ def _label(task: Task, record: Record) -> int | float:
             score = math.nan
         low, high = task.scores
         if not low <= score <= high:
-            raise UserError(f"{record.place}: the label of {task.name} is '{value}', not {low:g} to {high:g}")
+            raise UserError(
+                f"{record.place}: the label of {task.name} is '{value}', not {low:g} to {high:g}"
+            )
         return score
     if value in task.labels:
         return task.labels.index(value)

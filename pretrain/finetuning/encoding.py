@@ -78,7 +78,9 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
     return [first[: room - len(second)], second]
 
 
-def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
+def set_aside(
+    examples: Sequence[_T], part: float, most: int, seed: int
+) -> tuple[list[_T], list[_T]]:
     """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
 
     The examples that are reported must not choose the weights they are reported of. Raises UserError: there
@@ -86,6 +88,10 @@ def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tupl
     """
     count = min(most, max(1, round(part * len(examples))))
     if len(examples) < 2 * count:
-        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
+        raise UserError(
+            f"{len(examples)} training examples are too few to set some aside; give more"
+        )
     order = np.random.default_rng(seed).permutation(len(examples))
-    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
+    return [examples[i] for i in np.sort(order[count:])], [
+        examples[i] for i in np.sort(order[:count])
+    ]

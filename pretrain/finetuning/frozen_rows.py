@@ -87,7 +87,9 @@ def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict
     """
     (frozen, trained), (after, now) = before, remember(model, rows)
     if after != frozen:
-        raise RuntimeError("frozen rows of queries and keys changed in fine-tuning: this is a defect")
+        raise RuntimeError(
+            "frozen rows of queries and keys changed in fine-tuning: this is a defect"
+        )
     changed = [name for name in now if now[name] != trained[name]]
     if not any(name.startswith(head) for name in changed):
         what = "no weight" if not changed else f"not the head ({head})"

@@ -79,7 +79,9 @@ class GlueFineTuning:
             "frozen_rows": content_digest(self.frozen_rows),
             "settings": asdict(plan.settings),
             "task": data.task.name,
-            "examples": content_digest([[asdict(example) for example in split] for split in splits.values()]),
+            "examples": content_digest(
+                [[asdict(example) for example in split] for split in splits.values()]
+            ),
             "longest": longest,
         }
 
@@ -113,7 +115,11 @@ class GlueFineTuning:
         result = {
             **self._scores(predictions),
             "items": sum(map(len, self.judged.values())),
-            "examples": {"trained": len(train), "set_aside": len(aside), "shortened": self.train.shortened},
+            "examples": {
+                "trained": len(train),
+                "set_aside": len(aside),
+                "shortened": self.train.shortened,
+            },
             "training": course,
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
             "weights": what_changed(model, self.frozen_rows, before, HEAD),
@@ -158,7 +164,9 @@ def run_glue(
             for seed in range(1, plan.seeds + 1):
                 begin_piece(title := f"{one.name}-{seed}")
                 identity = {**one.identity, "seed": seed}
-                content, kept = cache.read_or_make(one.file_name(seed), identity, partial(one.run, seed))
+                content, kept = cache.read_or_make(
+                    one.file_name(seed), identity, partial(one.run, seed)
+                )
                 result = content["result"]
                 numbers = (result[key] for key in ("score", "metrics", "standard_error", "items"))
                 group = plan.groups.name_of(model)

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from pretrain.errors import UserError
 from pretrain.export.run_exports import exported_apart
@@ -100,12 +105,16 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
     """
     directory = exported_apart(path, step)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
+        raise UserError(
+            f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there"
+        )
     trusted = trust_code or directory != path
     require_trust(directory, trusted)
     facts = _facts(directory / FACTS)
     if not any(directory.glob("*.safetensors")):
-        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
+        raise UserError(
+            f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint"
+        )
     name = str(facts.get("run", path.resolve().name))
     return Pretrained(path, directory, facts, model_digest(directory), trusted, name)
 
@@ -161,7 +170,9 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted)
     start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
     if start is None:
-        raise UserError(f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them")
+        raise UserError(
+            f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them"
+        )
     if len(program) > config.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {len(program)} tokens, the model {config.vocab_size}: these two "

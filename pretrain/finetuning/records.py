@@ -31,7 +31,9 @@ class Record:
         for name in names:
             if (value := self.fields.get(name)) is not None:
                 return value
-        raise UserError(f"{self.place} has no {' or '.join(names)}; it has {', '.join(self.fields)}")
+        raise UserError(
+            f"{self.place} has no {' or '.join(names)}; it has {', '.join(self.fields)}"
+        )
 
     def text(self, names: Sequence[str]) -> str:
         """Return the same as `value`, which must be text."""
@@ -41,7 +43,9 @@ class Record:
         return value
 
 
-def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()) -> Iterator[Record]:
+def read_records(
+    path: Path, wanted: Sequence[str], headless: Sequence[str] = ()
+) -> Iterator[Record]:
     """Read the rows of a file.
 
     `wanted`: names of columns; the first line of a TSV is its header if one of them is in it. `headless`: the
@@ -88,7 +92,9 @@ def _jsonl(path: Path) -> Iterator[Record]:
         except ValueError as error:
             raise UserError(f"{path}, line {number} is no JSON ({error}); mend the line") from error
         if not isinstance(fields, dict):
-            raise UserError(f"{path}, line {number} is no JSON object; give one with a key for each column")
+            raise UserError(
+                f"{path}, line {number} is no JSON object; give one with a key for each column"
+            )
         yield Record(f"{path}, line {number}", fields)
 
 
@@ -97,13 +103,17 @@ def _parquet(path: Path) -> Iterator[Record]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        rows = (fields for batch in ParquetFile(path).iter_batches() for fields in batch.to_pylist())
+        rows = (
+            fields for batch in ParquetFile(path).iter_batches() for fields in batch.to_pylist()
+        )
         for number, fields in enumerate(rows, start=1):
             yield Record(f"{path}, row {number}", fields)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except ArrowException as error:
-        raise UserError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"{path} cannot be read as parquet: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

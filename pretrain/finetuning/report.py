@@ -22,7 +22,16 @@ from pretrain.reporting.text import number
 from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
-from pretrain.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, WILCOXON_HOLM, GapRow, gap_table
+from pretrain.study.tables import (
+    EFFECT,
+    GAP,
+    INTERVAL,
+    T_HOLM,
+    T_P,
+    WILCOXON_HOLM,
+    GapRow,
+    gap_table,
+)
 
 _GAP_COLUMNS = (
     *(GAP, INTERVAL, EFFECT, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (t, Holm)")),
@@ -94,13 +103,17 @@ def _compare(own: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> C
     if common:  # only these are of the same samples in the same order
         own, base = ([t for t in trials if t.pretraining_seed in common] for trials in (own, base))
     several = len(common) >= 2
-    scores, others = (_means(trials, "pretraining_seed" if several else "seed") for trials in (own, base))
+    scores, others = (
+        _means(trials, "pretraining_seed" if several else "seed") for trials in (own, base)
+    )
     gap = paired_gap(base[0].group, scores, others, POINTS)
     seeds = gap.seeds if gap else ()
     testable = all(others[seed] > 0 for seed in seeds)
     held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
     pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
-    return Comparison(own[0].task, own[0].group, base[0].group, pair, gap, held if testable else None)
+    return Comparison(
+        own[0].task, own[0].group, base[0].group, pair, gap, held if testable else None
+    )
 
 
 def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
@@ -111,7 +124,11 @@ def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
 
 
 def fine_tuned_report(
-    trials: Sequence[Trial], baseline: str, tolerance: float, notes: Sequence[str], content: Mapping[str, Any]
+    trials: Sequence[Trial],
+    baseline: str,
+    tolerance: float,
+    notes: Sequence[str],
+    content: Mapping[str, Any],
 ) -> Report:
     """Return the report of all trials.
 
@@ -132,7 +149,8 @@ def fine_tuned_report(
                 asdict(one)
                 | {
                     "gap": one.gap
-                    and gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
+                    and gap_content(one.gap)
+                    | {"significance_claimed": one.gap.significance_claimed}
                 }
                 for one in comparisons
             ],
@@ -143,7 +161,9 @@ def fine_tuned_report(
     )
 
 
-def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseline: str) -> list[Verdict]:
+def _verdicts(
+    trials: Sequence[Trial], comparisons: Sequence[Comparison], baseline: str
+) -> list[Verdict]:
     if not comparisons:
         return [
             Verdict(group, len(own), None, "nothing to compare with")
@@ -165,14 +185,25 @@ def _scores(trials: Sequence[Trial]) -> Table:
     for task, groups in _by_task(trials).items():
         for group, own in groups.items():
             metrics = ", ".join(
-                f"{name} {_points([trial.metrics[name] for trial in own])}" for name in own[0].metrics
+                f"{name} {_points([trial.metrics[name] for trial in own])}"
+                for name in own[0].metrics
             )
             error = statistics.fmean(trial.standard_error for trial in own)
             models = len({trial.model for trial in own})
             counts = f"{models} × {len(own) // models}"
             score = _points([trial.score for trial in own])
-            rows.append((task, group, counts, score, metrics, number(100 * error, 2), f"{own[0].items:,}"))
-    header = ("task", "variant", "models × seeds", "score", "metrics", "standard error of the task", "items")
+            rows.append(
+                (task, group, counts, score, metrics, number(100 * error, 2), f"{own[0].items:,}")
+            )
+    header = (
+        "task",
+        "variant",
+        "models × seeds",
+        "score",
+        "metrics",
+        "standard error of the task",
+        "items",
+    )
     return text_table("Scores, in points", header, rows)
 
 

@@ -21,35 +21,52 @@ if TYPE_CHECKING:
 def glue(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|DIR...", help="Run directories or exports, seeds of one variant."),
+        typer.Argument(
+            metavar="RUN|DIR...", help="Run directories or exports, seeds of one variant."
+        ),
     ],
     data: Annotated[Path, typer.Option(help="Directory of GLUE, with a folder for each task.")],
     tasks: Annotated[
         str, typer.Option(help="Of cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli.")
     ] = "sst2",
-    seeds: Annotated[int, typer.Option(min=1, help="Fine-tunings of each model: seeds 1 … this.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Fine-tunings of each model: seeds 1 … this.")
+    ] = 3,
     baseline: Annotated[
-        str | None, typer.Option(help="Variant or run the others are compared with; default: the first's.")
+        str | None,
+        typer.Option(help="Variant or run the others are compared with; default: the first's."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Directory for report.md, report.json, a plot and finished trainings.")
+        Path,
+        typer.Option(help="Directory for report.md, report.json, a plot and finished trainings."),
     ] = Path("evaluation/glue"),
     train_query_key: Annotated[
-        bool, typer.Option("--train-query-key", help="Let Q and K train too, where they were frozen.")
+        bool,
+        typer.Option("--train-query-key", help="Let Q and K train too, where they were frozen."),
     ] = False,
-    learning_rate: Annotated[float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")] = 5e-5,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training examples, at most.")] = 5,
+    learning_rate: Annotated[
+        float, typer.Option(min=1e-12, help="Peak learning rate of AdamW.")
+    ] = 5e-5,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Passes over the training examples, at most.")
+    ] = 5,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of a step.")] = 32,
     patience: Annotated[
         int, typer.Option(min=0, help="Looks without a better one that end a training; 0: none do.")
     ] = 3,
     max_length: Annotated[
-        int | None, typer.Option(min=8, help="Tokens of an example at most; default: the model's own.")
+        int | None,
+        typer.Option(min=8, help="Tokens of an example at most; default: the model's own."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, max=1, help="Criterion: largest relative loss to the baseline's score.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Criterion: largest relative loss to the baseline's score."
+        ),
     ] = 0.05,
-    trust_code: Annotated[bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run code that lies in a DIR.")
+    ] = False,
 ) -> None:
     """E3: fine-tuning on GLUE's tasks with Q and K frozen again, several seeds, beside a baseline.
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 USER_MISTAKE = 2
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
 
 MaxStalled = Annotated[int, typer.Option(envvar="ORA_MAX_STALLED_SEGMENTS", min=1)]
 Nodes = Annotated[int, typer.Option(help="What Slurm gave.", min=1)]
@@ -160,7 +162,9 @@ def end_tokenizing(
 def after_doctor(
     run: RunArgument,
     report: Annotated[Path, typer.Argument(help="The doctor's JSON.")],
-    already: Annotated[str, typer.Option(help="Comma-separated nodes that the job leaves out now.")] = "",
+    already: Annotated[
+        str, typer.Option(help="Comma-separated nodes that the job leaves out now.")
+    ] = "",
     most: Annotated[int, typer.Option(envvar="ORA_MAX_EXCLUDED_NODES", min=0)] = 4,
 ) -> None:
     """Name the nodes to leave out after a preflight that failed. Answer: these; nothing without a report.
@@ -179,7 +183,9 @@ def after_doctor(
         )
     names = [node for node in already.split(",") if node]
     segments = Segments(Training(run))
-    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most)))
+    typer.echo(
+        ",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most))
+    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +246,9 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
     if reason is None or not possible:
         return given, None
 
-    best = max(possible, key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes))
+    best = max(
+        possible, key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes)
+    )
     return best, f"trains on {best} of the job's {given}: {reason}"
 
 

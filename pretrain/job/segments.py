@@ -129,13 +129,17 @@ class Segments:
         if outcome == FINISHED:
             return Decision(FINISHED, f"{self.work.title} is finished")
         if ending.job_state != RUNNING_JOB:
-            return Decision(STOP, f"Slurm has ended this segment itself (the job is {ending.job_state})")
+            return Decision(
+                STOP, f"Slurm has ended this segment itself (the job is {ending.job_state})"
+            )
         if outcome == CONTINUE:
             return Decision(REQUEUE, "saved; there is more to do")
         if outcome == STOPPED:
             if ending.preempted:
                 return Decision(REQUEUE, "saved before preemption; there is more to do")
-            return Decision(STOP, "stopped and saved, as SIGTERM asked; the same sbatch command goes on")
+            return Decision(
+                STOP, "stopped and saved, as SIGTERM asked; the same sbatch command goes on"
+            )
         if ending.asked:
             return Decision(REQUEUE, "ended before the time limit; finished parts are kept")
         if ending.refused:

@@ -52,7 +52,9 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     for layer in model.decoder.layers:
         layer.recompute_in_backward(config.performance.recompute)
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, config.run.seed, config.model.init_std, start, config.given_weights)
+    initialize_parameters(
+        model, config.run.seed, config.model.init_std, start, config.given_weights
+    )
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
 
@@ -60,7 +62,11 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
 def flash_documents(config: Config, device: torch.device) -> bool:
     """Return whether separate documents are attended without a mask: `performance.document_attention`."""
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
-    return config.performance.document_attention == "flash" and kernel and not config.policy().synthesizer
+    return (
+        config.performance.document_attention == "flash"
+        and kernel
+        and not config.policy().synthesizer
+    )
 
 
 def compiles_layers(config: Config, device: torch.device, world_size: int) -> bool:
@@ -75,7 +81,11 @@ def compile_layers(model: GPT, backend: str) -> None:
     Raises UserError: inductor has no compiler to make kernels for the CPU with.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    if backend == "inductor" and on_cpu and not any(map(which, (os.environ.get("CXX", "g++"), "clang++"))):
+    if (
+        backend == "inductor"
+        and on_cpu
+        and not any(map(which, (os.environ.get("CXX", "g++"), "clang++")))
+    ):
         raise UserError(
             "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; install one, name "
             "it in CXX, or set performance.compile=none"
@@ -92,7 +102,11 @@ def compiling_nothing() -> AbstractContextManager[object]:
 
     Where nothing is compiled it does nothing, and does not load torch's compiler.
     """
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
 
 
 def transformer_config(config: Config) -> TransformerConfig:
@@ -124,7 +138,9 @@ def transformer_config(config: Config) -> TransformerConfig:
     )
 
 
-def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | None = None) -> torch.Tensor:
+def token_losses(
+    model: torch.nn.Module, tokens: torch.Tensor, boundary: int | None = None
+) -> torch.Tensor:
     """Return the cross-entropy of every next-token prediction.
 
     `tokens`: `[batch, sequence_length + 1]` int64 on the model's device. `boundary`: the end-of-document id,

@@ -47,12 +47,18 @@ class StructuredProducts:
     def as_dict(self) -> dict[str, object]:
         """Return the entry of environment.json."""
         values = asdict(self)
-        return {"way": way_of(self.tile), "reason": self.reason, "milliseconds": values["milliseconds"]}
+        return {
+            "way": way_of(self.tile),
+            "reason": self.reason,
+            "milliseconds": values["milliseconds"],
+        }
 
 
 def structured_layers(model: torch.nn.Module) -> list[FrozenQueryKeyValueLinear]:
     """Return the projections of `model` whose frozen rows are structured."""
-    linears = [module for module in model.modules() if isinstance(module, FrozenQueryKeyValueLinear)]
+    linears = [
+        module for module in model.modules() if isinstance(module, FrozenQueryKeyValueLinear)
+    ]
     return [linear for linear in linears if isinstance(linear.frozen(), Factors)]
 
 
@@ -77,7 +83,9 @@ def choose_structured_products(
     wanted = config.performance.structured_products
     factors = [rows for layer in layers if isinstance(rows := layer.frozen(), Factors)]
     against: list[str | None] = [None] * context.world_size
-    dist.all_gather_object(against, next(filter(None, (why_not(rows.right) for rows in factors)), None))
+    dist.all_gather_object(
+        against, next(filter(None, (why_not(rows.right) for rows in factors)), None)
+    )
     problem = next(filter(None, against), None)
     cannot = "performance.structured_products=kernel cannot be had: {}; use auto or products"
     if wanted == "kernel" and problem is not None:
@@ -87,7 +95,9 @@ def choose_structured_products(
     if problem is not None:
         return StructuredProducts(None, problem)
     if wanted == "auto" and config.run.deterministic:
-        return StructuredProducts(None, "run.deterministic: a measurement could choose otherwise next time")
+        return StructuredProducts(
+            None, "run.deterministic: a measurement could choose otherwise next time"
+        )
     chosen = [StructuredProducts(None, "rank 0 has no structured rows")]
     if context.is_first and factors:
         tokens = config.data.micro_batch_size * config.data.sequence_length
@@ -100,10 +110,17 @@ def choose_structured_products(
 
 def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> StructuredProducts:
     """Measure the kernel with every tile, and two products for None, on the device of `factors`."""
-    rows, inputs = factors.left.size(0) * factors.left.size(1), factors.right.size(0) * factors.right.size(2)
-    generator = torch.Generator(factors.left.device).manual_seed(0)  # the run's own is left as it is
+    rows, inputs = (
+        factors.left.size(0) * factors.left.size(1),
+        factors.right.size(0) * factors.right.size(2),
+    )
+    generator = torch.Generator(factors.left.device).manual_seed(
+        0
+    )  # the run's own is left as it is
     x, total, grad = (
-        torch.randn(tokens, width, generator=generator, device=factors.left.device, dtype=factors.left.dtype)
+        torch.randn(
+            tokens, width, generator=generator, device=factors.left.device, dtype=factors.left.dtype
+        )
         for width in (inputs, inputs, rows)
     )
     exact = Factors(factors.right.float(), factors.left.float())

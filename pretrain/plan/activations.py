@@ -21,7 +21,9 @@ INT64 = 8
 
 def activation_bytes(work: Workload, rank: int) -> int:
     """Return the bytes kept by embedding, layers and last norm of a tensor-parallel rank; no logits."""
-    alike: Counter[LayerHeads | None] = Counter(work.layer_heads(rank) or [None] * work.shape.num_layers)
+    alike: Counter[LayerHeads | None] = Counter(
+        work.layer_heads(rank) or [None] * work.shape.num_layers
+    )
     return sum(_around_the_layers(work).values()) + sum(
         count * sum(_layer(work, heads).values()) for heads, count in alike.items()
     )
@@ -75,7 +77,10 @@ def _mlp(work: Workload) -> dict[str, int]:
         "residual stream, before the MLP's norm": _residual(work),
         "normalised, before the MLP": _residual(work),
         "statistics of the MLP's norm": _norm_statistics(work),
-        "inner width of the MLP, before and after GELU": 2 * work.tokens * work.ffn * work.layout.element,
+        "inner width of the MLP, before and after GELU": 2
+        * work.tokens
+        * work.ffn
+        * work.layout.element,
         "dropout mask behind the MLP": _residual_mask(work),
     }
 
@@ -103,12 +108,19 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
     queries, keys = groups * work.shape.queries_per_group * head, groups * head
     every = Storage("queries", work.heads * head), Storage("keys", work.groups * head)
     if heads.patched:
-        product, value = Storage("products with frozen rows", heads.frozen * head), work.groups * head
+        product, value = (
+            Storage("products with frozen rows", heads.frozen * head),
+            work.groups * head,
+        )
         trained = Storage("products with trained rows", heads.trained * head)
         query, key = (product, product) if heads.frozen else (trained, trained)
         if heads.frozen and heads.trained and not heads.mixed:  # a role each
-            query, key = (product, trained) if work.policy.frozen_roles == "query" else (trained, product)
-        trace = Trace(work.tokens, work.layout.element, queries, keys, query, key, Storage("values", value))
+            query, key = (
+                (product, trained) if work.policy.frozen_roles == "query" else (trained, product)
+            )
+        trace = Trace(
+            work.tokens, work.layout.element, queries, keys, query, key, Storage("values", value)
+        )
         if heads.mixed and groups == work.groups:  # put together in the heads' order: copies
             trace.query, trace.key = every
         for adapter in work.policy.corrections if groups else ():

@@ -61,7 +61,9 @@ def _peak(config: Config, world_size: int) -> int:
     return memory_of(workload_of(config, world_size)).peak
 
 
-def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
+def _largest_micro_batch(
+    config: Config, world_size: int, memory: int
+) -> tuple[int | None, int | None]:
     """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
     work = workload_of(config, world_size)
     sizes = divisors(config.data.global_batch_size // config.data_parallel_size(world_size))
@@ -89,7 +91,9 @@ def _changes(
             yield Change(named, peak, peak <= memory)
 
 
-def _candidates(config: Config, world_size: int, micro_batch: int | None) -> Iterator[dict[str, Any]]:
+def _candidates(
+    config: Config, world_size: int, micro_batch: int | None
+) -> Iterator[dict[str, Any]]:
     yield {"data.micro_batch_size": micro_batch or 1}
     yield {"performance.cross_entropy": "chunked"}
     yield {"performance.recompute": "attention"}
@@ -99,7 +103,10 @@ def _candidates(config: Config, world_size: int, micro_batch: int | None) -> Ite
         yield {"deepspeed.config": f"zero{higher}"}
     for larger in (2, 4, 8):
         if larger > size:
-            yield {"parallel.tensor_model_parallel_size": larger, "parallel.sequence_parallel": True}
+            yield {
+                "parallel.tensor_model_parallel_size": larger,
+                "parallel.sequence_parallel": True,
+            }
     if size > 1 and not config.parallel.sequence_parallel:
         yield {"parallel.sequence_parallel": True}
     yield {
@@ -134,7 +141,11 @@ def nearest_counts(config: Config, world_size: int) -> str:
     least = [size * ranks for ranks in divisors(config.data.global_batch_size)]
     others = [count for count in _around(least, world_size) if count not in counts]
     named = " or ".join(f"{count:,}" for count in _around(counts, world_size))
-    more = f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in others)}" if others else ""
+    more = (
+        f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in others)}"
+        if others
+        else ""
+    )
     return f" (the nearest numbers of GPUs that go: {named}{more})"
 
 

@@ -150,7 +150,10 @@ def make_plan(request: Request) -> Plan:
 
 def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
     """Return the estimate of one configuration."""
-    work, passes = workload_of(config, request.gpus), config.gradient_accumulation_steps(request.gpus)
+    work, passes = (
+        workload_of(config, request.gpus),
+        config.gradient_accumulation_steps(request.gpus),
+    )
     count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
     seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
     tokens, nodes = config.tokens_per_step, _nodes(request.gpus, gpu)
@@ -168,7 +171,9 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
         flops=flops,
         seconds=seconds,
         speed=_speed(config, gpu, request, flops, seconds.total),
-        saving=saving(count.checkpoint_bytes, config.checkpoint.every, seconds.total, nodes, *rates),
+        saving=saving(
+            count.checkpoint_bytes, config.checkpoint.every, seconds.total, nodes, *rates
+        ),
     )
 
 

@@ -81,7 +81,9 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
     if layout.bf16_optimizer:
         gradients = own * layout.data_parallel_size * FP32
         one_at_a_time = max(elements for elements, _ in held.weights)
-        written = (one_at_a_time if layout.immediate_grad_update else held.trainable) * layout.element
+        written = (
+            one_at_a_time if layout.immediate_grad_update else held.trainable
+        ) * layout.element
     elif layout.zero_stage >= 2:
         gradients = own * BYTES[layout.grad_accum_dtype]
     return States(
@@ -133,7 +135,9 @@ class Memory:
     @property
     def peak(self) -> int:
         """Return the larger of two moments: the end of a forward pass, and the update."""
-        passing = self.activations + max(self.logits, self.layer_gradients) + self.communication_buffers
+        passing = (
+            self.activations + max(self.logits, self.layer_gradients) + self.communication_buffers
+        )
         return self.states.total + self.context + max(passing, self.update_buffers)
 
 
@@ -195,7 +199,9 @@ def _communication(work: Workload, held: RankTensors) -> int:
     """Return the buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
     layout = work.layout
     bucket = min(layout.reduce_bucket, held.trainable) * layout.element
-    gathered = work.tokens * work.shape.hidden_size * layout.element if layout.sequence_parallel else 0
+    gathered = (
+        work.tokens * work.shape.hidden_size * layout.element if layout.sequence_parallel else 0
+    )
     if layout.zero_stage == 2:
         return gathered + bucket * (2 if layout.overlap_comm else 1)
     if layout.zero_stage == 3:

@@ -112,7 +112,9 @@ def _cells(plan: Plan, row: Row) -> list[str]:
         digits = max(digits, 2 - math.floor(math.log10(largest)))
     cells = [mark, name, *(number(value, digits) for value in values)]
     if plan.baseline is not None:
-        cells.append("" if not values[1] or values[0] == values[1] else percent(values[0] / values[1]))
+        cells.append(
+            "" if not values[1] or values[0] == values[1] else percent(values[0] / values[1])
+        )
     return cells
 
 

@@ -14,7 +14,11 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from megatron_patches.recipe.counting import forward_flops_per_token, multiplications, score_products
+from megatron_patches.recipe.counting import (
+    forward_flops_per_token,
+    multiplications,
+    score_products,
+)
 from megatron_patches.recipe.tensors import adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
@@ -34,18 +38,26 @@ class Gpu(Section):
 
     name: str = Field(min_length=1, max_length=60, description="What it is called in the output.")
     memory_gb: Number = Field(gt=0, description="Memory that torch reports, in 1e9 bytes.")
-    peak_tflops: Number = Field(gt=0, description="The data sheet's dense bf16 rate, for MFU and HFU.")
-    gemm_tflops: Number = Field(gt=0, description="bf16 products of forward and of input gradients.")
+    peak_tflops: Number = Field(
+        gt=0, description="The data sheet's dense bf16 rate, for MFU and HFU."
+    )
+    gemm_tflops: Number = Field(
+        gt=0, description="bf16 products of forward and of input gradients."
+    )
     weight_gradient_tflops: Number = Field(gt=0, description="bf16 products of weight gradients.")
     fp32_tflops: Number = Field(gt=0, description="Products in fp32, without TF32.")
-    attention_tflops: Number = Field(gt=0, description="Flash attention over long samples, causal half.")
+    attention_tflops: Number = Field(
+        gt=0, description="Flash attention over long samples, causal half."
+    )
     attention_half_length: Number = Field(
         default=400.0, ge=0, description="Length of samples at which it reaches half of that rate."
     )
     bandwidth_tb_s: Number = Field(
         gt=0, description="Memory traffic of elementwise kernels, in 1e12 bytes/s."
     )
-    node_gb_s: Number = Field(gt=0, description="Bus bandwidth of collectives inside a node, 1e9 bytes/s.")
+    node_gb_s: Number = Field(
+        gt=0, description="Bus bandwidth of collectives inside a node, 1e9 bytes/s."
+    )
     network_gb_s: Number = Field(gt=0, description="The same over nodes, all GPUs of each at once.")
     gpus_per_node: int = Field(default=8, ge=1, le=1024, description="GPUs of a node.")
     watts: Number = Field(gt=0, description="Power of the board at full load; no host, no cooling.")
@@ -53,7 +65,14 @@ class Gpu(Section):
 
 _COLUMNS = (
     *("name", "memory_gb", "peak_tflops", "gemm_tflops", "weight_gradient_tflops", "fp32_tflops"),
-    *("attention_tflops", "attention_half_length", "bandwidth_tb_s", "node_gb_s", "network_gb_s", "watts"),
+    *(
+        "attention_tflops",
+        "attention_half_length",
+        "bandwidth_tb_s",
+        "node_gb_s",
+        "network_gb_s",
+        "watts",
+    ),
 )
 _CARDS = (
     ("a100-40gb", 42.3, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.25, 230.0, 160.0, 400.0),
@@ -155,7 +174,9 @@ class StepSeconds:
         return float(sum(getattr(self, part.name) for part in fields(self)))
 
 
-def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainable: int) -> StepSeconds:
+def step_seconds(
+    work: Workload, gpu: Gpu, passes: int, states: States, trainable: int
+) -> StepSeconds:
     """Return the step of one rank; all ranks work alike.
 
     `passes`: micro batches of a step. `states`, `trainable`: of that rank, for what the update moves.
@@ -211,7 +232,9 @@ def _products(work: Workload, gpu: Gpu) -> float:
     tokens = work.tokens / work.layout.tensor_parallel_size
     if work.layout.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
-    seconds = (2 * forward + forward_again) / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
+    seconds = (
+        2 * forward + forward_again
+    ) / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
     return tokens * seconds / 1e12
 
 
@@ -254,7 +277,10 @@ def _attention(work: Workload, gpu: Gpu) -> float:
 
 def bytes_a_logit(work: Workload) -> int:
     """Return the traffic of cross entropy, in bytes a logit."""
-    way, compiled = work.performance.cross_entropy, work.performance.compiles(True, work.layout.zero_stage)
+    way, compiled = (
+        work.performance.cross_entropy,
+        work.performance.compiles(True, work.layout.zero_stage),
+    )
     return COMPILED_BYTES_A_LOGIT if compiled and way == "in_place" else BYTES_A_LOGIT[way]
 
 
@@ -267,10 +293,16 @@ def _elementwise(work: Workload) -> float:
     query_key = work.tokens * (work.heads + work.groups) * head_dim
     adapters, sizes = policy.corrections, adapter_sizes(work.shape, policy)
     frozen = is_patched(policy, () if policy.trainable else (0,))
-    joined = query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
-    products = 1 + sum(weight.role is None for adapter in adapters for weight in adapter.weights(sizes))
+    joined = (
+        query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
+    )
+    products = 1 + sum(
+        weight.role is None for adapter in adapters for weight in adapter.weights(sizes)
+    )
     added = residual * 3 * products if frozen else 0
-    if policy.structured:  # small blocks: what the two products read and write takes longer than they do
+    if (
+        policy.structured
+    ):  # small blocks: what the two products read and write takes longer than they do
         joined += query_key * (3 if policy.shared else 6) + residual * 3
     rotary = 0 if work.shape.learned_positions else query_key * 10
     compiled = work.performance.compiles(True, work.layout.zero_stage)
@@ -313,7 +345,9 @@ def _data_parallel(
     once = (ranks - 1) / ranks * trainable / rate
     weights, gradients = once * layout.element, once * BYTES[layout.grad_accum_dtype]
     if layout.zero_stage <= 1:
-        hidden = one_pass * 2 / 3 if layout.reduces_in_backward else 0.0  # by the last pass's backward
+        hidden = (
+            one_pass * 2 / 3 if layout.reduces_in_backward else 0.0
+        )  # by the last pass's backward
         return max(0.0, 2 * gradients - hidden), weights if layout.zero_stage else 0.0
     if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
         return passes * max(0.0, gradients - one_pass * 2 / 3), weights
@@ -325,6 +359,8 @@ def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
     own = states.own_elements
     if layout.zero_stage == 0:
         return 8 * FP32 * trainable
-    if layout.bf16_optimizer:  # where gradients are reduced as they lie, no staging: three copies of 8 bytes
+    if (
+        layout.bf16_optimizer
+    ):  # where gradients are reduced as they lie, no staging: three copies of 8 bytes
         return (22 if layout.reduces_in_backward else 46) * trainable + 30 * own
     return 68 * own + (16 * trainable if layout.zero_stage == 1 else 0)

@@ -28,11 +28,14 @@ def plan(
         float | None, typer.Option(min=0, max=1e9, help="Of one GPU for an hour; gives the cost.")
     ] = None,
     mtbf_hours: Annotated[
-        float, typer.Option(min=0.001, max=1e9, help="Mean hours between failures of one node (assumed).")
+        float,
+        typer.Option(min=0.001, max=1e9, help="Mean hours between failures of one node (assumed)."),
     ] = 1000,
     write_gb_s: Annotated[
         float,
-        typer.Option(min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."),
+        typer.Option(
+            min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."
+        ),
     ] = 2,
     in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:

@@ -60,7 +60,9 @@ class Layout:
     def reduces_in_backward(self) -> bool:
         """Return True if `training.reduction` sums gradients over ranks while backward runs."""
         whole = self.zero_stage == 0 and self.dtype == "fp32"
-        return self.overlap_reduction and (whole or (self.bf16_optimizer and self.immediate_grad_update))
+        return self.overlap_reduction and (
+            whole or (self.bf16_optimizer and self.immediate_grad_update)
+        )
 
 
 @dataclass(frozen=True)

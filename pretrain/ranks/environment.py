@@ -37,7 +37,9 @@ class LaunchEnvironment:
             return LaunchEnvironment(rank=0, local_rank=0, world_size=1)
         launch = LaunchEnvironment(*(_whole_number(name, names[0]) for name in names))
         if not 0 <= launch.rank < launch.world_size:
-            raise _launch_error(f"{names[0]}={launch.rank} is not among {names[2]}={launch.world_size} ranks")
+            raise _launch_error(
+                f"{names[0]}={launch.rank} is not among {names[2]}={launch.world_size} ranks"
+            )
         if launch.world_size > 1:
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
@@ -91,7 +93,9 @@ def head_node() -> str | None:
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` for a process that is no rank of this step, but starts ranks of its own."""
-    return {name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")}
+    return {
+        name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")
+    }
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -105,7 +109,10 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing_nodes(
-    missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
+    missing: Iterable[int],
+    present: Mapping[int, str],
+    world_size: int,
+    environment: Mapping[str, str],
 ) -> dict[int, str | None]:
     """Return the node of each missing rank, as far as the launcher's environment and the other ranks tell.
 
@@ -161,11 +168,11 @@ def _whole_number(name: str, beside: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
-        raise _launch_error(f"{name}={os.environ[name]!r} in the environment is not a whole number") from None
+        raise _launch_error(
+            f"{name}={os.environ[name]!r} in the environment is not a whole number"
+        ) from None
 
 
 def _launch_error(problem: str) -> UserError:
-    remedy = (
-        "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
-    )
+    remedy = "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
     return UserError(f"{problem}; {remedy}", rank_specific=True)

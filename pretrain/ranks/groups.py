@@ -71,7 +71,9 @@ class DeepSpeedMpu:
         self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
         self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
         self.get_tensor_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
-        self.get_tensor_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
+        self.get_tensor_model_parallel_world_size = (
+            parallel_state.get_tensor_model_parallel_world_size
+        )
         self.get_tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group
         self.get_tensor_model_parallel_src_rank = parallel_state.get_tensor_model_parallel_src_rank
         self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
@@ -105,11 +107,14 @@ def initialize_distributed(
     earlier_groups = existing_groups()
     if not dist.is_initialized():
         _rendezvous(backend, launch, timeout, device if device.type == "cuda" else None)
-    import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
+    import_deepspeed().comm.init_distributed(
+        dist_backend=backend, dist_init_required=False, verbose=False
+    )
     with one_group_per_ranks():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel_size,
-            distributed_timeout_minutes=timeout_seconds / 60,  # a timedelta, so parts of a minute count
+            distributed_timeout_minutes=timeout_seconds
+            / 60,  # a timedelta, so parts of a minute count
             create_gloo_process_groups=False,  # second copies, for parts of it that are not used here
         )
     prepare_megatron_core(device)
@@ -244,15 +249,27 @@ def _rendezvous(
     try:
         if launch.world_size == 1 and meeting_point() is None:
             dist.init_process_group(
-                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=gpu
+                backend,
+                store=dist.HashStore(),
+                rank=0,
+                world_size=1,
+                timeout=timeout,
+                device_id=gpu,
             )
         else:
             if launch.rank > 0:
                 wait_for_first_rank(timeout)
             dist.init_process_group(
-                backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout, device_id=gpu
+                backend,
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=timeout,
+                device_id=gpu,
             )
-    except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
+    except (
+        RuntimeError,
+        OSError,
+    ) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         host, port = meeting_point() or ("this process", "-")
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(

@@ -35,7 +35,9 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     # would listen on all addresses.
     listener = socket.create_server((HERE, 0))
     port = listener.getsockname()[1]
-    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(
+        HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
     environment = os.environ | {
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(store.port),
@@ -74,7 +76,9 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        with suppress(subprocess.TimeoutExpired):  # one that waits for a dead file system does not end
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # one that waits for a dead file system does not end
             process.wait(GRACE_SECONDS)
     return 128 - first.returncode if first.returncode < 0 else first.returncode
 

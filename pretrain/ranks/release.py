@@ -36,7 +36,9 @@ def forget_models() -> None:
     RotaryEmbedding.forward.cache_clear()  # keyed by the module and by its process group
     parameter_offload.FWD_MODULE_STACK.clear()  # ZeRO-3 leaves the whole model on it
     # ZeRO-3: keyed by every submodule of the model. The cache is inside a wrapper for the profiler.
-    wrapper = vars(PartitionedParameterCoordinator)["_PartitionedParameterCoordinator__params_to_release"]
+    wrapper = vars(PartitionedParameterCoordinator)[
+        "_PartitionedParameterCoordinator__params_to_release"
+    ]
     for cell in wrapper.__closure__:
         if hasattr(cell.cell_contents, "cache_clear"):
             cell.cell_contents.cache_clear()

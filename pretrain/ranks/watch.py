@@ -135,11 +135,16 @@ class Watch:
                 with self._using_store:
                     self._store.set(str(self._rank), json.dumps(vars(sign)))
             except _STORE_ERRORS:
-                self._silent[0] += passed  # the store is in rank 0, or in the launcher, which ends all ranks
+                self._silent[0] += (
+                    passed  # the store is in rank 0, or in the launcher, which ends all ranks
+                )
             else:
                 if self._rank in LOOKOUTS:
                     self._look(passed)
-            if max(self._silent.values()) > self._timeout + self._every and not self._ended.is_set():
+            if (
+                max(self._silent.values()) > self._timeout + self._every
+                and not self._ended.is_set()
+            ):
                 self._end(self.sentence())
             self._ended.wait(self._every)
 
@@ -147,7 +152,9 @@ class Watch:
         """Read all signs, `passed` seconds after the last time."""
         with suppress(*_STORE_ERRORS), self._using_store:
             come = [r for r in self._ranks if r in self._signs or self._store.check([str(r)])]
-            for rank, text in zip(come, self._store.multi_get([str(rank) for rank in come]), strict=True):
+            for rank, text in zip(
+                come, self._store.multi_get([str(rank) for rank in come]), strict=True
+            ):
                 sign, known = Sign(**json.loads(text)), self._signs.get(rank)
                 silent = known is not None and known.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0
@@ -156,7 +163,9 @@ class Watch:
     def _late(self) -> list[int]:
         """Return the ranks that have given no sign for too long."""
         late = LATE * self._every
-        return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
+        return [
+            rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank
+        ]
 
     def _end(self, sentence: str, code: int = EXIT_CODE) -> NoReturn:
         with self._using_store:

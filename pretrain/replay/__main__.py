@@ -84,7 +84,10 @@ class Probe:
         for hook in self._hooks:
             hook.remove()
         run, context = self._run, self._run.context
-        weights, first = dict(run.engine.module.named_parameters()), context.tensor_parallel_rank == 0
+        weights, first = (
+            dict(run.engine.module.named_parameters()),
+            context.tensor_parallel_rank == 0,
+        )
         counted = run.engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
         own = {
             name: square
@@ -96,8 +99,14 @@ class Probe:
         squares: dict[str, float] = {}
         for part, _ in gathered:
             squares |= {name: squares.get(name, 0.0) + square for name, square in part.items()}
-        total = sum(squares.values())  # after clipping, where DeepSpeed has clipped; hence the norm beside it
-        norms = {name: gradient_norm * (square / total) ** 0.5 for name, square in squares.items() if total}
+        total = sum(
+            squares.values()
+        )  # after clipping, where DeepSpeed has clipped; hence the norm beside it
+        norms = {
+            name: gradient_norm * (square / total) ** 0.5
+            for name, square in squares.items()
+            if total
+        }
         losses = dict(sorted(pair for _, part in gathered for pair in part))
         return {"gradient_norms": norms, "documents": self._documents(losses)}
 

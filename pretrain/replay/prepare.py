@@ -83,7 +83,9 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
     segments = environment.get("segments") or [environment]
     if step < segments[0].get("first_step", 1):
         trunk = segments[0].get("branched_from")
-        raise UserError(f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}")
+        raise UserError(
+            f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
+        )
     then = [own for own in segments if own.get("first_step", 1) <= step]
     later = [own.get("changes", {}).items() for own in reversed(segments[len(then) :])]
     was = {key: change["was"] for changes in later for key, change in changes if key in KEYS}
@@ -108,7 +110,9 @@ def replayed(
     """
     for text in overrides:
         if not text.startswith(LAYOUT):
-            raise UserError(f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}")
+            raise UserError(
+                f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}"
+            )
     ranks = ranks or past.ranks
     with tempfile.TemporaryDirectory(prefix="replay-") as place:
         config = _configure(past, overrides, Path(place))
@@ -122,13 +126,18 @@ def replayed(
             (linked / GOOD).touch()  # else the replay would mark the run's own
             take_records(past.run, run, step_of(past.checkpoint))
         request, answer = Path(place, "request.json"), Path(place, "answer.json")
-        write_json(request, {"config": str(Path(place, "resolved.yaml")), "step": past.step, "keep": [*keep]})
+        write_json(
+            request,
+            {"config": str(Path(place, "resolved.yaml")), "step": past.step, "keep": [*keep]},
+        )
         if threads := past.segment.get("cpu_threads"):
             os.environ["OMP_NUM_THREADS"] = str(threads)  # other sums of the same numbers otherwise
         command = [sys.executable, "-m", "pretrain.replay", str(request), str(answer)]
         code = launch_local_ranks(command, ranks)
         if code or not answer.is_file():
-            raise UserError(f"the replay of {past.run.path} ended with exit code {code}; its words are above")
+            raise UserError(
+                f"the replay of {past.run.path} ended with exit code {code}; its words are above"
+            )
         yield run, json.loads(answer.read_text())
 
 

@@ -56,7 +56,9 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
         per_token, share = entry["loss"] / max(1, entry["tokens"]), f"{100 * entry['share']:.2f} %"
         text = re.sub(r"\s+", " ", entry["text"])
         text = text[:LETTERS] + ("…" if len(text) > LETTERS else "")
-        rows.append((str(rank), entry["document"], str(entry["tokens"]), f"{per_token:.3f}", share, text))
+        rows.append(
+            (str(rank), entry["document"], str(entry["tokens"]), f"{per_token:.3f}", share, text)
+        )
         samples = ", ".join(map(str, entry["samples"]))
         whole += [f"### {rank}. {entry['document']} (sample {samples}, {share} of the loss)"]
         whole += ["\n".join(f"    {line}" for line in entry["text"].splitlines())]
@@ -65,8 +67,18 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
     norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
     layers = Table(("part", "gradient norm", "share of its square"), norms)
     page: list[Block] = [f"# Replay of step {past.step}", head, "## Gradient norm by part", layers]
-    page += ["## Documents by their share", Table(header, rows, (1, 5)), "## Their text in the batch", *whole]
-    content = {"run": str(past.run.path), "step": past.step, "recorded": dict(past.record), **answer}
+    page += [
+        "## Documents by their share",
+        Table(header, rows, (1, 5)),
+        "## Their text in the batch",
+        *whole,
+    ]
+    content = {
+        "run": str(past.run.path),
+        "step": past.step,
+        "recorded": dict(past.record),
+        **answer,
+    }
     left = f"{len(rows) - SHOWN} more documents are on the page." if len(rows) > SHOWN else ""
     summary = (head, Table(header, rows[:SHOWN], (1, 5)), left, layers)
     return Document(page, content, summary, content_file="replay.json")
@@ -103,7 +115,12 @@ def diff_document(one: Path, other: Path) -> Document:
         for past, trace in zip(pasts, (told["trace"], said["trace"]), strict=True):
             reproduced.append(f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}")
         answer = f"{records}; {saved}. {_made_again(told['trace'], said['trace'], tensors)}"
-    page: list[Block] = [f"# {one} and {other}", answer, "## What they were told, and ran on", causes]
+    page: list[Block] = [
+        f"# {one} and {other}",
+        answer,
+        "## What they were told, and ran on",
+        causes,
+    ]
     if first is not None:
         page += [f"## Step {first} made again", reproduced, tensors.table() if tensors else ""]
     content: dict[str, Any] = {
@@ -148,13 +165,17 @@ class Tensors:
     def table(self) -> Table:
         """Return the first of them as a table."""
         header = ("tensor", "state", "largest difference", "relative to the largest value")
-        shown = [(name, kind, f"{apart:.3g}", f"{ratio:.3g}") for name, kind, apart, ratio in self.rows]
+        shown = [
+            (name, kind, f"{apart:.3g}", f"{ratio:.3g}") for name, kind, apart, ratio in self.rows
+        ]
         return Table(header, shown[:SHOWN], (0, 1))
 
     def first(self) -> str:
         """Return the first of them as a sentence."""
         words = (
-            f"{len(self.alone)} parameters are of one run only, first {self.alone[0]}." if self.alone else ""
+            f"{len(self.alone)} parameters are of one run only, first {self.alone[0]}."
+            if self.alone
+            else ""
         )
         if not self.rows:
             return words
@@ -170,32 +191,43 @@ def _causes(*pasts: Past) -> list[str]:
     both = []
     for past in pasts:
         environment, config = read_facts(past.run.environment), read_facts(past.run.config)
-        values = {key: config.get(key.partition(".")[0], {}).get(key.partition(".")[2]) for key in KEYS}
+        values = {
+            key: config.get(key.partition(".")[0], {}).get(key.partition(".")[2]) for key in KEYS
+        }
         data = read_facts(past.run.data)["fingerprint"]
         both.append(values | environment.get("packages", {}) | dict(past.segment) | {"data": data})
         both[-1]["python"] = environment.get("python")
     keys = [key for key in dict.fromkeys([*both[0], *both[1]]) if key not in _NO_CAUSE]
     pairs = {key: [each.get(key) for each in both] for key in keys}
-    return [f"{key}: {was} and {now}" for key, (was, now) in pairs.items() if was != now] or ["the same"]
+    return [f"{key}: {was} and {now}" for key, (was, now) in pairs.items() if was != now] or [
+        "the same"
+    ]
 
 
 def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
     """Return the first step whose records differ in more than times and memory, and a clause about it."""
-    both = [{r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)]
+    both = [
+        {r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)
+    ]
     common = sorted(both[0].keys() & both[1].keys())
     for step in common:
         a, b = (records[step] for records in both)
         for tag in [tag for tag in a if "/" in tag and tag in b and a[tag] != b[tag]]:
             metric = metric_of(tag)
             if not metric.measured and metric.page is Page.QUALITY:
-                return step, f"the records differ from step {step} on, {tag} {a[tag]!r} and {b[tag]!r}"
+                return (
+                    step,
+                    f"the records differ from step {step} on, {tag} {a[tag]!r} and {b[tag]!r}",
+                )
     return None, f"all {len(common)} steps that both recorded are equal"
 
 
 def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
     """Return a clause, the last step whose checkpoints are equal (0: none), and the first that differ."""
     a, b = (RunDirectory(path) for path in (one, other))
-    steps = sorted(set(map(step_of, a.complete_checkpoints())) & set(map(step_of, b.complete_checkpoints())))
+    steps = sorted(
+        set(map(step_of, a.complete_checkpoints())) & set(map(step_of, b.complete_checkpoints()))
+    )
     equal = 0
     for step in steps:
         if found := compare_states(a, b, step):

@@ -16,8 +16,12 @@ def replay(
         list[str] | None, typer.Argument(help="Another layout.", metavar="[section.key=value]...")
     ] = None,
     step: Annotated[int, typer.Option(min=1, help="The step to make again.")] = 1,
-    local_ranks: Annotated[int, typer.Option(min=0, help="Ranks on this machine; 0: as the run had.")] = 0,
-    out: Annotated[Path, typer.Option(help="Directory for report.md and replay.json.")] = Path("replay"),
+    local_ranks: Annotated[
+        int, typer.Option(min=0, help="Ranks on this machine; 0: as the run had.")
+    ] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for report.md and replay.json.")] = Path(
+        "replay"
+    ),
 ) -> None:
     """Make one step of a run again from the nearest checkpoint; show its documents, losses and gradients.
 
@@ -36,7 +40,9 @@ def replay(
 def diff(
     one: RunArgument,
     other: RunArgument,
-    out: Annotated[Path, typer.Option(help="Directory for report.md and diff.json.")] = Path("diff"),
+    out: Annotated[Path, typer.Option(help="Directory for report.md and diff.json.")] = Path(
+        "diff"
+    ),
 ) -> None:
     """Find the first step and the first tensor in which two runs differ, and by how much.
 

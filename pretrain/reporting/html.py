@@ -19,7 +19,8 @@ def html_page(title: str, body: str) -> str:
         body = body.replace(f"<h2>{text}</h2>", f'<h2 id="part-{number}">{text}</h2>', 1)
     links = " · ".join(f'<a href="#part-{number}">{text}</a>' for number, text in enumerate(titles))
     style, script = (
-        (files("pretrain.reporting") / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
+        (files("pretrain.reporting") / f"page.{kind}").read_text(encoding="utf-8")
+        for kind in ("css", "js")
     )
     body = body.replace("</h1>", f"</h1><nav>{links}</nav>", 1)
     return (
@@ -67,7 +68,9 @@ def inline_svg(svg: str, name: str) -> str:
 
     Every colour #RRGGBB is the page's variable `--c-RRGGBB` where page.css sets one, as it does for dark.
     """
-    drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    drawing = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL
+    )
     drawing = drawing.replace("xlink:href", "href").replace("\n", " ")
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', drawing))
 
@@ -76,7 +79,9 @@ def inline_svg(svg: str, name: str) -> str:
 
     drawing = re.sub(r' id="([^"]*)"', own, drawing)
     drawing = re.sub(r'(href="|url\()#', rf"\1#{name}-", drawing)
-    drawing = re.sub(r"#([0-9a-fA-F]{6})\b(?=[;\"])", lambda c: f"var(--c-{c[1].lower()},{c[0]})", drawing)
+    drawing = re.sub(
+        r"#([0-9a-fA-F]{6})\b(?=[;\"])", lambda c: f"var(--c-{c[1].lower()},{c[0]})", drawing
+    )
     drawing = re.sub(
         r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{name}">', drawing
     )

@@ -58,7 +58,9 @@ _T = TypeVar("_T")
 def in_lines(label: str, width: int = 26) -> str:
     """Break a label into lines of `width` letters, at spaces and before an adapter's +, never in a word."""
     words = label.replace("+", " +")
-    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False).replace(" +", "+")
+    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False).replace(
+        " +", "+"
+    )
 
 
 def style_of(index: int, styles: Sequence[_T]) -> _T:
@@ -73,7 +75,11 @@ def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
 
 
 def plot_seeds(
-    plot: Axes, x: Sequence[float], values: Sequence[Sequence[float]], groups: Sequence[str], group: str
+    plot: Axes,
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    groups: Sequence[str],
+    group: str,
 ) -> None:
     """Plot mean ± standard deviation of the seeds' `values` at each x, as a line of the group's own looks."""
     colour, marker = group_style(groups, group)
@@ -126,7 +132,9 @@ def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) 
                     path.unlink(missing_ok=True)
                     continue
                 figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
-                figure.set_layout_engine("none")  # once is most of the work; texts are widest in an SVG
+                figure.set_layout_engine(
+                    "none"
+                )  # once is most of the work; texts are widest in an SVG
                 if ending == "svg":
                     drawn[name] = _shortened(image.getvalue().decode())
                     image = io.BytesIO(drawn[name].encode())
@@ -155,7 +163,9 @@ def label(plot: Axes, title: str, x: str, y: str) -> None:
     plot.set_ylabel(y)
 
 
-def legend_below(figure: Figure | SubFigure, *plots: Axes, rows: int = 1, handle: float = 2.0) -> None:
+def legend_below(
+    figure: Figure | SubFigure, *plots: Axes, rows: int = 1, handle: float = 2.0
+) -> None:
     """Draw one legend for all plots of a figure, under them, from the entries of some of them, each once.
 
     Entries fill the legend column by column, `rows` at least, and more where the width does not hold them.
@@ -165,5 +175,8 @@ def legend_below(figure: Figure | SubFigure, *plots: Axes, rows: int = 1, handle
     entries = {name: line for names in named for name, line in names}
     letters = 11.9 * figure.bbox.width / figure.dpi  # about 0.084 inches each
     fitting = max(1, int(letters / (max(map(len, entries)) + 5 + 1.5 * handle)))
-    looks: dict[str, Any] = {"ncols": min(fitting, -(-len(entries) // rows)), "handlelength": handle}
+    looks: dict[str, Any] = {
+        "ncols": min(fitting, -(-len(entries) // rows)),
+        "handlelength": handle,
+    }
     figure.legend(entries.values(), entries, loc="outside lower center", frameon=False, **looks)

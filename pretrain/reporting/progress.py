@@ -49,5 +49,8 @@ class WorkDisplay:
         if not self._console.is_terminal and now - self._last >= self._pause:
             self._last = now
             self._console.print(
-                f"{self._done}/{self._pieces}: {what}", soft_wrap=True, markup=False, highlight=False
+                f"{self._done}/{self._pieces}: {what}",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
             )

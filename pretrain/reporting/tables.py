@@ -36,7 +36,9 @@ def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) 
 
     `between_rows`: a line between any two rows; `bare`: no lines at all.
     """
-    lines: dict[str, Any] = {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}
+    lines: dict[str, Any] = (
+        {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}
+    )
     shown = RichTable(pad_edge=False, **lines)
     for index, title in enumerate(table.header):
         shown.add_column(

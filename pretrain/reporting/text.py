@@ -75,7 +75,11 @@ def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: st
 
 def interval(low: float | None, high: float | None, digits: int = 4) -> str:
     """Return `[low, high]`, signed; a dash where there is none."""
-    return NOTHING if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
+    return (
+        NOTHING
+        if low is None or high is None
+        else f"[{signed(low, digits)}, {signed(high, digits)}]"
+    )
 
 
 def byte_count(count: float | None) -> str:
@@ -95,7 +99,9 @@ def setting_text(value: Any, between_numbers: str = "+") -> str:
 
     `between_numbers`: text that joins a list of numbers. A label is one word, joined by `+`.
     """
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(item, (str, int, float)) for item in value
+    ):
         words = any(isinstance(item, str) for item in value)
         return ("+" if words else between_numbers).join(map(str, value)) or "none"
     if isinstance(value, (Mapping, list, tuple)):

@@ -47,8 +47,13 @@ def read_curves(path: Path) -> RunCurves:
     steps, tokens = [], []
     values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
-        if type(tokens_so_far := record.get("tokens")) is not int or not 0 <= tokens_so_far < LARGEST:
-            raise UserError(f'{path}: step {record["step"]} has no integer "tokens"; restore the file')
+        if (
+            type(tokens_so_far := record.get("tokens")) is not int
+            or not 0 <= tokens_so_far < LARGEST
+        ):
+            raise UserError(
+                f'{path}: step {record["step"]} has no integer "tokens"; restore the file'
+            )
         steps.append(record["step"])
         tokens.append(tokens_so_far)
         for metric, column in values.items():
@@ -59,6 +64,8 @@ def read_curves(path: Path) -> RunCurves:
                 )
             column.append(math.nan if value is None else float(value))
     if not steps:
-        raise UserError(f"{path} has no record: the run's directory is incomplete; restore the file")
+        raise UserError(
+            f"{path} has no record: the run's directory is incomplete; restore the file"
+        )
     columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
     return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns)

@@ -62,9 +62,13 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
-        self.collectives = path / "nccl_trace_rank_"  # of every rank's flight recorder file; the rank follows
+        self.collectives = (
+            path / "nccl_trace_rank_"
+        )  # of every rank's flight recorder file; the rank follows
         self.checkpoints = path / "checkpoints"
-        self.latest = self.checkpoints / "latest"  # the newest checkpoint's name; the markers decide
+        self.latest = (
+            self.checkpoints / "latest"
+        )  # the newest checkpoint's name; the markers decide
         self.state_file = path / "state"
         self.summary = path / "summary.json"
         self.exports = path / "exports"  # under the checkpoints' names
@@ -79,7 +83,11 @@ class RunDirectory:
 
     def state(self) -> str | None:
         """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
-        return self.state_file.read_text(errors="replace").strip() if self.state_file.is_file() else None
+        return (
+            self.state_file.read_text(errors="replace").strip()
+            if self.state_file.is_file()
+            else None
+        )
 
     def write_state(self, state: str) -> None:
         write_text_atomically(self.state_file, state + "\n")
@@ -101,7 +109,9 @@ class RunDirectory:
         """Return the complete checkpoint of a step, or the newest one. Raises UserError: there is none."""
         complete = {step_of(path): path for path in self.complete_checkpoints()}
         if not complete:
-            raise UserError(f"{self.path} has no complete checkpoint; train the run until it writes one")
+            raise UserError(
+                f"{self.path} has no complete checkpoint; train the run until it writes one"
+            )
         if step is None:
             return complete[max(complete)]
         if step not in complete:
@@ -115,7 +125,9 @@ class RunDirectory:
     def unfinished_checkpoints(self) -> list[Path]:
         """Return the checkpoints without a marker: their writing, or removal, was not finished."""
         marks = (MARKER, WITHDRAWN)
-        return sorted(p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks))
+        return sorted(
+            p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks)
+        )
 
     def withdrawn_checkpoints(self) -> list[Path]:
         """Return the checkpoints whose weights gave no finite loss."""
@@ -127,14 +139,24 @@ class RunDirectory:
 
     def temporary_files(self) -> list[Path]:
         """Return what killed writes and removals have left, but for the locks of other starts."""
-        patterns = (f"*{TEMPORARY_SUFFIX}", f".{self.latest.name}.*", f".{self.state_file.name}.*", ".step_*")
+        patterns = (
+            f"*{TEMPORARY_SUFFIX}",
+            f".{self.latest.name}.*",
+            f".{self.state_file.name}.*",
+            ".step_*",
+        )
         found = (
-            path for place in (self.path, self.checkpoints) for each in patterns for path in place.glob(each)
+            path
+            for place in (self.path, self.checkpoints)
+            for each in patterns
+            for path in place.glob(each)
         )
         return [path for path in found if not path.name.startswith(LOCK)]
 
     def _checkpoints(self) -> list[Path]:
-        return [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
+        return [
+            path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)
+        ]
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None where there is none."""
@@ -162,7 +184,9 @@ def step_of(checkpoint: Path) -> int:
 def free_name(path: Path, suffix: str) -> Path:
     """Return the first of `path` with `suffix`, `suffix`-2, `suffix`-3, … that does not exist."""
     suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
-    return next(aside for each in suffixes if not (aside := path.with_name(path.name + each)).exists())
+    return next(
+        aside for each in suffixes if not (aside := path.with_name(path.name + each)).exists()
+    )
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -19,7 +19,9 @@ from pretrain.runs.metrics_file import LARGEST
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser, where PyYAML was built with it, is several times as fast."""
-_SHALLOW = 1 << 14  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
+_SHALLOW = (
+    1 << 14
+)  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
 
 _Count = Annotated[int, Field(ge=0, lt=LARGEST)]
 _Positive = Annotated[_Count, Field(ge=1)]
@@ -33,7 +35,9 @@ class _Was(TypedDict):
 
 
 def _judged(changes: dict[str, _Was]) -> dict[str, _Was]:
-    TypeAdapter(_Positive).validate_python(changes.get("telemetry.every", {"was": 1})["was"], strict=True)
+    TypeAdapter(_Positive).validate_python(
+        changes.get("telemetry.every", {"was": 1})["was"], strict=True
+    )
     return changes
 
 
@@ -70,7 +74,9 @@ _FORMS = {
     "config": {
         "run": {"name": str, "seed": int},
         "model": {
-            **dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads", "vocab_size"), _Positive),
+            **dict.fromkeys(
+                ("num_layers", "hidden_size", "num_attention_heads", "vocab_size"), _Positive
+            ),
             "position_embedding": str,
         },
         "attention": {"variant": str, "adapters": NotRequired[list[str] | None]},
@@ -131,6 +137,8 @@ def read_facts(path: Path) -> dict[str, Any]:
         first = error.errors()[0]
         key = repr(".".join(map(str, first["loc"])))
         if first["type"] == "missing":
-            raise UserError(f"{path} has no key {key}: it is no file of this version; run again") from None
+            raise UserError(
+                f"{path} has no key {key}: it is no file of this version; run again"
+            ) from None
         raise UserError(f"{path}: {key}: {first['msg'].lower()}; restore the file") from None
     return content

@@ -146,7 +146,9 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     if not others or len(others) == len(paths):
         return list(paths), ""
     named = ", ".join(map(str, others))
-    return [path for path in paths if path not in others], f"left out, for there is no run in it: {named}"
+    return [
+        path for path in paths if path not in others
+    ], f"left out, for there is no run in it: {named}"
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int:
@@ -192,7 +194,11 @@ def _require_whole(
         found = own[own % every == 0].tolist()
         if len(found) < len(wanted):
             lost = next(step for step, there in zip_longest(wanted, found) if step != there)
-            others = f" and {len(wanted) - len(found) - 1} others" if len(wanted) > len(found) + 1 else ""
+            others = (
+                f" and {len(wanted) - len(found) - 1} others"
+                if len(wanted) > len(found) + 1
+                else ""
+            )
             raise UserError(
                 f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was {every}; "
                 "restore the file, or leave the run out"

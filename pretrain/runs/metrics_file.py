@@ -83,7 +83,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] >= LARGEST:
+    if (
+        not isinstance(record, dict)
+        or type(record.get("step")) is not int
+        or record["step"] >= LARGEST
+    ):
         raise UserError(
             f'{path}: line {number} is not a JSON object with an integer "step"; '
             "move the file away and start again from the checkpoint"
@@ -109,7 +113,9 @@ class MetricsFile:
             "tokens": position.consumed_tokens,
             "samples": position.consumed_samples,
         }
-        record.update({tag: value if math.isfinite(value) else None for tag, value in metrics.items()})
+        record.update(
+            {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
+        )
         with naming(self._path):
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()

@@ -31,7 +31,12 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     free = free_bytes(path)
     room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
     system = _file_system(path)
-    if error.errno == errno.ENOSPC and system is not None and system.f_files and not system.f_favail:
+    if (
+        error.errno == errno.ENOSPC
+        and system is not None
+        and system.f_files
+        and not system.f_favail
+    ):
         room = f"{room}, but it may hold no more files"
     elif needed:
         room = f"about {size_text(needed)} are needed and {room}"

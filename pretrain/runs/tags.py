@@ -101,7 +101,11 @@ VALIDATION_LOSS = Metric(
     When.VALIDATED,
 )
 PERPLEXITY = Metric(
-    "perplexity/valid", "", "exp of the validation loss", "validation perplexity, all sources", When.VALIDATED
+    "perplexity/valid",
+    "",
+    "exp of the validation loss",
+    "validation perplexity, all sources",
+    When.VALIDATED,
 )
 PERPLEXITY_OF_SOURCE = Metric(
     "perplexity/valid/",
@@ -112,7 +116,9 @@ PERPLEXITY_OF_SOURCE = Metric(
     member="source",
 )
 LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", "learning rate")
-GRADIENT_NORM = Metric("optim/grad_norm", "", "norm of the gradient before clipping", "gradient norm")
+GRADIENT_NORM = Metric(
+    "optim/grad_norm", "", "norm of the gradient before clipping", "gradient norm"
+)
 LOSS_VARIANCE = Metric(
     "stability/loss_variance",
     "nats²",
@@ -151,7 +157,10 @@ LARGEST_SCORE = Metric(
 )
 
 TOKENS_PER_SECOND = _measured(
-    "throughput/tokens_per_second", "tokens/s", "the step's tokens / its seconds", "tokens per second"
+    "throughput/tokens_per_second",
+    "tokens/s",
+    "the step's tokens / its seconds",
+    "tokens per second",
 )
 TOKENS_PER_SECOND_PER_GPU = _measured(
     "throughput/tokens_per_second_per_gpu",
@@ -180,13 +189,21 @@ HFU = _measured(
     When.PEAK_KNOWN,
 )
 STEP_SECONDS = _measured(
-    "time/step", "s", "the training part of the step, without validation and checkpoint", "seconds per step"
+    "time/step",
+    "s",
+    "the training part of the step, without validation and checkpoint",
+    "seconds per step",
 )
 DATA_SECONDS = _measured("time/data", "s", "part of time/step: waiting for the batch", _PARTS)
 FORWARD_BACKWARD_SECONDS = _measured(
-    "time/forward_backward", "s", "part of time/step: forward and backward of all micro batches", _PARTS
+    "time/forward_backward",
+    "s",
+    "part of time/step: forward and backward of all micro batches",
+    _PARTS,
 )
-OPTIMIZER_SECONDS = _measured("time/optimizer", "s", "part of time/step: clipping and update", _PARTS)
+OPTIMIZER_SECONDS = _measured(
+    "time/optimizer", "s", "part of time/step: clipping and update", _PARTS
+)
 CHECKPOINT_STALL_SECONDS = _measured(
     "time/checkpoint_stall",
     "s",
@@ -210,7 +227,10 @@ CHECKPOINT_SECONDS = _measured(
 )
 
 TRAINABLE_PARAMETERS = Metric(
-    "memory/trainable_parameters", "parameters", "trainable parameters of the whole model", "parameters"
+    "memory/trainable_parameters",
+    "parameters",
+    "trainable parameters of the whole model",
+    "parameters",
 )
 FROZEN_PARAMETERS = Metric(
     "memory/frozen_parameters", "parameters", "frozen parameters of the whole model", "parameters"
@@ -234,10 +254,14 @@ DEVICE_BYTES = _measured(
     "bytes in use",
     When.ON_CUDA,
 )
-HOST_BYTES = _measured("memory/host_rss", "bytes", "resident memory of rank 0's process now", "bytes in use")
+HOST_BYTES = _measured(
+    "memory/host_rss", "bytes", "resident memory of rank 0's process now", "bytes in use"
+)
 
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
-METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
+METRICS: tuple[Metric, ...] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Metric)
+)
 SUMMARY = "summary/{}"
 """Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page (`telemetry.hparams`)."""
 

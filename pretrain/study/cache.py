@@ -33,7 +33,9 @@ class ResultCache:
         try:
             write_json(path, {"identity": identity, **content})
         except OSError as error:
-            raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+            raise UserError(
+                f"--out: {path} cannot be written: {error.strerror or error}"
+            ) from error
 
     def read_or_make(
         self, name: str, identity: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
@@ -43,7 +45,9 @@ class ResultCache:
             return kept, True
         self.write(name, identity, make())
         made = self.read(name, identity)
-        assert made is not None, f"{name}: the identity that was written is not the one that was asked for"
+        assert made is not None, (
+            f"{name}: the identity that was written is not the one that was asked for"
+        )
         return made, False
 
     def _path(self, name: str) -> Path:

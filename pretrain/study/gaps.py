@@ -128,7 +128,17 @@ TEST_KEYS = ("cohens_dz", "t", "t_p", "t_p_holm", "wilcoxon", "wilcoxon_p", "wil
 def gap_content(gap: PairedGap) -> dict[str, Any]:
     """Return the gap as JSON; ratios of perplexities only where the values are losses."""
     perplexities = _PERPLEXITIES if gap.scale.of_losses else ()
-    keys = ("baseline", "seeds", "differences", "mean", "sd", "low", "high", *perplexities, *TEST_KEYS)
+    keys = (
+        "baseline",
+        "seeds",
+        "differences",
+        "mean",
+        "sd",
+        "low",
+        "high",
+        *perplexities,
+        *TEST_KEYS,
+    )
     return {key: getattr(gap, key) for key in keys}
 
 

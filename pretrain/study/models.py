@@ -48,10 +48,14 @@ def require_trust(directory: Path, trusted: bool) -> None:
     if trusted:
         return
     if code := sorted(directory.rglob("*.py")):
-        raise UserError(f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code")
+        raise UserError(
+            f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code"
+        )
     for file, key, value in named_code(directory):
         if key != _AUTO_MAP:  # which transformers passes over unless it is told to trust
-            raise UserError(f"{file} has {key}={value}, code of the hub: read it, then give --trust-code")
+            raise UserError(
+                f"{file} has {key}={value}, code of the hub: read it, then give --trust-code"
+            )
 
 
 def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:

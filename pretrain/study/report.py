@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of one experiment. `captions`: {name of a figure: the sentence below it}"""
+    """Outcome of one experiment. `captions`: {name of a figure: the sentence below it}."""
 
     experiment: str
     title: str
@@ -98,7 +98,11 @@ class Report:
         """Return all forms of the report."""
         rows = [(v.group, str(v.n), v.numbers, v.answer) for v in self.verdicts]
         verdicts = text_table("", ("variant", "n", "measured", "criterion held"), rows)
-        page: list[Block] = [f"# {self.title} ({self.experiment})", f"Criterion: {self.criterion}", verdicts]
+        page: list[Block] = [
+            f"# {self.title} ({self.experiment})",
+            f"Criterion: {self.criterion}",
+            verdicts,
+        ]
         for name in self.figures:
             page += [Picture(name), self.captions.get(name, "")]
         for table in self.tables:
@@ -183,12 +187,16 @@ def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
     parts = []
     for block in page:
         if isinstance(block, Picture):
-            parts.append(inline_svg(drawings[block.name], block.name) if block.name in drawings else "")
+            parts.append(
+                inline_svg(drawings[block.name], block.name) if block.name in drawings else ""
+            )
         elif isinstance(block, Table):
             parts.append(html_table(block))
         else:
             parts.append(html_text(block) if isinstance(block, str) else html_list(block))
-    title = next((block.lstrip("# ") for block in page if isinstance(block, str) and block), "Report")
+    title = next(
+        (block.lstrip("# ") for block in page if isinstance(block, str) and block), "Report"
+    )
     return html_page(title, "\n".join(filter(None, parts)))
 
 

@@ -27,7 +27,9 @@ from pretrain.runs.finished import FinishedRun
 
 SEALS = "seals"
 _SENTENCE = re.compile(r"(\S+) (better|worse|within) (\d+(?:\.\d+)?) ?%? (?:than|of) (\S+)")
-_SETTINGS = frozenset(name for name, key in KEYS.items() if key.method or name == "attention.adapters")
+_SETTINGS = frozenset(
+    name for name, key in KEYS.items() if key.method or name == "attention.adapters"
+)
 """Settings that decide how a model is trained, but for the seeds."""
 
 
@@ -101,7 +103,10 @@ class Seal:
 
     def changes(self, runs: Sequence[FinishedRun]) -> list[str]:
         """Return, as clauses, what is not as it was sealed: file, grid, settings, code, data, time."""
-        sealed, found = self.content, [] if self.intact else [f"{self.path} no longer has its own hash"]
+        sealed, found = (
+            self.content,
+            [] if self.intact else [f"{self.path} no longer has its own hash"],
+        )
         grid = Path(sealed["grid"]["file"])
         if not grid.is_file() or file_hash(grid) != sealed["grid"]["sha256"]:
             found.append(f"the grid file {grid} has changed or is gone")
@@ -113,7 +118,9 @@ class Seal:
         for name, run in own:
             now, was = design_settings(run.config), sealed["settings"][name]
             keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
-            found += [f"{key} is {now.get(key)} in {run.name}, sealed {was.get(key)}" for key in keys[:3]]
+            found += [
+                f"{key} is {now.get(key)} in {run.name}, sealed {was.get(key)}" for key in keys[:3]
+            ]
             first = (run.environment.get("segments") or [run.environment])[0]
             if "started" not in first or datetime.strptime(first["started"], STARTED) < began:
                 found.append(f"{run.name} began before, or does not say when")
@@ -121,7 +128,10 @@ class Seal:
                 found.append(f"{run.name} has other data")
         commits = sorted({str(run.environment.get("git_commit")) for _, run in own})
         others = [commit[:12] for commit in commits if commit != str(sealed["commit"])]
-        found += [f"runs are of commit {commit}, sealed at {str(sealed['commit'])[:12]}" for commit in others]
+        found += [
+            f"runs are of commit {commit}, sealed at {str(sealed['commit'])[:12]}"
+            for commit in others
+        ]
         if any(commit.endswith("+") for commit in (*commits, str(sealed["commit"]))):
             found.append("a checkout had uncommitted changes")
         return found
@@ -140,8 +150,14 @@ def design_of(name: str, seed: int) -> str:
 
 def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {section.key: value} of a resolved config that decide how a model is trained, but for seeds."""
-    pairs = {f"{section}.{key}": value for section, own in config.items() for key, value in dict(own).items()}
-    return json.loads(json.dumps({key: pairs[key] for key in sorted(_SETTINGS & pairs.keys())}, default=str))
+    pairs = {
+        f"{section}.{key}": value
+        for section, own in config.items()
+        for key, value in dict(own).items()
+    }
+    return json.loads(
+        json.dumps({key: pairs[key] for key in sorted(_SETTINGS & pairs.keys())}, default=str)
+    )
 
 
 def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
@@ -156,7 +172,11 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
             return seal
     if begun:
         return None
-    content = {**content, "commit": git_commit(), "sealed": datetime.now().astimezone().strftime(STARTED)}
+    content = {
+        **content,
+        "commit": git_commit(),
+        "sealed": datetime.now().astimezone().strftime(STARTED),
+    }
     digest = _hash(content)
     path = directory / SEALS / f"{digest[:12]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,11 +187,15 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
 def read_seals(directories: Iterable[Path]) -> list[Seal]:
     """Read the seals of directories of runs. Raises UserError: a file there is no seal."""
     seals = []
-    for path in sorted(path for place in set(directories) for path in (place / SEALS).glob("*.json")):
+    for path in sorted(
+        path for place in set(directories) for path in (place / SEALS).glob("*.json")
+    ):
         try:
             content = json.loads(path.read_bytes())
             sealed, digest = content["sealed"], content["sha256"]
-            seals.append(Seal(path, sealed, _hash(sealed) == digest and digest.startswith(path.stem)))
+            seals.append(
+                Seal(path, sealed, _hash(sealed) == digest and digest.startswith(path.stem))
+            )
             seals[-1].hypotheses, datetime.strptime(sealed["sealed"], STARTED)
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path} is no seal ({error!r}); restore it, or move it away") from None

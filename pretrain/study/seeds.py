@@ -174,7 +174,10 @@ def group_by_settings(
     Raises UserError: no such baseline, or two members of a group with one seed.
     """
     telling = _telling_settings(methods, settings)
-    names = [f"{m} ({', '.join(texts)})" if texts else m for m, texts in zip(methods, telling, strict=True)]
+    names = [
+        f"{m} ({', '.join(texts)})" if texts else m
+        for m, texts in zip(methods, telling, strict=True)
+    ]
     groups = _collect(members, names, [""] * len(members))
     label, compared_with = _find_baseline(groups, names[0] if baseline is None else baseline)
     return Groups(label, tuple(groups), compared_with)
@@ -199,7 +202,9 @@ def _telling_settings(
     for method in dict.fromkeys(methods):  # once each: its members may be thousands
         alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
         keys = sorted({key for other in alike for key in other}.difference(left_out))
-        differing[method] = [key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1]
+        differing[method] = [
+            key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1
+        ]
     return [
         [f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing[method]]
         for method, own in zip(methods, settings, strict=True)
@@ -207,7 +212,11 @@ def _telling_settings(
 
 
 def _collect(
-    runs: Sequence[R], labels: Sequence[str], strata: Sequence[str], *, may_name_subject: bool = False
+    runs: Sequence[R],
+    labels: Sequence[str],
+    strata: Sequence[str],
+    *,
+    may_name_subject: bool = False,
 ) -> list[Group[R]]:
     members: dict[tuple[str, str], list[R]] = defaultdict(list)
     for run, label, stratum in zip(runs, labels, strata, strict=True):
@@ -242,10 +251,14 @@ def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
     last = [name.rpartition(".")[2] for name in subjects]
     short = last if len(set(last)) == len(last) else list(subjects)
     given = list(zip(short, subjects.values(), strict=True))
-    return [" ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)]
+    return [
+        " ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)
+    ]
 
 
-def _first_positions(subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]) -> dict[str, int]:
+def _first_positions(
+    subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]
+) -> dict[str, int]:
     """Return each stratum's position: by the subject's values if they can be sorted, else as first given."""
     order: Sequence[int] = range(len(strata))
     with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
@@ -265,7 +278,9 @@ def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, di
         label = of_variant.pop()
         return label, _by_stratum(groups, label)
     problem = (
-        "is the variant of several groups of runs" if of_variant else "is none of the variants and runs given"
+        "is the variant of several groups of runs"
+        if of_variant
+        else "is none of the variants and runs given"
     )
     present = ", ".join(f"'{group.name}'" for group in groups)
     raise UserError(f"--baseline {baseline} {problem}; give one of these: {present}")

@@ -91,7 +91,9 @@ def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:
     within = hypothesis.question == "within"
     effect = min(min(map(abs, hypothesis.edges)) / max(sd, 1e-9), 20.0)  # scipy fails far beyond
     power = (1 + POWER) / 2 if within else POWER
-    enough = (n for n in range(FIRST, LAST) if fixed_power(n, KAPPA[YES] / n**EXPONENT, effect) >= power)
+    enough = (
+        n for n in range(FIRST, LAST) if fixed_power(n, KAPPA[YES] / n**EXPONENT, effect) >= power
+    )
     return next(enough, LAST)
 
 

@@ -59,7 +59,11 @@ def gap_table(
     `claims`: add a last column with what may be said of each gap. `flush_left`: set all columns flush left,
     not only words.
     """
-    header = (*names, *(column.title for column in columns), *(["what may be said"] if claims else []))
+    header = (
+        *names,
+        *(column.title for column in columns),
+        *(["what may be said"] if claims else []),
+    )
     cells = [
         (
             *row.names,
@@ -68,7 +72,10 @@ def gap_table(
         )
         for row in rows
     ]
-    words = {*range(len(names)), *(len(names) + i for i, column in enumerate(columns) if column.in_words)}
+    words = {
+        *range(len(names)),
+        *(len(names) + i for i, column in enumerate(columns) if column.in_words),
+    }
     if claims:
         words.add(len(header) - 1)
     return Table(header, cells, range(len(header)) if flush_left else words, title)
@@ -103,7 +110,9 @@ def verdict(gap: PairedGap | None, of: str = "loss") -> str:
     if gap is None:
         return "no seed in common with the baseline, so no gap"
     direction = "higher" if gap.mean > 0 else "lower"
-    return judged(gap, "differences", f"{of} significantly {direction}", "no significant difference")
+    return judged(
+        gap, "differences", f"{of} significantly {direction}", "no significant difference"
+    )
 
 
 def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
@@ -132,14 +141,22 @@ def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:
     if gap is None:
         return f"{name}: {verdict(gap)}."
     scale = gap.scale
-    size = f"{scale.signed(gap.mean)} {scale.unit}" if scale.unit else f"{of} {scale.signed(gap.mean)}"
+    size = (
+        f"{scale.signed(gap.mean)} {scale.unit}" if scale.unit else f"{of} {scale.signed(gap.mean)}"
+    )
     if gap.low is not None:
-        size += f" ({share(CONFIDENCE)} interval {scale.signed(gap.low)} to {scale.signed(gap.high)})"
+        size += (
+            f" ({share(CONFIDENCE)} interval {scale.signed(gap.low)} to {scale.signed(gap.high)})"
+        )
     size += f" against {gap.baseline}"
     clause = verdict(gap, of)
     if gap.perplexity_ratio is not None:
         size += f", perplexity {percent(gap.perplexity_ratio)}"
-    if gap.equivalent_within is not None and gap.t_p_holm is not None and not gap.significance_claimed:
+    if (
+        gap.equivalent_within is not None
+        and gap.t_p_holm is not None
+        and not gap.significance_claimed
+    ):
         # A missing star is not equality.
         clause += f"; the data allow a difference up to {margin(gap)} of perplexity"
     return f"{name}: {size}; {clause}."

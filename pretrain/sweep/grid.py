@@ -28,7 +28,14 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from pretrain.config.load import validation_sentence
-from pretrain.config.sources import OVERRIDE, KeyPath, did_you_mean, locate, override_text, read_yaml
+from pretrain.config.sources import (
+    OVERRIDE,
+    KeyPath,
+    did_you_mean,
+    locate,
+    override_text,
+    read_yaml,
+)
 from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
@@ -46,9 +53,14 @@ class GridFile(Section):
 
     base: str = Field(default="demo", min_length=1, description="A shipped config or a YAML file.")
     directory: PathLike = Field(description="Directory that holds the runs.")
-    fixed: dict[str, Any] = Field(default_factory=dict, alias="set", description="Values of every run.")
+    fixed: dict[str, Any] = Field(
+        default_factory=dict, alias="set", description="Values of every run."
+    )
     entries: list[dict[str, Any]] | None = Field(
-        default=None, alias="list", min_length=1, description="Sets of values; each run has one of them."
+        default=None,
+        alias="list",
+        min_length=1,
+        description="Sets of values; each run has one of them.",
     )
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict, description="Values of a key; runs have all combinations."
@@ -126,7 +138,9 @@ def _check_keys(grid: Grid) -> None:
                 "use letters, digits and ._+=-"
             )
         if name.casefold() in (other.casefold() for other in names[:number]):
-            raise UserError(f"grid {grid.source}: two entries of `list` are called '{name}'; rename one")
+            raise UserError(
+                f"grid {grid.source}: two entries of `list` are called '{name}'; rename one"
+            )
     listed = {key: None for entry in content.entries or [] for key in entry if key != "name"}
     seeds = ["run.seed"] if content.seeds is not None else []
     places = {"set": content.fixed, "list": listed, "grid": content.grid, "seeds": seeds}
@@ -162,18 +176,27 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     keys = {choice.key for choices, _ in varied for choice in choices}
     for key, _ in overrides:
         if clash := next((other for other in sorted(keys) if _overlap(key, other)), None):
-            raise UserError(f"override '{key}': grid {grid.source} varies {clash}; change the grid file")
+            raise UserError(
+                f"override '{key}': grid {grid.source} varies {clash}; change the grid file"
+            )
         if key == "run.name":
             raise UserError(f"override '{key}': {OWN_KEYS[key]}")
     fixed = [
         Choice("run.directory", str(grid.content.directory), _origin(grid, "directory")),
-        *(Choice(key, value, _origin(grid, "set", key)) for key, value in grid.content.fixed.items()),
+        *(
+            Choice(key, value, _origin(grid, "set", key))
+            for key, value in grid.content.fixed.items()
+        ),
         *(Choice(key, value, OVERRIDE) for key, value in overrides),
     ]
     names = run_names([values for _, values in varied], grid.source)
-    directory = Path(next(choice.value for choice in reversed(fixed) if choice.key == "run.directory"))
+    directory = Path(
+        next(choice.value for choice in reversed(fixed) if choice.key == "run.directory")
+    )
     named = list(zip(names, varied, strict=True))
-    trunks = {each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label}
+    trunks = {
+        each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label
+    }
 
     def placed(choice: Choice, values: NamedValues) -> Choice:
         trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK else None
@@ -182,7 +205,10 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     return [
         GridRun(
             name,
-            (Choice("run.name", name, grid.source), *(placed(each, values) for each in (*fixed, *choices))),
+            (
+                Choice("run.name", name, grid.source),
+                *(placed(each, values) for each in (*fixed, *choices)),
+            ),
         )
         for name, (choices, values) in named
     ]
@@ -198,8 +224,14 @@ def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> lis
         if not fnmatch.filter(names, pattern):
             close = difflib.get_close_matches(pattern, names, n=3)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            hint = f"close to it: {', '.join(close)}" if close else f"they are {', '.join(names[:3])}{more}"
-            raise UserError(f"grid {source}: --only '{pattern}' is the name of none of its runs; {hint}")
+            hint = (
+                f"close to it: {', '.join(close)}"
+                if close
+                else f"they are {', '.join(names[:3])}{more}"
+            )
+            raise UserError(
+                f"grid {source}: --only '{pattern}' is the name of none of its runs; {hint}"
+            )
     chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
     return [run for run in runs if not patterns or run.name in chosen]
 
@@ -213,7 +245,11 @@ def _varied(grid: Grid) -> Iterator[tuple[list[Choice], NamedValues]]:
     seeds: list[int | None] = [*content.seeds] if content.seeds else [None]
     combinations = list(itertools.product(*content.grid.values()))
     for seed, entry, values in itertools.product(seeds, content.entries or [{}], combinations):
-        choices = [Choice(key, value, _origin(grid, "list")) for key, value in entry.items() if key != "name"]
+        choices = [
+            Choice(key, value, _origin(grid, "list"))
+            for key, value in entry.items()
+            if key != "name"
+        ]
         labelled = len(choices)
         pairs = zip(content.grid, values, strict=True)
         choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in pairs]

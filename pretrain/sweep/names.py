@@ -43,7 +43,9 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     values, or a name that is the sweep's own.
     """
     names = _short_keys({key for run in runs for key, _ in run.values})
-    plain = [_name(run, names) or _word(source.rpartition("/")[2].removesuffix(".yaml")) for run in runs]
+    plain = [
+        _name(run, names) or _word(source.rpartition("/")[2].removesuffix(".yaml")) for run in runs
+    ]
     alike = Counter(name.casefold() for name in plain)
     unique = [
         f"{name}-{_hash(run)}" if alike[name.casefold()] > 1 else name
@@ -91,7 +93,9 @@ def _word(value: Any) -> str:
 def _short_keys(keys: set[str]) -> dict[str, str]:
     """Return each key's last part, or the whole key where another key ends alike."""
     ends = Counter(key.rpartition(".")[2] for key in keys)
-    return {key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in keys}
+    return {
+        key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in keys
+    }
 
 
 def _hash(run: NamedValues) -> str:

@@ -107,16 +107,25 @@ def seal_plan(
     `seeds`: those that the runs may grow to; None: exactly those of `runs`. `more` is sealed with them.
     Raises UserError: a hypothesis names no design of theirs.
     """
-    settings = {design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs}
+    settings = {
+        design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs
+    }
     named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
     if unknown := sorted(named - settings.keys()):
-        raise UserError(f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}")
+        raise UserError(
+            f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}"
+        )
     blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
     content = {
         "hypotheses": [asdict(claim) for claim in hypotheses],
         "stopping_rule": stopping_rule,
         "fixed_n": seeds is None,
-        "grid": {"file": str(grid.path), "sha256": file_hash(grid.path), "base": base, "set": [*overrides]},
+        "grid": {
+            "file": str(grid.path),
+            "sha256": file_hash(grid.path),
+            "base": base,
+            "set": [*overrides],
+        },
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
         "data": sorted({read_blend(config).fingerprint for config in blends.values()}),
@@ -147,7 +156,9 @@ def _standing(config: Config) -> Standing:
     differences = list(_differences(earlier, config.resolved()))
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
-        shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+        shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (
+            f"; and {more} more" if more > 0 else ""
+        )
         raise UserError(
             f"{path} holds another run: {shown}; delete it, or choose another `directory` in the grid file"
         )

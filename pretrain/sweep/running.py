@@ -37,7 +37,9 @@ SECONDS_BETWEEN_LINES = 60.0
 """Between two reports of what is running."""
 LAST_BYTES = 1 << 16
 
-Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started", "running"]
+Ending = Literal[
+    "finished", "finished before", "failed", "stopped", "busy", "not started", "running"
+]
 """busy: another sweep is running it. stopped: a signal came, and what was trained is saved. running: no end
 yet; such an outcome is only reported."""
 
@@ -151,7 +153,9 @@ def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> Pla
     to_come = {run.path.resolve() for run in (*waiting, *active)}
     trunks = ((run, run.config.schedule.branch_from) for run in waiting)
     ready = (run for run, trunk in trunks if trunk is None or trunk.resolve() not in to_come)
-    return next(ready, waiting[0] if waiting and not active else None)  # else two that name each other wait
+    return next(
+        ready, waiting[0] if waiting and not active else None
+    )  # else two that name each other wait
 
 
 def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
@@ -166,7 +170,9 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
         run.log.parent.mkdir(parents=True, exist_ok=True)
         log = run.log.open("ab")
     except OSError as error:
-        raise UserError(f"{run.log} cannot be written ({error.strerror}); check `directory`") from None
+        raise UserError(
+            f"{run.log} cannot be written ({error.strerror}); check `directory`"
+        ) from None
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,7 +182,9 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
         pass  # a file system without locks
     start = log.seek(0, os.SEEK_END)
     command = train_command(run, local_ranks)
-    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode())
+    log.write(
+        f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode()
+    )
     log.flush()
     process = subprocess.Popen(
         command,
@@ -195,10 +203,14 @@ def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
     state = RunDirectory(job.run.path).state()
     if code == 0:
         ending: Ending = "finished" if state == FINISHED else "stopped"
-        return Outcome(job.run, ending, seconds, "" if ending == "finished" else f"saved, state {state}")
+        return Outcome(
+            job.run, ending, seconds, "" if ending == "finished" else f"saved, state {state}"
+        )
     if any(code in (-number, 128 + number) for number in signals.received):
         return Outcome(job.run, "stopped", seconds, "before it had trained or saved anything new")
-    return Outcome(job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}")
+    return Outcome(
+        job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}"
+    )
 
 
 def _progress(run: PlannedRun) -> str:
@@ -227,13 +239,17 @@ def _last_error(log: Path, start: int) -> str:
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
     """Return the environment of one of `jobs` slots: its share of threads, and its own GPUs."""
     environment = without_rank(os.environ)  # else only task 0 of an srun would print its errors
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks))))
+    environment.setdefault(
+        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks)))
+    )
     if jobs > 1 and (devices := visible_devices()):
         environment[VISIBLE] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
     return environment
 
 
-def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: int) -> Sequence[str]:
+def devices_of_slot(
+    devices: Sequence[str], slot: int, jobs: int, local_ranks: int
+) -> Sequence[str]:
     """Return the GPUs of one of `jobs` slots, one per rank. Raises UserError where there are too few."""
     if len(devices) < jobs * local_ranks:
         raise UserError(

@@ -19,7 +19,16 @@ from pretrain.runs.finished import read_finished_run
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
 from pretrain.study.seal import Hypothesis, Seal, design_of
-from pretrain.study.sequential import FIRST, LAST, STOPPING_RULE, YES, Decision, bounds, decide, pairs_needed
+from pretrain.study.sequential import (
+    FIRST,
+    LAST,
+    STOPPING_RULE,
+    YES,
+    Decision,
+    bounds,
+    decide,
+    pairs_needed,
+)
 from pretrain.sweep.grid import Grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
 
@@ -64,11 +73,15 @@ class Trial:
 
         runs = planned(FIRST)
         if len(runs) != 2 * FIRST:
-            raise UserError(f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two")
+            raise UserError(
+                f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two"
+            )
         baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
         claim = Hypothesis(design, question, margin, baseline)
         seeds = whole.content.seeds
-        return cls(claim, planned, seal_plan(whole, base, overrides, runs, [claim], STOPPING_RULE, seeds))
+        return cls(
+            claim, planned, seal_plan(whole, base, overrides, runs, [claim], STOPPING_RULE, seeds)
+        )
 
 
 def carry_out(
@@ -109,7 +122,9 @@ def _differences(runs: Sequence[PlannedRun]) -> list[float]:
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
-        first, second = (read_facts(RunDirectory(r.path).summary)["validation"]["loss"] for r in pair)
+        first, second = (
+            read_facts(RunDirectory(r.path).summary)["validation"]["loss"] for r in pair
+        )
         if first is None or second is None:
             raise UserError(
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; no trial can use it"
@@ -123,7 +138,9 @@ def verdict(claim: Hypothesis, by: Decision, needed: int, cost: str) -> str:
     within = claim.question == "within"
     asked = f"within ± {claim.margin:g} % of" if within else f"{claim.question} than"
     no = "No" if within else f"No, not by {claim.margin:g} %"
-    answer = {"yes": "Yes", "no": no, None: f"Undecided, and all {needed} planned pairs are made"}[by.answer]
+    answer = {"yes": "Yes", "no": no, None: f"Undecided, and all {needed} planned pairs are made"}[
+        by.answer
+    ]
     return (
         f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its perplexity is "
         f"{percent(perplexity(by.mean))} (interval valid at any time {percent(perplexity(by.low))} to "
@@ -139,8 +156,14 @@ def trial_document(
     done = [read_finished_run(run.path) for run in runs]
     tokens, seconds = sum(run.result.tokens for run in done), 0.0
     for run in done:
-        seconds += float(run.curves[STEP_SECONDS].mean()) * run.result.steps * run.environment["world_size"]
-    cost = f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's steps"
+        seconds += (
+            float(run.curves[STEP_SECONDS].mean())
+            * run.result.steps
+            * run.environment["world_size"]
+        )
+    cost = (
+        f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's steps"
+    )
     sentence = verdict(claim, by, needed, cost)
     outcome = {"yes": "HIT", "no": "MISS", None: "undecided"}[by.answer]
     sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
@@ -152,7 +175,9 @@ def trial_document(
         losses = (f"{run.result.validation_loss:.4f}" for run in pair)
         ends = ("–" if n < FIRST else f"{end:+.4f}" for end in bounds(differences[:n], YES))
         rows.append((str(n), str(pair[0].seed), *losses, f"{difference:+.4f}", *ends))
-    table = Table(("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to"), rows, ())
+    table = Table(
+        ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to"), rows, ()
+    )
     content = {
         "verdict": sentence,
         "hypothesis": asdict(claim),

@@ -35,16 +35,22 @@ GridArgument = Annotated[
 ]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."),
+    typer.Argument(
+        help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."
+    ),
 ]
-BaseOption = Annotated[str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")]
+BaseOption = Annotated[
+    str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")
+]
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
 RanksOption = Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")]
 TaskOption = Annotated[
-    int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
+    int | None,
+    typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id."),
 ]
 TasksOption = Annotated[
-    int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
+    int | None,
+    typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
 ]
 MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
 
@@ -67,7 +73,9 @@ def sweep(
     num_tasks: TasksOption = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"),
+        typer.Option(
+            help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"
+        ),
     ] = None,
     seal: Annotated[
         list[str] | None,
@@ -76,7 +84,10 @@ def sweep(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list the runs, what each has done, and their overrides.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only list the runs, what each has done, and their overrides."
+        ),
     ] = False,
 ) -> None:
     """Train every run of a grid file; started again, skip what is finished and resume what is not.
@@ -87,7 +98,9 @@ def sweep(
     """
     from pretrain.sweep.running import SignalRelay, run_sweep
 
-    signals = SignalRelay().install()  # first of all: a signal while the plan is made must not be lost
+    signals = (
+        SignalRelay().install()
+    )  # first of all: a signal while the plan is made must not be lost
     from data_pipeline.tokenizing.verbs import which_task
     from pretrain.config.sources import parse_overrides
     from pretrain.study.seal import Hypothesis
@@ -133,14 +146,17 @@ def trial(
     ] = Question.BETTER,
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
-        int | None, typer.Option(min=5, max=100, help="At most so many; default: planned from the first 5.")
+        int | None,
+        typer.Option(min=5, max=100, help="At most so many; default: planned from the first 5."),
     ] = None,
     base: BaseOption = None,
     jobs: JobsOption = 1,
     local_ranks: RanksOption = 1,
     task: TaskOption = None,
     num_tasks: TasksOption = None,
-    out: Annotated[Path, typer.Option(help="Directory for report.md and trial.json.")] = Path("trial"),
+    out: Annotated[Path, typer.Option(help="Directory for report.md and trial.json.")] = Path(
+        "trial"
+    ),
 ) -> None:
     """Train pairs of runs of a grid's two designs, baseline first, until a question about them is answered.
 
@@ -175,10 +191,18 @@ def trial(
 
 
 def ladder(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of several sizes, lengths and seeds.")],
-    baseline: Annotated[str, typer.Option(help="An arm: the first part of its runs' names, up to a dash.")],
-    predict: Annotated[str | None, typer.Option(help="Grid to predict, under seal beside it.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only such of its runs.", metavar="PATTERN")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Finished runs of several sizes, lengths and seeds.")
+    ],
+    baseline: Annotated[
+        str, typer.Option(help="An arm: the first part of its runs' names, up to a dash.")
+    ],
+    predict: Annotated[
+        str | None, typer.Option(help="Grid to predict, under seal beside it.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only such of its runs.", metavar="PATTERN")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for report and figure.")] = Path("ladder"),
 ) -> None:
     """Fit a law of the loss over sizes and lengths, and each arm's factor on the tokens; predict and judge.
@@ -203,7 +227,9 @@ def ladder(
     refuse_incomparable(finished, VARIED, match="")
     places = {path.resolve().parent for path in paths}
     seals = [seal for seal in read_seals(places) if "predictions" in seal.content]
-    sealed = [(seal, design) for seal in seals for design in seal.content["settings"] if predict is None]
+    sealed = [
+        (seal, design) for seal in seals for design in seal.content["settings"] if predict is None
+    ]
     held = {run.path for seal, design in sealed for run in seal.runs_of(design, finished)}
     fitted = [run for run in finished if run.path not in held]
     grid = None if predict is None else read_grid(predict)
@@ -216,10 +242,17 @@ def ladder(
     law = fit_ladder([cell for cell in cells if cell not in ahead], baseline, ahead)
     if grid:
         losses = {str(run.path): run.result.validation_loss for run in fitted}
-        more = {"law": law.values, "factors": law.factors, "fitted": losses, "predictions": law.predictions}
+        more = {
+            "law": law.values,
+            "factors": law.factors,
+            "fitted": losses,
+            "predictions": law.predictions,
+        }
         seal = seal_plan(grid, None, (), planned, [], FIXED_N, more=more)
         if seal is None:
-            raise UserError("a run of this grid has begun, too late to predict it; leave --predict out")
+            raise UserError(
+                "a run of this grid has begun, too late to predict it; leave --predict out"
+            )
         seals = [*(old for old in seals if old.path.name != seal.path.name), seal]
     finish(ladder_document(law, seals, finished), out, remark=f"\n{left_out}" if left_out else "")
 
@@ -250,7 +283,9 @@ def _result(outcome: Outcome) -> str:
     if not outcome.done:
         return f"{outcome.detail}; log: {outcome.run.log}"
     loss, perplexity = outcome.validation()
-    values = f"validation loss {loss:.4f}, perplexity {perplexity:.2f} " if loss and perplexity else ""
+    values = (
+        f"validation loss {loss:.4f}, perplexity {perplexity:.2f} " if loss and perplexity else ""
+    )
     return f"{values}in {_clock(outcome.seconds)}"
 
 
@@ -272,7 +307,10 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         loss, perplexity = outcome.validation()
-        numbers = ["" if loss is None else f"{loss:.4f}", "" if perplexity is None else f"{perplexity:.2f}"]
+        numbers = [
+            "" if loss is None else f"{loss:.4f}",
+            "" if perplexity is None else f"{perplexity:.2f}",
+        ]
         seconds = _clock(outcome.seconds) if outcome.seconds else ""
         rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
@@ -285,7 +323,9 @@ def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
     """Say what failed and what is left; returns the exit code."""
     for outcome in outcomes:
         if outcome.ending in ("failed", "busy"):
-            typer.echo(f"{outcome.ending}: {outcome.run.name}: {outcome.detail}; log: {outcome.run.log}")
+            typer.echo(
+                f"{outcome.ending}: {outcome.run.name}: {outcome.detail}; log: {outcome.run.log}"
+            )
     left = [outcome for outcome in outcomes if not outcome.done]
     if not left:
         typer.echo(f"all {len(outcomes)} runs are finished")

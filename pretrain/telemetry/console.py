@@ -48,10 +48,14 @@ class StepDisplay:
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("left", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=whole),
-            TextColumn("{task.fields[numbers]}", table_column=cut),  # where a terminal is too narrow
+            TextColumn(
+                "{task.fields[numbers]}", table_column=cut
+            ),  # where a terminal is too narrow
             console=self._console,
         )
-        self._task = self._bar.add_task("train", total=total_steps, completed=resume_step, numbers="")
+        self._task = self._bar.add_task(
+            "train", total=total_steps, completed=resume_step, numbers=""
+        )
         if self._console.is_terminal:
             self._bar.start()
 
@@ -88,6 +92,8 @@ class StepDisplay:
 
     def _remaining(self, step: int, now: float) -> str:
         """Return the time left at this attempt's own pace, validation and checkpoints included."""
-        seconds = (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
+        seconds = (
+            (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
+        )
         minutes, seconds_left = divmod(round(seconds), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d} left"

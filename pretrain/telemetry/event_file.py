@@ -78,7 +78,9 @@ class EventFile:
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write all scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_texts(self, step: int, markdown: Mapping[str, str]) -> None:
@@ -103,7 +105,9 @@ class EventFile:
         HPARAMS page reads each metric from the scalar of the same name. `first` names the columns to show
         first.
         """
-        plain = {key: str(own).lower() if isinstance(own, bool) else own for key, own in values.items()}
+        plain = {
+            key: str(own).lower() if isinstance(own, bool) else own for key, own in values.items()
+        }
         experiment, start, end = hparams(plain, dict(metrics))
         _mark_as_differing(experiment, first)
         for summary in (experiment, start, end):
@@ -173,7 +177,8 @@ def markdown_of(sample: Sample) -> str:
     line is indented, by whatever it ends: markdown takes a lone carriage return for an end too.
     """
     prompt, text = (
-        "\n".join(f"    {line}" for line in part.splitlines()) for part in (sample.prompt, sample.text)
+        "\n".join(f"    {line}" for line in part.splitlines())
+        for part in (sample.prompt, sample.text)
     )
     tokens = f"{sample.tokens} {'token' if sample.tokens == 1 else 'tokens'}"
     end = ", then the end of the document" if sample.ended else ""

@@ -12,7 +12,13 @@ import torch
 
 from pretrain.reporting.text import perplexity
 from pretrain.runs import tags
-from pretrain.telemetry.records import AttentionScores, HeldOutLosses, RunFacts, SaveSeconds, StepRecord
+from pretrain.telemetry.records import (
+    AttentionScores,
+    HeldOutLosses,
+    RunFacts,
+    SaveSeconds,
+    StepRecord,
+)
 
 
 def step_metrics(
@@ -56,7 +62,10 @@ def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
     """Return the metrics of a checkpoint that has been written; none without one."""
     if written is None:
         return {}
-    return {tags.CHECKPOINT_WRITE_SECONDS.tag: written.write, tags.CHECKPOINT_SECONDS.tag: written.total}
+    return {
+        tags.CHECKPOINT_WRITE_SECONDS.tag: written.write,
+        tags.CHECKPOINT_SECONDS.tag: written.total,
+    }
 
 
 def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:
@@ -83,7 +92,9 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
     }
     if facts.peak_flops_per_device is not None:
         metrics[tags.MFU.tag] = facts.model_flops_per_token * per_gpu / facts.peak_flops_per_device
-        metrics[tags.HFU.tag] = facts.executed_flops_per_token * per_gpu / facts.peak_flops_per_device
+        metrics[tags.HFU.tag] = (
+            facts.executed_flops_per_token * per_gpu / facts.peak_flops_per_device
+        )
     return metrics
 
 
@@ -93,7 +104,11 @@ def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
     loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source weighs by
     its tokens.
     """
-    sums = {source: (loss, tokens) for source, (loss, tokens) in sorted(validation.items()) if tokens > 0}
+    sums = {
+        source: (loss, tokens)
+        for source, (loss, tokens) in sorted(validation.items())
+        if tokens > 0
+    }
     if not sums:
         return {}
     mean = sum(loss for loss, _ in sums.values()) / sum(tokens for _, tokens in sums.values())

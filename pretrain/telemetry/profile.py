@@ -128,7 +128,9 @@ def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
         if cuda:
             spent = event.self_device_time_total if event.device_type.name == "CUDA" else 0.0
         is_kernel = cuda or event.key.startswith(("aten::", "c10d::", "gloo:"))
-        classes = (group for group, pattern in KERNELS if re.search(pattern, event.key, re.IGNORECASE))
+        classes = (
+            group for group, pattern in KERNELS if re.search(pattern, event.key, re.IGNORECASE)
+        )
         group = next(classes, "other") if is_kernel else "host"
         seconds[group] = seconds.get(group, 0.0) + spent / 1e6
     return dict(sorted(seconds.items(), key=lambda entry: -entry[1]))

@@ -78,7 +78,9 @@ class Telemetry:
         if position.step <= self._last_step:
             raise ValueError(f"step {position.step} was logged after step {self._last_step}")
         # The mean over the steps since the last record: exact as long as the loop logs each step.
-        step_tokens = (position.consumed_tokens - self._last_tokens) // (position.step - self._last_step)
+        step_tokens = (position.consumed_tokens - self._last_tokens) // (
+            position.step - self._last_step
+        )
         self._last_step, self._last_tokens = position.step, position.consumed_tokens
         variance = self._losses.variance(position.step, record.result.loss)
         metrics = step_metrics(record, self._facts, step_tokens, variance)
@@ -124,7 +126,9 @@ class Telemetry:
             self._wandb.close()
         if self._event_file is not None:
             if final is not None:
-                own = {tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))}
+                own = {
+                    tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))
+                }
                 self._event_file.write_scalars(self._last_step, own)
                 self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)
             self._event_file.close()
@@ -155,7 +159,9 @@ class Telemetry:
     def _say_what_is_not_shown(self, run: RunDirectory) -> None:
         """Say which recorded steps TensorBoard does not show, and which of its files are damaged."""
         if (size := sum(path.stat().st_size for path in run.tensorboard.iterdir())) > CHECKED_BYTES:
-            self.say(f"telemetry: {run.tensorboard} holds {size / 1e6:,.0f} MB, too many to check for damage")
+            self.say(
+                f"telemetry: {run.tensorboard} holds {size / 1e6:,.0f} MB, too many to check for damage"
+            )
             return
         shown, cut = shown_steps(run.tensorboard)
         recorded = (record["step"] for record in read_metrics(run.metrics))

@@ -31,7 +31,11 @@ class WandbRun:
     """
 
     def __init__(
-        self, run_path: Path, resume_step: int, settings: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        run_path: Path,
+        resume_step: int,
+        settings: Mapping[str, Any],
+        say: Callable[[str], None],
     ) -> None:
         import wandb
 
@@ -48,7 +52,9 @@ class WandbRun:
                 resume="allow",
                 dir=str(run_path),
                 config=dict(settings),
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True
+                ),
             )
         except wandb.Error as error:
             raise UserError(
@@ -70,6 +76,8 @@ class WandbRun:
             return
         try:
             action()
-        except Exception as error:  # whatever a service outside does, it must not end a training of days
+        except (
+            Exception
+        ) as error:  # whatever a service outside does, it must not end a training of days
             self._run = None
             self._say(f"telemetry: wandb gets no more numbers ({type(error).__name__}: {error})")

@@ -30,10 +30,14 @@ def wrap_model(
     settings = deepspeed_config(config, context.world_size)
     precision, stage = config.precision, zero_stage(config, context.world_size)
     clips_itself = precision.dtype == "fp32" and stage == 0
-    clips_by_outer_norm = precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
+    clips_by_outer_norm = (
+        precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
+    )
     if clips_itself or clips_by_outer_norm:
         settings["gradient_clipping"] = 0.0
-    adamw = build_adamw(model, config.optimizer, context.tensor_parallel_group if clips_itself else None)
+    adamw = build_adamw(
+        model, config.optimizer, context.tensor_parallel_group if clips_itself else None
+    )
     engine, _, _, _ = import_deepspeed().initialize(
         model=model, optimizer=adamw, config=settings, mpu=context.mpu, dist_init_required=False
     )

@@ -18,7 +18,9 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses
 
 
-def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> HeldOutLosses:
+def held_out_losses(
+    engine: Any, data: RunData, config: Config, context: ParallelContext
+) -> HeldOutLosses:
     """Return the total loss on each source's held-out samples (collective): always the same, no dropout."""
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
@@ -44,7 +46,9 @@ def held_out_losses(engine: Any, data: RunData, config: Config, context: Paralle
     }
 
 
-def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tuple[AttentionScores, ...]:
+def attention_scores(
+    engine: Any, data: RunData, context: ParallelContext
+) -> tuple[AttentionScores, ...]:
     """Return each layer's attention on the first held-out sample (collective): the same under every layout.
 
     One forward pass of one sample without dropout, compiled layers as they were written. It holds the
@@ -59,8 +63,12 @@ def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tu
         seen = visible.sum(dim=-1).double()
         mean = logs.sum(dim=-1, dtype=torch.float64) / seen
         spread = ((logs - mean[..., None]).square().where(visible, 0.0).sum(dim=-1) / seen).sqrt()
-        largest = torch.tensor(torch.nan) if scores is None else scores.where(visible, -torch.inf).max()
-        layers.append(torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))]))
+        largest = (
+            torch.tensor(torch.nan) if scores is None else scores.where(visible, -torch.inf).max()
+        )
+        layers.append(
+            torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))])
+        )
 
     samples = next(samples for samples in data.validation.values() if len(samples))
     tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
@@ -74,4 +82,6 @@ def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tu
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=context.tensor_parallel_group)
     means /= context.tensor_parallel_size
     numbers = torch.cat((means, largest), dim=1).tolist()
-    return tuple(AttentionScores(one, two, None if isnan(three) else three) for one, two, three in numbers)
+    return tuple(
+        AttentionScores(one, two, None if isnan(three) else three) for one, two, three in numbers
+    )

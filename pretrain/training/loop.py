@@ -71,7 +71,9 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         require_good_step(run, position, result)
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
         # waits for a step that can be saved.
-        state = FINISHED if position.step == config.total_steps else asked if result.updated else None
+        state = (
+            FINISHED if position.step == config.total_steps else asked if result.updated else None
+        )
         validation: HeldOutLosses | None = None
         samples: tuple[Sample, ...] = ()
         if state == FINISHED or _due(position.step, config.data.validate_every):
@@ -105,7 +107,9 @@ def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
     if run.prompts is None:
         return losses, ()
     run.watch.at(f"the samples after step {step}")
-    return losses, continue_prompts(run.engine, run.prompts, run.config, run.data.boundary, run.context)
+    return losses, continue_prompts(
+        run.engine, run.prompts, run.config, run.data.boundary, run.context
+    )
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
@@ -139,7 +143,9 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
     clock.mark()
-    made, norm, *totals = torch.cat([torch.stack([update.made, update.gradient_norm]), sums]).tolist()
+    made, norm, *totals = torch.cat(
+        [torch.stack([update.made, update.gradient_norm]), sums]
+    ).tolist()
     loss_total, asked, terms = _over_ranks(run, totals, auxiliary)
     in_data, in_passes, in_sums, in_update, in_reading = clock.seconds()
     in_step = in_data + in_passes + in_sums + in_update + in_reading
@@ -162,7 +168,9 @@ def accumulate_gradients(
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
         set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
-        losses = token_losses(engine, tokens.to(context.device, non_blocking=True), run.data.boundary)
+        losses = token_losses(
+            engine, tokens.to(context.device, non_blocking=True), run.data.boundary
+        )
         # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
         loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
         auxiliary = take_auxiliary_losses(engine.module)
@@ -206,7 +214,8 @@ def _over_ranks(
         run.give_up()
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     named = {
-        name: total / run.context.data_parallel_size for name, total in zip(auxiliary, terms, strict=True)
+        name: total / run.context.data_parallel_size
+        for name, total in zip(auxiliary, terms, strict=True)
     }
     return loss / run.context.world_size, asked, named
 

@@ -187,7 +187,9 @@ def open_run(config: Config) -> Iterator[Run]:
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
     try:
-        with watching(launch, config.parallel.timeout_seconds, partial(_standing, config.run_path)) as watch:
+        with watching(
+            launch, config.parallel.timeout_seconds, partial(_standing, config.run_path)
+        ) as watch:
             lock = _lock(config, context, watch)
             try:
                 yield from _opened(_build(config, context, blend, watch, lock))
@@ -209,7 +211,9 @@ def _opened(run: Run) -> Iterator[Run]:
     try:
         yield run
     except (UserError, DataError, MethodError):
-        run.checkpoints.close(wait=True)  # all ranks raise these together, so all finish what they write
+        run.checkpoints.close(
+            wait=True
+        )  # all ranks raise these together, so all finish what they write
         raise
     finally:
         run.checkpoints.close(wait=False)
@@ -237,12 +241,16 @@ def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | N
         time.sleep(PAUSE)
 
 
-def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch, lock: RunLock | None) -> Run:
+def _build(
+    config: Config, context: ParallelContext, blend: Blend, watch: Watch, lock: RunLock | None
+) -> Run:
     watch.at("the comparison of config and data")
     require_equal_on_all_ranks(
         "the config", config.to_yaml(), "start every rank with the same config and overrides"
     )
-    require_equal_on_all_ranks("the training data", blend.fingerprint, "give every node the same shards")
+    require_equal_on_all_ranks(
+        "the training data", blend.fingerprint, "give every node the same shards"
+    )
     for manifest in blend.manifests:
         _on_first_rank(context, partial(check_shards, manifest))
     data = open_data(config, blend)
@@ -282,14 +290,18 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         telemetry=_on_first_rank(context, open_run_files, config.run_path),
         prompts=read_prompts(config, blend),
         batches=Batches(config, context, data),
-        profile=StepProfile(config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank),
+        profile=StepProfile(
+            config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank
+        ),
         watch=watch,
         errors=errors,
         lock=lock,
     )
 
 
-def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Path = Path()) -> T | None:
+def _on_first_rank(
+    context: ParallelContext, action: Callable[[], T], place: Path = Path()
+) -> T | None:
     """Call `action` on rank 0, and raise on every rank what the user must mend (collective).
 
     `place`: the directory that `action` writes to, for errors that do not name a file.

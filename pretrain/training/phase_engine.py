@@ -46,7 +46,11 @@ class PhasedEngine:
     """
 
     def __init__(
-        self, config: Config, context: ParallelContext, step: int = 0, state: StoredState | None = None
+        self,
+        config: Config,
+        context: ParallelContext,
+        step: int = 0,
+        state: StoredState | None = None,
     ) -> None:
         self._config = config
         self._context = context
@@ -87,7 +91,9 @@ class PhasedEngine:
     def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
         if self.structured_products is None:
-            self.structured_products = choose_structured_products(model, self._config, self._context)
+            self.structured_products = choose_structured_products(
+                model, self._config, self._context
+            )
         use_structured_products(model, self.structured_products)
         if state is not None:
             together(partial(state.give_weights, model))
@@ -105,7 +111,9 @@ class PhasedEngine:
         """
         if len(phases_of(self._config)) == 1:
             return self.audit
-        earlier = [entry for entry in on_disk.get("phases", []) if entry["phase"] < self.phase.number]
+        earlier = [
+            entry for entry in on_disk.get("phases", []) if entry["phase"] < self.phase.number
+        ]
         own = {
             "phase": self.phase.number,
             "first_step": self.phase.first_step,

@@ -49,7 +49,9 @@ def continue_prompts(
     return tuple(_sample(prompts, number, row) for number, row in enumerate(ids.tolist()))
 
 
-def _block(prompts: Prompts, config: Config, context: ParallelContext) -> tuple[torch.Tensor, torch.Tensor]:
+def _block(
+    prompts: Prompts, config: Config, context: ParallelContext
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `[prompts, length]` ids with room for all tokens behind each prompt, and `[prompts]` its start.
 
     What stands in the room has no effect on what is before it. With sequence parallelism the length must
@@ -76,7 +78,9 @@ def likeliest(logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
         return column
     own = torch.stack((best, (column + context.tensor_parallel_rank * logits.size(-1)).double()))
     parts = own.new_empty((context.tensor_parallel_size, *own.shape))
-    dist.all_gather_into_tensor(parts.view(-1, own.size(1)), own, group=context.tensor_parallel_group)
+    dist.all_gather_into_tensor(
+        parts.view(-1, own.size(1)), own, group=context.tensor_parallel_group
+    )
     rank = parts[:, 0].argmax(dim=0, keepdim=True)
     return parts[:, 1].gather(0, rank)[0].long()
 

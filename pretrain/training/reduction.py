@@ -148,7 +148,9 @@ def flat_buckets(optimizer: Any) -> list[Bucket]:
     if not hasattr(optimizer, "fp32_groups_gradients_flat"):
         return []
     buckets = []
-    for parameters, flat in zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True):
+    for parameters, flat in zip(
+        optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True
+    ):
         start, members = 0, list[torch.nn.Parameter]()
         for parameter in parameters:
             members.append(parameter)

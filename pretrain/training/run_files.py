@@ -75,7 +75,9 @@ def changes_since(config: Config, start: Start) -> list[Change]:
     if not position.step or not isinstance(before, dict):
         return []
     was, digest = _on_disk(run.environment).get(DEEPSPEED_FACT), settings_digest(config)
-    content = [Change("the content of deepspeed.config", was, digest)] if was and was != digest else []
+    content = (
+        [Change("the content of deepspeed.config", was, digest)] if was and was != digest else []
+    )
     return [*effective_changes(before, config), *content]
 
 
@@ -113,7 +115,9 @@ def write_run_files(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
-    earlier = _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
+    earlier = (
+        _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
+    )
     digest = {DEEPSPEED_FACT: settings_digest(config)}
     write_json(run.environment, {**environment, **digest, "segments": [*earlier, segment]})
     write_json(run.data, data_facts(config, data))

@@ -47,7 +47,9 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
         what = "the gradient norm is not finite"
     what = f"{spike}," if spike else what
     remedy = "; if the data are meant to be so, raise stability.spike_factor" if spike else ""
-    _stop_diverged(run, StepRecord(position, result), f"{what} at step {position.step}{times}{remedy}")
+    _stop_diverged(
+        run, StepRecord(position, result), f"{what} at step {position.step}{times}{remedy}"
+    )
 
 
 def _spike(run: Run, position: Position, result: StepResult) -> str:
@@ -74,7 +76,9 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
     step = record.position.step
     validation = validation_metrics(record.validation or {}).get(VALIDATION_LOSS.tag, 0.0)
     if not math.isfinite(record.result.loss):
-        _stop_diverged(run, record, f"the training loss is {record.result.loss} at the last step, {step}")
+        _stop_diverged(
+            run, record, f"the training loss is {record.result.loss} at the last step, {step}"
+        )
     if not math.isfinite(validation):
         _stop_diverged(run, record, f"the validation loss is {validation} after step {step}")
     if not weights_are_finite(run.engine, run.context.device):
@@ -84,7 +88,9 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
 def weights_are_finite(engine: Any, device: torch.device) -> bool:
     """Return whether all trained weights are finite, of which each rank looks at its own (collective)."""
     held = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
-    largest = torch.nn.utils.get_total_norm([own for own in held if own.numel()], norm_type=math.inf)
+    largest = torch.nn.utils.get_total_norm(
+        [own for own in held if own.numel()], norm_type=math.inf
+    )
     return agree([float(not torch.isfinite(largest))], device)[0] == 0
 
 

@@ -85,7 +85,9 @@ class TrainingState:
                 )
             state.give(own)
         if len(dict(engine.module.named_parameters())) <= len(self.weights):
-            raise RuntimeError("the engine of the new phase has nothing more to train than the old one")
+            raise RuntimeError(
+                "the engine of the new phase has nothing more to train than the old one"
+            )
         set_counters(engine, self.counters)
 
 

@@ -22,8 +22,11 @@ import torch
 
 @dataclass(frozen=True)
 class Update:
-    """The outcome of an update, as numbers on the device: whether the weights moved (1 or 0), and the global
-    gradient norm before clipping, infinite where it was not finite.
+    """The outcome of an update, as numbers on the device.
+
+    Attributes:
+        made: 1 if the weights moved, else 0.
+        gradient_norm: the global norm before clipping, infinite where it was not finite.
     """
 
     made: torch.Tensor
@@ -35,7 +38,9 @@ class GuardedUpdate:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._allowed: torch.Tensor | None = None  # None: nobody has decided, as while a checkpoint is loaded
+        self._allowed: torch.Tensor | None = (
+            None  # None: nobody has decided, as while a checkpoint is loaded
+        )
         self._largest_norm = math.inf
         self._decided: Update | None = None
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_adamw)
@@ -59,7 +64,9 @@ class GuardedUpdate:
         if self._decided is not None:
             return self._decided
         none = torch.zeros((), dtype=torch.float64, device=allowed.device)
-        return Update(made=none, gradient_norm=none + torch.inf)  # DeepSpeed has skipped the update by itself
+        return Update(
+            made=none, gradient_norm=none + torch.inf
+        )  # DeepSpeed has skipped the update by itself
 
     def _before_adamw(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self._allowed is None:

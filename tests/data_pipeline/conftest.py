@@ -61,10 +61,17 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
         for split, source, unit, documents in specs:
             writer = ShardWriter(directory / shard_name("hand", split, source, unit), "uint16")
             write_documents(writer, [np.array(ids, dtype=np.int32) for ids in documents])
-            identity = {"name": writer.prefix.name, "number": unit, "split": split, "source": source}
+            identity = {
+                "name": writer.prefix.name,
+                "number": unit,
+                "split": split,
+                "source": source,
+            }
             parts = {"text_bytes": 0, "units": [unit], "unit_documents": [len(documents)]}
             shards.append(shard_from_json(identity | parts | writer.finish()))
         tokenizer = TokenizerIdentity("x.model", "0" * 64, 60_000, "unigram", 0, 1, 2, -1, 2)
-        return Manifest(directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), {})
+        return Manifest(
+            directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), {}
+        )
 
     return make

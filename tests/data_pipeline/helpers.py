@@ -52,7 +52,9 @@ class Workshop:
         """What its shards were made with."""
         return TokenizeOptions(name="small")
 
-    def tokenize(self, out: Path, files: slice = slice(None), workers: int = 1) -> tuple[Manifest, int]:
+    def tokenize(
+        self, out: Path, files: slice = slice(None), workers: int = 1
+    ) -> tuple[Manifest, int]:
         """Tokenise some of the corpus files."""
         found = find_inputs([self.corpus])
         what = (found.files[files], self.model, out, self.options, workers, quiet)
@@ -94,7 +96,11 @@ def make_task(
 
 def all_documents(directory: Path) -> list[Document]:
     """Every document below a directory, in the order of the pipeline."""
-    return [d for file in find_inputs([directory]).files for d in read_documents(file.whole, RecordKeys())]
+    return [
+        d
+        for file in find_inputs([directory]).files
+        for d in read_documents(file.whole, RecordKeys())
+    ]
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,9 @@ def run_apart(*arguments: str | Path, environment: dict[str, str] | None = None)
     """The same in a process of its own, for settings that a process reads once."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
     variables = os.environ | (environment or {})
-    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120
+    )
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -154,7 +162,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def write_documents(writer: ShardWriter, documents: list[npt.NDArray[np.int32]], eod_id: int = 2) -> None:
+def write_documents(
+    writer: ShardWriter, documents: list[npt.NDArray[np.int32]], eod_id: int = 2
+) -> None:
     """Append documents to a shard."""
     encoded = Encoded.of(documents, eod_id)
     writer.append_ids(pack(encoded.ids, writer.dtype))

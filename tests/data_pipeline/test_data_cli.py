@@ -30,7 +30,14 @@ def test_help_of_every_verb_has_an_example() -> None:
 @pytest.mark.distributed
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
     train = ("train-tokenizer", workshop.corpus, "--out", tmp_path / "t", "--vocab-size", "600")
-    shards = ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")
+    shards = (
+        "tokenize",
+        workshop.corpus,
+        "--tokenizer",
+        tmp_path / "t.model",
+        "--out",
+        tmp_path / "shards",
+    )
     commands = [
         (*train, "--model-type", "bpe"),
         (*shards, "--name", "demo", "--workers", "2", "--files-per-shard", "4"),
@@ -59,11 +66,17 @@ MISTAKES = [
     (f"{TOKENIZE} --name a/b", "--name 'a/b'"),
     (f"{TOKENIZE} --workers 0", "--workers 0"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 500000", "--vocab-size 500000"),
-    ("train-tokenizer CORPUS --out TMP/t --vocab-size 500 --model-type word", "--model-type 'word'"),
+    (
+        "train-tokenizer CORPUS --out TMP/t --vocab-size 500 --model-type word",
+        "--model-type 'word'",
+    ),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size -5", "--vocab-size -5 must be at least 1"),
     ("train-tokenizer CORPUS --out TMP/t --seed -1", "--seed -1 must be at least 0"),
     ("train-tokenizer CORPUS --out TMP/t --sample-bytes 0", "--sample-bytes 0 must be at least 1"),
-    ("train-tokenizer CORPUS --out TMP/t --source Books", "left out are documents of PydocTopics, Stdlib"),
+    (
+        "train-tokenizer CORPUS --out TMP/t --source Books",
+        "left out are documents of PydocTopics, Stdlib",
+    ),
     (f"{TOKENIZE} --source Books", " of source PydocTopics, "),
     (TOKENIZE.replace("TMP/out", "TMP/bad.jsonl/out"), "cannot write TMP/bad.jsonl/out/plan.json"),
 ]
@@ -88,7 +101,11 @@ def test_a_users_mistake_is_one_sentence(
 @pytest.mark.parametrize(
     ("command", "packages", "extra"),
     [
-        ("stats SHARDS --png TMP/x.png", ["matplotlib.backends.backend_agg", "matplotlib.figure"], "compare"),
+        (
+            "stats SHARDS --png TMP/x.png",
+            ["matplotlib.backends.backend_agg", "matplotlib.figure"],
+            "compare",
+        ),
         (TOKENIZE.replace("CORPUS", "TMP/x.parquet"), ["pyarrow", "pyarrow.parquet"], "parquet"),
         (TOKENIZE.replace("CORPUS", "hf://datasets/a/b/train"), ["fsspec"], "hub"),
         ("download tinystories --out TMP/out", ["huggingface_hub"], "hub"),

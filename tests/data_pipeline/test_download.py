@@ -21,7 +21,10 @@ from tests.data_pipeline.sources.hub_server import COMMIT, REPOSITORY, Hub, serv
 
 def corpus() -> dict[str, bytes]:
     """The layout of SlimPajama: chunks of every split, a README that nobody asked for."""
-    files = {"README.md": b"# slim", "train/chunk1/tiny.jsonl.zst": zstandard.compress(b'{"text": "x"}\n')}
+    files = {
+        "README.md": b"# slim",
+        "train/chunk1/tiny.jsonl.zst": zstandard.compress(b'{"text": "x"}\n'),
+    }
     for chunk in (1, 2, 10):
         for number in range(4):
             name = f"train/chunk{chunk}/example_train_{number}.jsonl.zst"
@@ -43,7 +46,11 @@ def hub() -> Iterator[Hub]:
 
 
 def download(hub: Hub, *arguments: str | Path) -> Outcome:
-    environment = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/nonexistent"}
+    environment = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HOME": "/nonexistent",
+    }
     command = ("download", "slimpajama", "--hub-id", REPOSITORY, *arguments)
     return run_apart(*command, environment=environment)
 
@@ -90,7 +97,15 @@ def test_a_file_that_is_not_what_the_hub_lists_is_not_kept(hub: Hub, tmp_path: P
 def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hub.hold_after = 6
-    command = [sys.executable, "-m", "data_pipeline", "download", "slimpajama", "--hub-id", REPOSITORY]
+    command = [
+        sys.executable,
+        "-m",
+        "data_pipeline",
+        "download",
+        "slimpajama",
+        "--hub-id",
+        REPOSITORY,
+    ]
     environment = os.environ | {"HF_ENDPOINT": hub.address}
     process = subprocess.Popen([*command, "--out", str(out)], cwd=REPOSITORY_ROOT, env=environment)
     wait_until(lambda: len(data_of(out)) == 6, "six files")
@@ -121,7 +136,10 @@ def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert download(hub, "--out", out, "--chunks", "1").code == 0
     hub.commit = COMMIT[::-1]
-    assert f"holds {REPOSITORY} at {COMMIT}" in download(hub, "--out", out, "--revision", "main").sentence()
+    assert (
+        f"holds {REPOSITORY} at {COMMIT}"
+        in download(hub, "--out", out, "--revision", "main").sentence()
+    )
     assert f"no revision {COMMIT}" in download(hub, "--out", out).sentence()
 
 
@@ -143,19 +161,31 @@ def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_no_network_is_one_sentence(tmp_path: Path) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    sentence = run_apart("download", "tinystories", "--out", tmp_path / "out", environment=nowhere).sentence()
+    sentence = run_apart(
+        "download", "tinystories", "--out", tmp_path / "out", environment=nowhere
+    ).sentence()
     assert "cannot download roneneldan/TinyStories" in sentence and "--mirror" in sentence
     offline = {"HF_HUB_OFFLINE": "1"}
-    sentence = run_apart("download", "tinystories", "--out", tmp_path / "out", environment=offline).sentence()
+    sentence = run_apart(
+        "download", "tinystories", "--out", tmp_path / "out", environment=offline
+    ).sentence()
     assert "cannot download roneneldan/TinyStories" in sentence
 
 
 @pytest.mark.parametrize(
     ("source", "taken", "left"),
     [
-        ("slimpajama", "train/chunk1/example_train_0.jsonl.zst", "validation/chunk1/example_0.jsonl.zst"),
+        (
+            "slimpajama",
+            "train/chunk1/example_train_0.jsonl.zst",
+            "validation/chunk1/example_0.jsonl.zst",
+        ),
         ("openwebtext", "plain_text/train-00000-of-00080.parquet", "README.md"),
-        ("tinystories", "data/train-00000-of-00004.parquet", "data/validation-00000-of-00001.parquet"),
+        (
+            "tinystories",
+            "data/train-00000-of-00004.parquet",
+            "data/validation-00000-of-00001.parquet",
+        ),
     ],
 )
 def test_the_files_of_every_source(source: str, taken: str, left: str) -> None:
@@ -164,11 +194,15 @@ def test_the_files_of_every_source(source: str, taken: str, left: str) -> None:
 
 
 def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
-    names = [f"train/chunk{chunk}/{number}.jsonl.zst" for chunk in range(1, 11) for number in range(40)]
+    names = [
+        f"train/chunk{chunk}/{number}.jsonl.zst" for chunk in range(1, 11) for number in range(40)
+    ]
     files = [RemoteFile(name, 1, "", "") for name in names]
 
     def chosen(fraction: float, given: list[RemoteFile]) -> list[str]:
-        return [f.name for f in Wanted(fraction=fraction).choose(given, SOURCES["slimpajama"], "here")]
+        return [
+            f.name for f in Wanted(fraction=fraction).choose(given, SOURCES["slimpajama"], "here")
+        ]
 
     fifth = chosen(0.2, files)
     assert chosen(0.2, files[::-1]) == fifth == sorted(fifth)
@@ -187,7 +221,9 @@ def test_a_mirror_directory_works_the_same_way_and_the_commit_reaches_the_shards
     command = ("download", "slimpajama", "--mirror", mirror, "--out", out, "--chunks", "1,10")
     done = run(*command)
     assert done.code == 0 and f"9 files, 0.00 GB of {REPOSITORY} at {COMMIT}, checked" in done.out
-    linked = {n: c for n, c in hub.files.items() if n.startswith(("train/chunk1/", "train/chunk10/"))}
+    linked = {
+        n: c for n, c in hub.files.items() if n.startswith(("train/chunk1/", "train/chunk10/"))
+    }
     assert data_of(out) == linked
     assert all(os.path.islink(out / name) for name in linked)
     assert run(*command).code == 0
@@ -206,5 +242,9 @@ def test_a_plain_directory_as_mirror(tmp_path: Path) -> None:
     command = ("download", "tinystories", "--mirror", tmp_path / "m", "--out", tmp_path / "out")
     assert run(*command).code == 0
     (file,) = json.loads((tmp_path / "out" / "download.json").read_bytes())["files"]
-    assert (file["name"], file["size"], len(file["sha256"])) == ("data/train-00000-of-00001.parquet", 4, 64)
+    assert (file["name"], file["size"], len(file["sha256"])) == (
+        "data/train-00000-of-00001.parquet",
+        4,
+        64,
+    )
     assert "not a directory" in run(*command[:3], tmp_path / "absent", *command[4:]).sentence()

@@ -38,7 +38,9 @@ def covering(
     """
     missing = {pair for case in cases for pair in pairs(factors(case))}
     missing -= {pair for case in covered for pair in pairs(factors(case))}
-    wanted = [{value_of(case): count for case in cases} for value_of, count in (at_least or {}).items()]
+    wanted = [
+        {value_of(case): count for case in cases} for value_of, count in (at_least or {}).items()
+    ]
     properties = list(zip(at_least or (), wanted, strict=True))
 
     def gain(case: Case) -> int:

@@ -43,7 +43,10 @@ DESIGNS: dict[str, dict[str, str]] = {
         "taps": "2",
         "convolved": "key",
     },
-    "vanilla-convolution": {"variant": "vanilla", "adapters": "[short_convolution, query_key_bias]"},
+    "vanilla-convolution": {
+        "variant": "vanilla",
+        "adapters": "[short_convolution, query_key_bias]",
+    },
     "hybrid-shared-helpers": {
         "variant": "orthogonal",
         "shared": "true",
@@ -51,7 +54,11 @@ DESIGNS: dict[str, dict[str, str]] = {
         "adapters": "[short_convolution, low_rank, gelu_query]",
         "low_rank": "3",
     },
-    "thin": {"variant": "low_rank", "low_rank": "3", "adapters": "[short_convolution, channel_scale]"},
+    "thin": {
+        "variant": "low_rank",
+        "low_rank": "3",
+        "adapters": "[short_convolution, channel_scale]",
+    },
     "monarch_trainable": {"variant": "monarch_trainable"},
     "frozen-query": {"variant": "orthogonal", "frozen_roles": "query", "adapters": "[low_rank]"},
     "frozen-key-monarch": {"variant": "monarch", "frozen_roles": "key"},

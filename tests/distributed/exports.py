@@ -73,15 +73,27 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__adapters": "[qk_norm, logit_scale]",
         "attention__frozen_heads": "{'1': 0.5}",
     },
-    "shared-vanilla": {**LEARNED, **GROUPED, "attention__variant": "vanilla", "attention__shared": "true"},
+    "shared-vanilla": {
+        **LEARNED,
+        **GROUPED,
+        "attention__variant": "vanilla",
+        "attention__shared": "true",
+    },
     "low-rank": {
         **GROUPED,
         "attention__variant": "low_rank",
         "attention__adapters": "[channel_scale]",
         "precision__dtype": "bf16",
     },
-    "frozen-query": {**GROUPED, "attention__frozen_roles": "query", "attention__adapters": "[low_rank]"},
-    "early": {"attention__variant": "early_freeze", "attention__unfreeze": "[{at: 0.5, layers: 50%-100%}]"},
+    "frozen-query": {
+        **GROUPED,
+        "attention__frozen_roles": "query",
+        "attention__adapters": "[low_rank]",
+    },
+    "early": {
+        "attention__variant": "early_freeze",
+        "attention__unfreeze": "[{at: 0.5, layers: 50%-100%}]",
+    },
     "convolved-learned": {
         **GROUPED,
         **LEARNED,
@@ -95,7 +107,11 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__adapters": "[query_key_bias]",
         "precision__dtype": "bf16",
     },
-    "scores": {"attention__variant": "synthesizer_random", "schedule__steps": 1, "schedule__warmup_steps": 1},
+    "scores": {
+        "attention__variant": "synthesizer_random",
+        "schedule__steps": 1,
+        "schedule__warmup_steps": 1,
+    },
     "wide": {**LEARNED, "model__head_dim": 16, "schedule__steps": 1, "schedule__warmup_steps": 1},
 }
 CLASSES = {

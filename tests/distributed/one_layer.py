@@ -82,7 +82,9 @@ def one_layer_model(
     return model
 
 
-def full_weights(model: GPTModel, context: ParallelContext, groups: int) -> list[tuple[str, torch.Tensor]]:
+def full_weights(
+    model: GPTModel, context: ParallelContext, groups: int
+) -> list[tuple[str, torch.Tensor]]:
     """(name, whole weight) of every parameter; Q, K and V of the fused layout apart."""
     weights = []
     for name, parameter in model.named_parameters():

@@ -35,10 +35,18 @@ def plain_step(
     optimizer.zero_grad()
     torch.stack(list(terms)).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt().item()
+    norm = (
+        torch.stack([gradient.double().square().sum() for gradient in gradients])
+        .sum()
+        .sqrt()
+        .item()
+    )
     if config.optimizer.gradient_clip:
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)
-    rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps) * learning_rate_factor
+    rate = (
+        learning_rate(config.optimizer, config.schedule, step, config.total_steps)
+        * learning_rate_factor
+    )
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()

@@ -34,9 +34,15 @@ def reference(
     value_weight = normal_rows(SEED, "layer.0.attention.value", value_rows, HIDDEN, 0.02).double()
     value_weight.requires_grad_()
     std = 0.02 / math.sqrt(2)
-    proj = normal_rows(SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, std).double()
+    proj = normal_rows(
+        SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, std
+    ).double()
 
-    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    value = (
+        (x @ value_weight.t())
+        .unflatten(-1, (groups, HEAD_DIM))
+        .repeat_interleave(HEADS // groups, dim=2)
+    )
     if mask is None:
         mask = torch.ones(length, length, dtype=torch.bool).triu(1).expand(BATCH, 1, length, length)
     logits = logits[:, :length, :length].expand(BATCH, HEADS, length, length)

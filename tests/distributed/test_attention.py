@@ -29,7 +29,8 @@ def reports(request: pytest.FixtureRequest) -> Reports:
         request.param, "tests.distributed.workers.attention:attention_cases", {"cases": cases}
     )
     by_case = {
-        (c["variant"], c["groups"], c["sequence_parallel"]): a for c, a in zip(cases, answers, strict=True)
+        (c["variant"], c["groups"], c["sequence_parallel"]): a
+        for c, a in zip(cases, answers, strict=True)
     }
     return request.param, by_case
 
@@ -46,14 +47,25 @@ def test_collectives_are_exactly_those_of_the_stock_layer(reports: Reports) -> N
     for (variant, groups, sequence_parallel), report in by_case.items():
         stock = by_case["vanilla", groups, sequence_parallel]
         for direction in ("collectives_forward", "collectives_backward"):
-            assert report[direction] == stock[direction], (variant, groups, sequence_parallel, direction)
+            assert report[direction] == stock[direction], (
+                variant,
+                groups,
+                sequence_parallel,
+                direction,
+            )
         if tensor_parallel_size == 1:
             assert not report["collectives_forward"] and not report["collectives_backward"]
         elif sequence_parallel:
             # forward: gather x, scatter the output; backward: gather the output's gradient, re-gather x,
             # scatter x's gradient
-            assert report["collectives_forward"] == {"_allgather_base_": 1, "_reduce_scatter_base_": 1}
-            assert report["collectives_backward"] == {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
+            assert report["collectives_forward"] == {
+                "_allgather_base_": 1,
+                "_reduce_scatter_base_": 1,
+            }
+            assert report["collectives_backward"] == {
+                "_allgather_base_": 2,
+                "_reduce_scatter_base_": 1,
+            }
         else:
             assert report["collectives_forward"] == {"allreduce_": 1}
             assert report["collectives_backward"] == {"allreduce_": 1}
@@ -76,15 +88,24 @@ def test_frozen_attention_has_no_query_key_weight_gradient_product(reports: Repo
 def test_frozen_weights_are_neither_parameters_nor_saved(reports: Reports) -> None:
     for (variant, groups, sequence_parallel), report in reports[1].items():
         weight = "linear_qkv.weight" if variant == "vanilla" else "linear_qkv.value_weight"
-        assert report["trainable"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
-        assert report["saved"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
+        assert report["trainable"] == ["linear_proj.weight", weight], (
+            variant,
+            groups,
+            sequence_parallel,
+        )
+        assert report["saved"] == ["linear_proj.weight", weight], (
+            variant,
+            groups,
+            sequence_parallel,
+        )
 
 
 def test_initial_values_do_not_depend_on_layout_or_variant() -> None:
     variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
     payload = {"variants": variants, "groups": 4}
     by_size = {
-        n: run_ranks(n, "tests.distributed.workers.attention:weight_digests", payload) for n in (1, 2, 4)
+        n: run_ranks(n, "tests.distributed.workers.attention:weight_digests", payload)
+        for n in (1, 2, 4)
     }
     assert by_size[1] == by_size[2] == by_size[4]
     weights = by_size[1]

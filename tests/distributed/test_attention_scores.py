@@ -44,7 +44,9 @@ def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_layer_is_measured_when_asked(alone: Path) -> None:
     records = measured(alone)
-    assert [bool(record) for record in records] == [step % EVERY == 0 for step in range(1, STEPS + 1)]
+    assert [bool(record) for record in records] == [
+        step % EVERY == 0 for step in range(1, STEPS + 1)
+    ]
     layers = {name for family in FAMILIES for name in family.members(records[1])}
     assert layers == {"00", "01"} and len(records[1]) == 6
     for record in (records[1], records[3]):
@@ -56,9 +58,13 @@ def test_every_layer_is_measured_when_asked(alone: Path) -> None:
 def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
     without = trained(tiny_shards, tmp_path, "orthogonal", 1, "without")
     assert not any(measured(without))
-    losses = [[record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)]
+    losses = [
+        [record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)
+    ]
     assert losses[0] == losses[1]
-    ours, theirs = (checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}") for run in (alone, without))
+    ours, theirs = (
+        checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}") for run in (alone, without)
+    )
     assert ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -74,14 +80,23 @@ def test_layouts_agree(
     alone: Path, tiny_shards: Path, tmp_path: Path, ranks: int, stage: int, keys: dict[str, object]
 ) -> None:
     run = trained(
-        tiny_shards, tmp_path, "orthogonal", ranks, "run", stage, telemetry__attention_every=EVERY, **keys
+        tiny_shards,
+        tmp_path,
+        "orthogonal",
+        ranks,
+        "run",
+        stage,
+        telemetry__attention_every=EVERY,
+        **keys,
     )
     for one, other in zip(measured(alone), measured(run), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_a_synthesizer_has_no_scores(tiny_shards: Path, tmp_path: Path) -> None:
-    run = trained(tiny_shards, tmp_path, "synthesizer_random", 1, "run", telemetry__attention_every=EVERY)
+    run = trained(
+        tiny_shards, tmp_path, "synthesizer_random", 1, "run", telemetry__attention_every=EVERY
+    )
     record = measured(run)[1]
     assert len(ATTENTION_ENTROPY.members(record)) == len(ATTENTION_SCALE.members(record)) == 2
     assert not LARGEST_SCORE.members(record)

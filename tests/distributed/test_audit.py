@@ -19,7 +19,11 @@ CLIPPING = [  # (variant, stage, sequence parallel)
     ("orthogonal", 2, True),
     ("orthogonal", 3, True),
 ]
-CORRUPTED = ["frozen-zero3", "trainable-monarch-zero1", *(f"trainable-zero{stage}" for stage in STAGES)]
+CORRUPTED = [
+    "frozen-zero3",
+    "trainable-monarch-zero1",
+    *(f"trainable-zero{stage}" for stage in STAGES),
+]
 RANKS, TENSOR_PARALLEL, DATA_PARALLEL = 4, 2, 2
 CLIP = 0.05
 # Odd on purpose: 33 elements in a norm do not divide by 2 ranks, so every stage has to pad.
@@ -94,7 +98,9 @@ def engine(request: pytest.FixtureRequest, found: dict[str, Any]) -> Engine:
 def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine: Engine) -> None:
     (variant, stage, _), report = engine
     file = report["file"]
-    assert file["frozen_in_zero"] == 0 and file["zero_stage"] == stage and len(file["ranks"]) == RANKS
+    assert (
+        file["frozen_in_zero"] == 0 and file["zero_stage"] == stage and len(file["ranks"]) == RANKS
+    )
     assert file["totals"]["model_trainable_parameters"] == report["counted"]["trainable"]
     assert file["totals"]["model_frozen_parameters"] == report["counted"]["frozen"]
     # 2 layers, (4 + 4) heads of 8 rows of 33, on each data-parallel rank once
@@ -106,10 +112,14 @@ def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine: Engin
         assert rank["before"]["violations"] == rank["after"]["violations"] == []
 
 
-def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(engine: Engine) -> None:
+def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(
+    engine: Engine,
+) -> None:
     (_, stage, dtype), report = engine
     for tensor_parallel_rank in range(TENSOR_PARALLEL):
-        ranks = [r["after"] for r in report["ranks"] if r["tensor_parallel_rank"] == tensor_parallel_rank]
+        ranks = [
+            r["after"] for r in report["ranks"] if r["tensor_parallel_rank"] == tensor_parallel_rank
+        ]
         assert len(ranks) == DATA_PARALLEL
         held = [rank["trainable"]["elements"] for rank in ranks]
         # Stages 1 and 2 leave every data-parallel rank the whole shard; stage 3 a slice, with its padding.
@@ -121,12 +131,17 @@ def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(eng
         for rank in ranks:
             own = sum(part["elements"] for part in rank["zero_partitions"])
             assert not rank["optimizer_state"]["implied"]
-            assert rank["optimizer_state"] == {"elements": 2 * own, "bytes": 8 * own, "implied": False}
+            assert rank["optimizer_state"] == {
+                "elements": 2 * own,
+                "bytes": 8 * own,
+                "implied": False,
+            }
             assert rank["master_weights"] == {"elements": own, "bytes": 4 * own}
         assert sum(rank["optimizer_state"]["elements"] for rank in ranks) - 2 * padding == 2 * shard
         bytes_of_one = 4 if dtype == "fp32" else 2
         assert all(
-            rank["trainable"]["bytes"] == bytes_of_one * rank["trainable"]["elements"] for rank in ranks
+            rank["trainable"]["bytes"] == bytes_of_one * rank["trainable"]["elements"]
+            for rank in ranks
         )
 
 
@@ -145,8 +160,12 @@ def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
     for rank in report["ranks"]:
         gradients = rank["after"]["gradients"]
         own = sum(part["elements"] for part in rank["after"]["zero_partitions"])
-        assert gradients["bytes"] == 4 * gradients["elements"]  # fp32 accumulation, in bf16 training too
-        if stage == 1:  # the whole shard on every rank; the BF16 optimizer pads it like the partitions
+        assert (
+            gradients["bytes"] == 4 * gradients["elements"]
+        )  # fp32 accumulation, in bf16 training too
+        if (
+            stage == 1
+        ):  # the whole shard on every rank; the BF16 optimizer pads it like the partitions
             padding = DATA_PARALLEL * own - shard if dtype == "bf16" else 0
             assert gradients["elements"] == shard + padding
         else:
@@ -179,7 +198,9 @@ def test_bf16_stays_near_fp32(found: dict[str, Any], stage: int) -> None:
 
 
 @pytest.mark.parametrize("name", CORRUPTED)
-def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found: dict[str, Any], name: str) -> None:
+def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
+    found: dict[str, Any], name: str
+) -> None:
     complaint = found["corrupted"][name]
     buffer, count = ("left", 4) if "monarch" in name else ("weight", 2)
     assert complaint.startswith(

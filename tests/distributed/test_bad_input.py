@@ -40,7 +40,9 @@ class Cases:
         assert done.returncode == 0, done.stderr
 
     def overrides(self, name: str, **changes: object) -> list[str]:
-        return tiny_overrides(self.shards, self.directory / name, "run", schedule__steps=2, **changes)
+        return tiny_overrides(
+            self.shards, self.directory / name, "run", schedule__steps=2, **changes
+        )
 
     def resumed(
         self,
@@ -84,7 +86,9 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
         "ranks that do not divide": lambda: cases.resumed("ranks", ranks=3),
-        "damaged shard": lambda: cases.fresh("shard", ranks=2, data__directory=_with_a_flipped_byte(cases)),
+        "damaged shard": lambda: cases.fresh(
+            "shard", ranks=2, data__directory=_with_a_flipped_byte(cases)
+        ),
         "rank 0 alone": lambda: cases.fresh("rank0", environment=_one_of_two(0), **_IMPATIENT),
         "rank 1 alone": lambda: cases.fresh("rank1", environment=_one_of_two(1), **_IMPATIENT),
         "half an environment": lambda: cases.fresh(
@@ -144,9 +148,18 @@ SENTENCES = {
         "tiny-train-PydocTopics_00000.bin does not have the SHA-256 that the manifest says",
         "python -m data_pipeline verify",
     ),
-    "rank 0 alone": ("rank 0 waited 3 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
-    "rank 1 alone": ("rank 1 waited 3 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
-    "half an environment": ("the environment sets RANK but not WORLD_SIZE", "start ranks with torchrun"),
+    "rank 0 alone": (
+        "rank 0 waited 3 s for 2 ranks at 127.0.0.1:",
+        "check that every rank started",
+    ),
+    "rank 1 alone": (
+        "rank 1 waited 3 s for 2 ranks at 127.0.0.1:",
+        "check that every rank started",
+    ),
+    "half an environment": (
+        "the environment sets RANK but not WORLD_SIZE",
+        "start ranks with torchrun",
+    ),
     "too few ranks": (
         "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
         "--local-ranks 2",
@@ -161,13 +174,17 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("case", SENTENCES)
-def test_a_mistake_is_one_sentence_and_leaves_the_run_directory_alone(case: str, refused: Refused) -> None:
+def test_a_mistake_is_one_sentence_and_leaves_the_run_directory_alone(
+    case: str, refused: Refused
+) -> None:
     done, directory_in_order = refused[case]
     assert_refused(done, *SENTENCES[case])
     assert directory_in_order
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "run", schedule__steps=60)
     run = tmp_path / "run"
     with started(overrides, 1, tmp_path / "log") as launcher:
@@ -179,7 +196,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path
     before = deterministic_metrics(run)
     assert 1 < len(before) < 60
     assert_refused(
-        warm_cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it"
+        warm_cli(["compare", str(run)], TIMEOUT),
+        "has not finished (its state is 'running')",
+        "resume it",
     )
 
     done = train_on_warm_ranks(overrides, ranks=1)

@@ -12,7 +12,13 @@ import pytest
 from pretrain.compare.comparison import compare_runs
 from pretrain.runs.curves import read_curves
 from pretrain.runs.tags import LOSS, STEP_SECONDS
-from tests.command_line import assert_refused, checkpoint_tensors, deterministic_metrics, equal, files_under
+from tests.command_line import (
+    assert_refused,
+    checkpoint_tensors,
+    deterministic_metrics,
+    equal,
+    files_under,
+)
 from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
@@ -24,7 +30,9 @@ LAYOUTS = {"one-rank": (1, {}), "tp2-dp2-zero1": (4, {"parallel__tensor_model_pa
 class Family:
     """A trunk and a run without one, in a directory; `train` makes more."""
 
-    def __init__(self, shards: Path, directory: Path, ranks: int, layout: dict[str, object]) -> None:
+    def __init__(
+        self, shards: Path, directory: Path, ranks: int, layout: dict[str, object]
+    ) -> None:
         self.shards, self.directory, self.ranks, self.layout = shards, directory, ranks, layout
         self.trunk, self.whole = directory / "trunk", directory / "whole"
         self.train("trunk", schedule__steps=TRUNK)
@@ -51,7 +59,9 @@ class Family:
 
     def refused(self, *fragments: str, **changes: object) -> None:
         given = {"schedule__branch_from": self.trunk, **changes}
-        assert_refused(train_on_warm_ranks(self.overrides("refused", **given), self.ranks), *fragments)
+        assert_refused(
+            train_on_warm_ranks(self.overrides("refused", **given), self.ranks), *fragments
+        )
         assert not (self.directory / "refused" / "metrics.jsonl").exists()
 
     def assert_whole(self, run: Path) -> None:
@@ -81,7 +91,10 @@ def test_a_branch_is_the_run_of_its_own_length(family: Family) -> None:
     trunk = json.loads((family.trunk / "environment.json").read_text())
     origin = {"run": str(family.trunk), "step": POINT, "git_commit": trunk["git_commit"]}
     assert segment["branched_from"] == origin and segment["first_step"] == POINT + 1
-    changes = {"schedule.steps": {"was": TRUNK, "is": STEPS}, "checkpoint.every": {"was": 4, "is": 2}}
+    changes = {
+        "schedule.steps": {"was": TRUNK, "is": STEPS},
+        "checkpoint.every": {"was": 4, "is": 2},
+    }
     assert segment["changes"] == changes
 
     # It resumes from its own checkpoint of step 10, also where the trunk is gone.
@@ -98,7 +111,9 @@ def test_a_branch_is_the_run_of_its_own_length(family: Family) -> None:
 
 
 def test_a_branch_of_a_branch(family: Family) -> None:
-    family.train("middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9)
+    family.train(
+        "middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9
+    )
     family.assert_whole(family.train("end", schedule__branch_from=family.directory / "middle"))
 
 
@@ -116,7 +131,9 @@ def test_compare_reads_a_branch(family: Family) -> None:
 
 
 def test_what_does_not_match_is_refused_with_the_key(family: Family, tmp_path: Path) -> None:
-    family.refused("optimizer.weight_decay is 0.5, was 0.01 in the trunk", optimizer__weight_decay=0.5)
+    family.refused(
+        "optimizer.weight_decay is 0.5, was 0.01 in the trunk", optimizer__weight_decay=0.5
+    )
     family.refused("schedule.warmup_steps is 3, was 2 in the trunk", schedule__warmup_steps=3)
     family.refused("model.dropout=0.1 but this run has 0.3", model__dropout=0.3)
     family.refused(
@@ -134,10 +151,14 @@ def test_a_damaged_checkpoint_is_left_where_it_is(family: Family) -> None:
     try:
         family.refused("rank_00000.safetensors does not have the SHA-256")
         before = files_under(family.trunk)
-        earlier = family.train("earlier", schedule__branch_from=family.trunk, checkpoint__fall_back="true")
+        earlier = family.train(
+            "earlier", schedule__branch_from=family.trunk, checkpoint__fall_back="true"
+        )
         assert files_under(family.trunk) == before
         family.assert_whole(earlier)
-        origin = json.loads((earlier / "environment.json").read_text())["segments"][0]["branched_from"]
+        origin = json.loads((earlier / "environment.json").read_text())["segments"][0][
+            "branched_from"
+        ]
         assert origin["step"] == POINT - 4
     finally:
         file.write_bytes(content)

@@ -116,12 +116,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda checkpoint: os.truncate(checkpoint / RANK_FILE, 1000),
         (f"{RANK_FILE} is 1000 bytes, but was saved with",),
     ),
-    "missing file": (lambda checkpoint: (checkpoint / RANK_FILE).unlink(), (f"{RANK_FILE} is missing",)),
+    "missing file": (
+        lambda checkpoint: (checkpoint / RANK_FILE).unlink(),
+        (f"{RANK_FILE} is missing",),
+    ),
     "missing slice": (
         without_a_slice,
         ("parameters.json does not have all of 'embedding.word_embeddings.weight'",),
     ),
-    "missing tensor": (without_a_tensor, (f"{RANK_FILE} cannot be read as safetensors", "exp_avg_sq/")),
+    "missing tensor": (
+        without_a_tensor,
+        (f"{RANK_FILE} cannot be read as safetensors", "exp_avg_sq/"),
+    ),
     "nonsense marker": (
         lambda checkpoint: (checkpoint / "COMPLETE").write_text("nonsense"),  # type: ignore[dict-item]
         ("COMPLETE is damaged: it is not JSON",),
@@ -131,12 +137,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("COMPLETE does not name the files of a checkpoint",),
     ),
     "unknown format": (
-        lambda checkpoint: change(checkpoint / "checkpoint.json", lambda about: about.update(format=7)),
+        lambda checkpoint: change(
+            checkpoint / "checkpoint.json", lambda about: about.update(format=7)
+        ),
         ("has format 7 and this version of the program reads 1", "use the version that wrote it"),
     ),
     "another model": (
         lambda checkpoint: change(
-            checkpoint / "checkpoint.json", lambda about: about["keys"].update({"model.num_layers": 3})
+            checkpoint / "checkpoint.json",
+            lambda about: about["keys"].update({"model.num_layers": 3}),
         ),
         ("step_00000004 was written with model.num_layers=3 but this run has 1",),
     ),
@@ -157,12 +166,17 @@ def test_a_checkpoint_that_cannot_be_trusted_is_one_sentence(damage: str, traine
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data__global_batch_size": 16}, "written with data.global_batch_size=8 but this run has 16"),
+        (
+            {"data__global_batch_size": 16},
+            "written with data.global_batch_size=8 but this run has 16",
+        ),
         ({"precision__dtype": "bf16"}, "written with precision.dtype=fp32 but this run has bf16"),
         ({"attention__seed": 7}, "frozen digest mismatch"),
     ],
 )
-def test_another_run_is_one_sentence(changes: dict[str, object], sentence: str, trained: Trained) -> None:
+def test_another_run_is_one_sentence(
+    changes: dict[str, object], sentence: str, trained: Trained
+) -> None:
     before = files_under(trained.runs / "trained")
     assert_refused(trained.resume("trained", **changes), sentence)
     assert files_under(trained.runs / "trained") == before
@@ -176,11 +190,14 @@ def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Traine
     done = trained.resume("aside", checkpoint__fall_back="true")
     assert done.returncode == 0, done.stderr
     assert (
-        f"damaged and kept aside as step_00000004.damaged: {run / NEWEST / RANK_FILE} does not" in done.stdout
+        f"damaged and kept aside as step_00000004.damaged: {run / NEWEST / RANK_FILE} does not"
+        in done.stdout
     )
     assert "resumes after step 2" in done.stdout
     assert files_under(run / f"{NEWEST}.damaged") == damaged
-    ours, theirs = ([record["loss/train"] for record in deterministic_metrics(path)] for path in (run, whole))
+    ours, theirs = (
+        [record["loss/train"] for record in deterministic_metrics(path)] for path in (run, whole)
+    )
     assert ours == theirs and len(ours) == 6
     last = "checkpoints/step_00000006"
     ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(whole / last)
@@ -213,13 +230,18 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     assert_refused(trained.resume("unmarked"), *refusal)
     assert files_under(run) == before
     verified = cli(["checkpoint", "verify", str(run)])
-    assert verified.returncode == 1 and "step_00000004/COMPLETE is missing, though the" in verified.stdout
+    assert (
+        verified.returncode == 1
+        and "step_00000004/COMPLETE is missing, though the" in verified.stdout
+    )
     kept = files_under(run / NEWEST)
     done = trained.resume("unmarked", checkpoint__fall_back="true")
     assert done.returncode == 0, done.stderr
     assert "resumes after step 2" in done.stdout
     assert "step_00000004 is not complete any more" in done.stdout
-    assert "kept aside as step_00000004.incomplete: step_00000004 has all its files but" in done.stdout
+    assert (
+        "kept aside as step_00000004.incomplete: step_00000004 has all its files but" in done.stdout
+    )
     assert files_under(run / f"{NEWEST}.incomplete") == kept
     assert [name for name in left if (run / name).exists()] == ["lock.node-7.tmp"]
     verified = cli(["checkpoint", "verify", str(run)])
@@ -236,7 +258,9 @@ def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Tra
         (run / lost).unlink()
     before = files_under(run)
     done = trained.resume(run.name, checkpoint__fall_back="true")
-    assert_refused(done, str(run / "checkpoints"), "restore it, or choose another run.name to start afresh")
+    assert_refused(
+        done, str(run / "checkpoints"), "restore it, or choose another run.name to start afresh"
+    )
     assert files_under(run) == before
 
 
@@ -246,7 +270,10 @@ def test_what_cannot_be_read_is_kept_aside_too(trained: Trained) -> None:
     (run / NEWEST / "COMPLETE").mkdir()
     done = trained.resume("unreadable", checkpoint__fall_back="true")
     assert done.returncode == 0 and "resumes after step 2" in done.stdout, done.stderr
-    assert "kept aside as step_00000004.damaged" in done.stdout and "COMPLETE cannot be read" in done.stdout
+    assert (
+        "kept aside as step_00000004.damaged" in done.stdout
+        and "COMPLETE cannot be read" in done.stdout
+    )
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(trained: Trained) -> None:
@@ -272,7 +299,9 @@ def test_sizes_alone_do_not_find_a_flipped_byte(trained: Trained) -> None:
     assert trained.resume("sizes", checkpoint__verify="size").returncode == 0
 
 
-def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(trained: Trained) -> None:
+def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(
+    trained: Trained,
+) -> None:
     page = (ROOT / "docs/checkpoints.md").read_text()
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
@@ -286,15 +315,27 @@ def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(
             assert torch.equal(names["read"](checkpoint, name, kind), expected[f"{kind}/{name}"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything"
+)
 @pytest.mark.parametrize("mode", [0o000, 0o555])
 def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trained) -> None:
     run = trained.copy(f"locked-{mode}")
     before = files_under(run)
     (run / "checkpoints").chmod(mode)
-    as_anybody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    as_anybody = (
+        ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    )
     done = subprocess.run(
-        [*as_anybody, sys.executable, "-m", "pretrain", "train", "demo", *trained.overrides(run.name)],
+        [
+            *as_anybody,
+            sys.executable,
+            "-m",
+            "pretrain",
+            "train",
+            "demo",
+            *trained.overrides(run.name),
+        ],
         cwd=ROOT,
         env=rank_environment(),
         capture_output=True,

@@ -52,10 +52,14 @@ def test_global_batches_are_the_same_for_any_layout(
             )
             for size in micro_batches
         ]
-        answers = run_ranks(ranks, "tests.distributed.workers.data:global_batches", {"runs": overrides})
+        answers = run_ranks(
+            ranks, "tests.distributed.workers.data:global_batches", {"runs": overrides}
+        )
         for size, answer in zip(micro_batches, answers, strict=True):
             if tensor_parallel == 2:  # both ranks of the pair read the same
-                rounds = [answer[start : start + 2 * size] for start in range(0, len(answer), 2 * size)]
+                rounds = [
+                    answer[start : start + 2 * size] for start in range(0, len(answer), 2 * size)
+                ]
                 assert all(pair[:size] == pair[size:] for pair in rounds)
                 answer = list(itertools.chain.from_iterable(pair[:size] for pair in rounds))
             found[ranks, tensor_parallel, size] = answer
@@ -69,7 +73,10 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
 ) -> None:
     def overrides(name: str, **changes: object) -> list[str]:
         return tiny_overrides(
-            tiny_shards, tmp_path, name, **{**SMALL, "schedule__steps": 2, "checkpoint__every": 1, **changes}
+            tiny_shards,
+            tmp_path,
+            name,
+            **{**SMALL, "schedule__steps": 2, "checkpoint__every": 1, **changes},
         )
 
     blend = blend_of(whole(tiny_shards, 0.5), whole(fewer_shards, 0.5))
@@ -83,11 +90,16 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
     }
     changed = [overrides(name, schedule__steps=3, **changes) for name, changes in cases.items()]
     payload = {"runs": [overrides("trained"), *changed]}
-    answers = dict(zip(cases, run_ranks(1, "tests.distributed.workers.data:resumes", payload), strict=True))
+    answers = dict(
+        zip(cases, run_ranks(1, "tests.distributed.workers.data:resumes", payload), strict=True)
+    )
 
     words = {name: answers[name]["error"] for name in ("directory", "blend", "length", "seed")}
     for text in words.values():
-        assert text.startswith(f"UserError: checkpoint {tmp_path}") and "was trained on other data: " in text
+        assert (
+            text.startswith(f"UserError: checkpoint {tmp_path}")
+            and "was trained on other data: " in text
+        )
         assert text.endswith("or set data.allow_change=true to go on with what there is now")
     old, new = read_manifest(tiny_shards), read_manifest(fewer_shards)
     source = new.sources("train")[0]

@@ -80,7 +80,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text that is the same everywhere, unlike the Python installation's: golden curves depend on it."""
     directory = tmp_path_factory.mktemp("golden")
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(700)]
+    words = [
+        "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
+        for _ in range(700)
+    ]
     frequency = [1 / rank for rank in range(1, len(words) + 1)]
     (directory / "corpus").mkdir()
     with (directory / "corpus/text.jsonl").open("w") as file:
@@ -108,11 +111,16 @@ class Trained:
             if not some:
                 continue
             runs = [
-                {"overrides": self._overrides(case, self.path(case, name).name), "interrupted": interrupted}
+                {
+                    "overrides": self._overrides(case, self.path(case, name).name),
+                    "interrupted": interrupted,
+                }
                 for case in some
             ]
             worker = "tests.distributed.workers.designs:train_all"
-            found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=1200), strict=True))
+            found.update(
+                zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=1200), strict=True)
+            )
         return found
 
     def _overrides(self, case: Case, name: str) -> list[str]:
@@ -173,7 +181,9 @@ every_case = pytest.mark.parametrize("case", [*_parameters(REFERENCES), *PARALLE
 
 
 @every_parallel_case
-def test_training_does_not_depend_on_the_layout(case: Case, report: dict[str, Any], single: Reports) -> None:
+def test_training_does_not_depend_on_the_layout(
+    case: Case, report: dict[str, Any], single: Reports
+) -> None:
     reference = single[case[0], SINGLE]
     assert len(report["loss"]) == STEPS
     for quantity in ("loss", "gradient_norm", "validation"):
@@ -215,7 +225,10 @@ def test_memory_is_what_the_formulas_of_compare_say(
     theory = expected_cost(run)
     assert theory is not None and theory.size.trainable_parameters == run.size.trainable_parameters
     for part in ("weight", "frozen", "gradient", "optimizer_state"):
-        held, expected = getattr(run.states, f"{part}_bytes"), getattr(theory.states, f"{part}_bytes")
+        held, expected = (
+            getattr(run.states, f"{part}_bytes"),
+            getattr(theory.states, f"{part}_bytes"),
+        )
         assert held == pytest.approx(expected, rel=0.01), part
 
 

@@ -37,7 +37,8 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
     def all_of(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
         return [
-            tiny_overrides(tiny_shards, runs, name, **{**QUIET, **more}) for name, more in changes.items()
+            tiny_overrides(tiny_shards, runs, name, **{**QUIET, **more})
+            for name, more in changes.items()
         ]
 
     states = run_ranks(2, "tests.distributed.workers.export:train_all", {"runs": all_of(TWO_RANKS)})
@@ -96,7 +97,9 @@ def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> 
     assert found["vanilla"]["frozen_rows"] == found["shared-vanilla"]["frozen_rows"] == {}
     # Keys with the rows of queries are as frozen as these; of one frozen role the other one trains.
     rows = found["shared"]["frozen_rows"]  # group 1 of two in layer 0, with heads 2 and 3
-    assert rows[attention.format(0, "q")] == [[16, 32]] and rows[attention.format(0, "k")] == [[8, 16]]
+    assert rows[attention.format(0, "q")] == [[16, 32]] and rows[attention.format(0, "k")] == [
+        [8, 16]
+    ]
     assert found["frozen-query"]["frozen_rows"] == {
         attention.format(layer, "q"): [[0, 32]] for layer in (0, 1)
     }
@@ -114,19 +117,29 @@ def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
     summary = json.loads((runs / "orthogonal/summary.json").read_text())
     facts = found["orthogonal"]
     assert (facts["step"], facts["tokens"]) == (summary["step"], summary["tokens"])
-    assert facts["validation_perplexity"] == pytest.approx(summary["validation"]["perplexity"], rel=1e-12)
+    assert facts["validation_perplexity"] == pytest.approx(
+        summary["validation"]["perplexity"], rel=1e-12
+    )
     assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
     card = (runs / "out/orthogonal/README.md").read_text()
     assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
     assert "not measured at this step" in (runs / "out/earlier/README.md").read_text()
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(found: dict[str, Any], runs: Path) -> None:
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
+    found: dict[str, Any], runs: Path
+) -> None:
     assert "no class of transformers computes attention so" in found["scores"]
     assert "model.head_dim=16 makes 64 of model.hidden_size=32" in found["wide"]
     assert "complete checkpoints of step 2, 4 only" in found["never saved"]
-    assert "frozen digest mismatch" in found["spoilt"]["bank"] and "seed=1235" in found["spoilt"]["bank"]
-    assert "written with model.rotary_base=10000 but config.yaml has 20000" in found["spoilt"]["config"]
+    assert (
+        "frozen digest mismatch" in found["spoilt"]["bank"]
+        and "seed=1235" in found["spoilt"]["bank"]
+    )
+    assert (
+        "written with model.rotary_base=10000 but config.yaml has 20000"
+        in found["spoilt"]["config"]
+    )
     names = {path.name for path in (runs / "out").iterdir()}
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
 
@@ -143,7 +156,9 @@ def test_an_adapter_without_code_in_exports_is_refused() -> None:
     assert not any(corrections_of(policy, adapted_groups=()).values())
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "learned", "normed", "convolved", "convolved-learned"])
+@pytest.mark.parametrize(
+    "name", ["orthogonal", "learned", "normed", "convolved", "convolved-learned"]
+)
 def test_the_cache_of_keys_and_values_gives_the_same_text(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:
@@ -156,7 +171,9 @@ def test_the_cache_of_keys_and_values_gives_the_same_text(
     made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
     with torch.no_grad():
         for length in range(3, made.size(1)):
-            assert made[0, length] == model(made[:, :length], use_cache=False).logits[0, -1].argmax()
+            assert (
+                made[0, length] == model(made[:, :length], use_cache=False).logits[0, -1].argmax()
+            )
 
 
 def test_the_seed_decides_what_is_drawn(
@@ -185,7 +202,9 @@ def test_sampling_says_what_it_cannot_do(found: dict[str, Any], runs: Path) -> N
         exported(runs / "out")
 
 
-def test_an_export_whose_checkpoint_was_written_anew_is_made_again(found: dict[str, Any], runs: Path) -> None:
+def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
+    found: dict[str, Any], runs: Path
+) -> None:
     run = RunDirectory(runs / "orthogonal")
     kept, gone = (run.exports / f"step_{step:08d}" for step in (4, 3))
     for directory in (kept, gone):
@@ -209,7 +228,12 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
 ) -> None:
     from pretrain.finetuning.classification_data import TASKS
     from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
-    from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, open_pretrained
+    from pretrain.finetuning.models import (
+        HEAD,
+        load_classifier,
+        load_language_model,
+        open_pretrained,
+    )
 
     torch.manual_seed(0)
     pretrained = open_pretrained(runs / "out" / name, trust_code=True)
@@ -221,14 +245,18 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
     freeze(model, pretrained.frozen_rows)
     before = remember(model, pretrained.frozen_rows)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], 1e-2, weight_decay=0.1
+    )
     model(
         ids, attention_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]), labels=torch.tensor([0, 1])
     ).loss.backward()
     optimizer.step()
     changed = what_changed(model, pretrained.frozen_rows, before, HEAD)
     assert changed["frozen_tensors"] == len(found[name]["frozen_rows"])
-    rows = sum(end - first for ranges in found[name]["frozen_rows"].values() for first, end in ranges)
+    rows = sum(
+        end - first for ranges in found[name]["frozen_rows"].values() for first, end in ranges
+    )
     biases = rows if found[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
     assert changed["frozen_entries"] == 32 * rows + biases
     assert changed["unchanged_tensors"] == []
@@ -250,7 +278,11 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     """By `sample`, `evaluate tasks` and `glue`, of a run and of a directory."""
     run, canary = tmp_path / "normed", tmp_path / "it ran"
     shutil.copytree(runs / "normed", run)
-    export, directory, pickled = run / "exports/step_00000004", tmp_path / "directory", tmp_path / "pickled"
+    export, directory, pickled = (
+        run / "exports/step_00000004",
+        tmp_path / "directory",
+        tmp_path / "pickled",
+    )
     for copy in (export, directory, pickled):
         shutil.copytree(runs / "out/normed", copy)
         make_hostile(copy, canary)
@@ -258,7 +290,14 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
         (pickled / name).unlink()
     shutil.rmtree(pickled / "custom_generate")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pretrain.export.hostile", str(run), str(directory), str(pickled)],
+        [
+            sys.executable,
+            "-m",
+            "tests.pretrain.export.hostile",
+            str(run),
+            str(directory),
+            str(pickled),
+        ],
         cwd=ROOT,
         env={**rank_environment(), "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
@@ -268,12 +307,16 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert not canary.exists()
     assert "is not as an export was written; kept aside as step_00000004.foreign" in done.stderr
-    assert (run / "exports/step_00000004.foreign/evil.py").is_file() and not (export / "evil.py").exists()
+    assert (run / "exports/step_00000004.foreign/evil.py").is_file() and not (
+        export / "evil.py"
+    ).exists()
 
 
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
     """Two ranks train and rank 0 exports; `sample` takes that export, and says what it was told to."""
-    overrides = tiny_overrides(tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true")
+    overrides = tiny_overrides(
+        tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true"
+    )
     done = train_on_warm_ranks(overrides, ranks=2)
     assert done.returncode == 0, done.stderr
     export = runs / "at-end/exports/step_00000004"
@@ -310,14 +353,21 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)
     report = json.loads((out / "report.json").read_text())
-    assert [(one["name"], one["step"]) for one in report["models"]] == [("hybrid", 4), ("normed", 4)]
+    assert [(one["name"], one["step"]) for one in report["models"]] == [
+        ("hybrid", 4),
+        ("normed", 4),
+    ]
     (one,) = report["item_tests"]
     assert (one["variant"], one["items"]) == ("orthogonal+qk_norm+logit_scale+low_rank", 24)
-    assert any("differ in" in note and "parallel.sequence_parallel" in note for note in report["notes"])
+    assert any(
+        "differ in" in note and "parallel.sequence_parallel" in note for note in report["notes"]
+    )
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 
-def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(tiny_shards: Path, runs: Path) -> None:
+def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(
+    tiny_shards: Path, runs: Path
+) -> None:
     overrides = tiny_overrides(
         tiny_shards,
         runs,

@@ -23,7 +23,15 @@ STAGES = ("card", "parity", "structured", "large_2048")
 @pytest.mark.full
 def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tests.gpu_check", "--out", str(out), "--shards", str(tiny_shards)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.gpu_check",
+        "--out",
+        str(out),
+        "--shards",
+        str(tiny_shards),
+    ]
     done = subprocess.run(
         [*command, "--stages", *STAGES],
         cwd=ROOT,
@@ -39,7 +47,9 @@ def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     assert report["gpu"] == "none" and not (out / "README.md").exists()
 
     curves = stages["parity"]["found"]["orthogonal"]
-    assert curves["cpu"] == curves["gpu"] and len(curves["cpu"]) == 5  # without a GPU it is the CPU twice
+    assert (
+        curves["cpu"] == curves["gpu"] and len(curves["cpu"]) == 5
+    )  # without a GPU it is the CPU twice
     steps = stages["large_2048"]["found"]
     assert not steps["failed"] and not steps["left_out"]
     assert all(entry["step_seconds"] > 0 for entry in steps["contenders"].values())
@@ -54,18 +64,26 @@ def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
 
     # The card and the page of a GPU are made of the same values.
     rates = stages["card"]["found"]["rates"]
-    card, notes = card_of(rates, {"name": "NVIDIA H200", "memory_bytes": 150e9, "power.limit": "700.00"})
+    card, notes = card_of(
+        rates, {"name": "NVIDIA H200", "memory_bytes": 150e9, "power.limit": "700.00"}
+    )
     file = tmp_path / "card.json"
     file.write_text(card.model_dump_json())
     assert find_gpu(str(file)) == card and card.peak_tflops == 989.4 and len(notes) == 1
     write_page(report | {"gpu": "NVIDIA H200"}, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "| two products |" in page
-    assert "| orthogonal |" in page and "`deepspeed.config=zero1`" in page and "What failed" not in page
+    assert (
+        "| orthogonal |" in page
+        and "`deepspeed.config=zero1`" in page
+        and "What failed" not in page
+    )
 
 
 def test_attention_is_fitted_through_what_was_measured() -> None:
-    most, half = attention_curve({length: 300 * length / (length + 500) for length in (512, 2048, 8192)})
+    most, half = attention_curve(
+        {length: 300 * length / (length + 500) for length in (512, 2048, 8192)}
+    )
     assert (most, half) == (pytest.approx(300), pytest.approx(500))
 
 
@@ -81,7 +99,8 @@ def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
 
     def hangs(context: StageContext) -> StageResult:
         context.run(
-            "hangs", [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(300)"]
+            "hangs",
+            [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(300)"],
         )
         return StageResult({})
 
@@ -96,7 +115,8 @@ def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
         "good": lambda _: StageResult({}),
     }
     waves = tuple(
-        (gpu_check.Stage(name, work, 3 / gpu_check.PATIENCE_ON_CPU),) for name, work in works.items()
+        (gpu_check.Stage(name, work, 3 / gpu_check.PATIENCE_ON_CPU),)
+        for name, work in works.items()
     )
     monkeypatch.setattr(gpu_check, "WAVES", waves)
     report = StageReport(tmp_path / "report.json")
@@ -108,10 +128,20 @@ def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
     assert {name: stage["state"] for name, stage in stages.items()} == states
     assert "a mistake of ours" in stages["broken"]["error"]
     assert "no kernel image" in stages["fails"]["error"]
-    assert "time of this stage was over" in stages["hangs"]["error"] and "begun" in stages["hangs"]["error"]
+    assert (
+        "time of this stage was over" in stages["hangs"]["error"]
+        and "begun" in stages["hangs"]["error"]
+    )
     assert stages["hangs"]["seconds"] < 30
 
-    facts = {"gpu": "a", "date": "d", "commit": "c", "python": "3", "seconds": 1.0, "seconds_allowed": 2.0}
+    facts = {
+        "gpu": "a",
+        "date": "d",
+        "commit": "c",
+        "python": "3",
+        "seconds": 1.0,
+        "seconds_allowed": 2.0,
+    }
     write_page(report.values | facts, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "no kernel image" in page and "* not so: two is three" in page

@@ -63,18 +63,25 @@ def pair(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
 def test_held_out_losses_are_those_of_the_samples_one_by_one(pair: dict[str, Any]) -> None:
     reference = pair["held_out"][0]["one_by_one"]
-    assert list(reference) == list(SOURCES) and {len(losses) for losses in reference.values()} == {7}
+    assert list(reference) == list(SOURCES) and {len(losses) for losses in reference.values()} == {
+        7
+    }
     assert max(reference["PydocTopics"]) > 1.01 * min(reference["PydocTopics"])
     for layout, report in zip(HELD_OUT, pair["held_out"], strict=True):
         assert report["training_again"]
         for source in SOURCES:
             loss, tokens = report["found"][source]
             assert tokens == 7 * 32
-            assert loss == pytest.approx(sum(report["one_by_one"][source]), rel=1e-6), (layout, source)
+            assert loss == pytest.approx(sum(report["one_by_one"][source]), rel=1e-6), (
+                layout,
+                source,
+            )
             assert loss == pytest.approx(sum(reference[source]), rel=1e-5), (layout, source)
 
 
-def test_dropout_with_tensor_and_sequence_parallelism_trains(pair: dict[str, Any], runs: Path) -> None:
+def test_dropout_with_tensor_and_sequence_parallelism_trains(
+    pair: dict[str, Any], runs: Path
+) -> None:
     assert pair["runs"] == ["finished", "finished"]
     for sequence_parallel in (False, True):
         assert all(

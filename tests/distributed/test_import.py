@@ -29,7 +29,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_model(shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
     """Overrides of a tiny run whose model section is somebody else's."""
     overrides = tiny_overrides(shards, runs, name, **{**QUIET, **changes})
-    return [one for one in overrides if not one.startswith("model.") or one.startswith("model.dropout")]
+    return [
+        one for one in overrides if not one.startswith("model.") or one.startswith("model.dropout")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
         "source": tiny_overrides(tiny_shards, root, "source", **QUIET, **GROUPED),
         "overrides": without_model(tiny_shards, root, "imported", data__sequence_length=48),
     }
-    answer: dict[str, Any] = run_ranks(1, "tests.distributed.workers.import_weights:import_all", payload)
+    answer: dict[str, Any] = run_ranks(
+        1, "tests.distributed.workers.import_weights:import_all", payload
+    )
     assert answer["source"] == "finished"
     return answer
 
@@ -49,7 +53,9 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     """One run on one rank and the same on two, both gone on with; then with other weights in its place."""
 
     def run(name: str, directory: str = "imported", **changes: object) -> tuple[str, list[str]]:
-        return str(root / directory / "config.yaml"), without_model(tiny_shards, root, name, **changes)
+        return str(root / directory / "config.yaml"), without_model(
+            tiny_shards, root, name, **changes
+        )
 
     more = {"schedule__steps": 5}
     one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
@@ -62,7 +68,9 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
 
 @pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
 @pytest.mark.parametrize("name", ["starcoder2", "gpt2"])
-def test_what_was_imported_computes_the_same(found: dict[str, Any], name: str, variant: str) -> None:
+def test_what_was_imported_computes_the_same(
+    found: dict[str, Any], name: str, variant: str
+) -> None:
     assert found[f"{name} {variant}"] <= 1e-5  # of logits of about 5
 
 
@@ -115,9 +123,13 @@ def test_a_model_that_computes_something_else_is_refused(
 
 def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> None:
     config = str(root / "imported/config.yaml")
-    with pytest.raises(UserError, match=r"num_layers=1 but the model in .* has 2; set model\.num_layers=2"):
+    with pytest.raises(
+        UserError, match=r"num_layers=1 but the model in .* has 2; set model\.num_layers=2"
+    ):
         load_config(config, ["model.num_layers=1"])
-    with pytest.raises(UserError, match=r"attention\.variant=pretrained: .* set model\.initial_weights"):
+    with pytest.raises(
+        UserError, match=r"attention\.variant=pretrained: .* set model\.initial_weights"
+    ):
         load_config(config, ["model.initial_weights=null"])
     with pytest.raises(UserError, match="cannot be used: No such file"):
         load_config(config, [f"model.initial_weights={root / 'gone'}"])
@@ -126,10 +138,16 @@ def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> No
     spoilt = root / "spoilt.safetensors"
     content = bytearray((root / "imported/weights.safetensors").read_bytes())
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    start = 8 + int.from_bytes(content[:8], "little") + header["layer.1.attention.key"]["data_offsets"][0]
+    start = (
+        8
+        + int.from_bytes(content[:8], "little")
+        + header["layer.1.attention.key"]["data_offsets"][0]
+    )
     content[start + 5] ^= 1
     spoilt.write_bytes(content)
     given = load_config(config, [f"model.initial_weights={spoilt}"]).given_weights
     assert given is not None and given.head(1, "key", 1, 8).shape == (8, 32)
-    with pytest.raises(ValueError, match=r"head 0 of layer\.1\.attention\.key does not have the SHA-256"):
+    with pytest.raises(
+        ValueError, match=r"head 0 of layer\.1\.attention\.key does not have the SHA-256"
+    ):
         given.head(1, "key", 0, 8)

@@ -49,8 +49,13 @@ def overrides(number: int, design: str, size: int) -> list[str]:
 
 
 def cases(size: int) -> list[tuple[str, Config, int]]:
-    configs = [(design, load_config("demo", overrides(n, design, size))) for n, design in enumerate(DESIGNS)]
-    return [(design, config, phase.number) for design, config in configs for phase in phases_of(config)]
+    configs = [
+        (design, load_config("demo", overrides(n, design, size)))
+        for n, design in enumerate(DESIGNS)
+    ]
+    return [
+        (design, config, phase.number) for design, config in configs for phase in phases_of(config)
+    ]
 
 
 @pytest.fixture(scope="module", params=TENSOR_PARALLEL)
@@ -93,7 +98,9 @@ def test_kinds_say_what_a_tensor_is() -> None:
     for design, config, _ in cases(2):
         inventory = tensors(config.shape(), config.policy(), 0)
         for tensor in inventory:
-            assert tensor.trains == (tensor.kind not in ("frozen", "scores") or tensor.decay), tensor
+            assert tensor.trains == (tensor.kind not in ("frozen", "scores") or tensor.decay), (
+                tensor
+            )
             assert (tensor.kind == "norm") == ("layernorm" in tensor.name)
         found[design] = {tensor.kind for tensor in inventory} - {"ordinary", "norm"}
     assert found["vanilla"] == found["orthogonal_trainable"] == set()
@@ -109,9 +116,13 @@ def test_multiplications_are_the_elements_of_matrices_that_a_token_meets() -> No
         return len(tensor.shape) > 1 and not any(part in tensor.name for part in added_or_mixed)
 
     for _, config, phase in cases(2):
-        inventory = {tensor.name: tensor for tensor in tensors(config.shape(), config.policy(), phase)}
+        inventory = {
+            tensor.name: tensor for tensor in tensors(config.shape(), config.policy(), phase)
+        }
         looked_up = inventory.pop("embedding.word_embeddings.weight")
         tied = config.model.tied_embeddings
         assert looked_up.multiplications == (looked_up.elements if tied else 0)
         for tensor in inventory.values():
-            assert tensor.multiplications == (tensor.elements if product(tensor) else 0), tensor.name
+            assert tensor.multiplications == (tensor.elements if product(tensor) else 0), (
+                tensor.name
+            )

@@ -78,7 +78,9 @@ class Trained:
 
     def uninterrupted(self, some: Sequence[Chain]) -> dict[Chain, list[float]]:
         """{chain: losses of the same run on one rank}"""
-        runs = {chain: {"chain": chain, "layout": SINGLE, "name": f"{chain}-whole"} for chain in some}
+        runs = {
+            chain: {"chain": chain, "layout": SINGLE, "name": f"{chain}-whole"} for chain in some
+        }
         answers = self._launch(runs, STEPS, None)
         return {chain: answer["loss"] for chain, answer in answers.items()}
 
@@ -86,7 +88,8 @@ class Trained:
         found: dict[Chain, list[Link]] = {chain: [] for chain in some}
         for index, steps in enumerate(LINKS):
             runs = {
-                chain: {"chain": chain, "layout": chain.layouts[index], "name": str(chain)} for chain in some
+                chain: {"chain": chain, "layout": chain.layouts[index], "name": str(chain)}
+                for chain in some
             }
             for chain, answer in self._launch(runs, steps, index or None).items():
                 run, step = self.runs / str(chain), sum(LINKS[: index + 1])
@@ -152,7 +155,14 @@ def test_the_chains_try_every_pair() -> None:
         for variant in VARIANTS
         # like others:
         if variant
-        not in ("gaussian_naive", "hadamard", "dct", "pretrained", "orthogonal_shared", "early_freeze")
+        not in (
+            "gaussian_naive",
+            "hadamard",
+            "dct",
+            "pretrained",
+            "orthogonal_shared",
+            "early_freeze",
+        )
     }
 
 
@@ -166,7 +176,9 @@ def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[
         assert saved.pop("counters/micro_steps") == steps * before.answer["micro steps"]
         assert saved.keys() == loaded.keys() and len(saved) > 30
         assert [place for place in saved if not equal(saved[place], loaded[place])] == []
-        masters = [tensor for place, tensor in saved.items() if place.startswith(("master/", "exp_avg/"))]
+        masters = [
+            tensor for place, tensor in saved.items() if place.startswith(("master/", "exp_avg/"))
+        ]
         assert all(tensor.isfinite().all() and tensor.any() for tensor in masters)
 
 
@@ -201,7 +213,9 @@ def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(6))
 def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
-    large = chains([*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS))  # takes a second
+    large = chains(
+        [*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS)
+    )  # takes a second
     some = large[number::6]
     found, losses = trained.train(some), trained.uninterrupted(some)
     for chain in some:

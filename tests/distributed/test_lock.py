@@ -24,14 +24,18 @@ def test_a_second_starter_is_refused_on_all_ranks_and_changes_nothing(
     lock = RunLock(tmp_path / "run")
     assert lock.take()
     before = files_under(tmp_path)
-    assert_refused(train_on_warm_ranks(overrides, ranks=2), "is training", "renewed its lock", "leave it to")
+    assert_refused(
+        train_on_warm_ranks(overrides, ranks=2), "is training", "renewed its lock", "leave it to"
+    )
     assert files_under(tmp_path) == before
     lock.release()
     assert train_on_warm_ranks(overrides, ranks=2).returncode == 0
     assert not (tmp_path / "run/lock").exists()
 
 
-def test_a_training_that_has_lost_its_lock_stops_on_all_ranks(overrides: list[str], tmp_path: Path) -> None:
+def test_a_training_that_has_lost_its_lock_stops_on_all_ranks(
+    overrides: list[str], tmp_path: Path
+) -> None:
     payload = {"overrides": overrides, "holder": json.dumps(ELSEWHERE)}
     said = run_ranks(2, "tests.distributed.workers.waiting:loses_its_lock", payload)
     assert "process 4711 on n17 is training" in said and "stops without saving" in said

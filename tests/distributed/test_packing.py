@@ -12,7 +12,13 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 VARIANTS, POSITIONS = ("vanilla", "orthogonal"), ("learned", "rope")
-LAYOUTS = [(1, 4, False), (1, 2, False), (2, 4, False), (2, 4, True), (2, 2, True)]  # TP, groups, SP
+LAYOUTS = [
+    (1, 4, False),
+    (1, 2, False),
+    (2, 4, False),
+    (2, 4, True),
+    (2, 2, True),
+]  # TP, groups, SP
 TRAININGS = [  # (ranks, tensor parallel, sequence parallel, micro batch size)
     (1, 1, False, 1),
     (1, 1, False, 8),
@@ -61,7 +67,9 @@ def test_two_documents_in_one_sample_are_as_each_alone(
 
 
 @pytest.fixture(scope="module")
-def curves(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, list[float]]]:
+def curves(
+    tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Any, dict[str, list[float]]]:
     """{training: curves}, samples holding a few documents each; also of a run that packs them as one text."""
     runs = tmp_path_factory.mktemp("packing")
     found = {}
@@ -86,7 +94,9 @@ def curves(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             )
             for number, case in enumerate(cases)
         ]
-        answers = run_ranks(ranks, "tests.distributed.workers.parity:train_all", {"runs": overrides})
+        answers = run_ranks(
+            ranks, "tests.distributed.workers.parity:train_all", {"runs": overrides}
+        )
         found.update(zip(cases, answers, strict=True))
     return found
 
@@ -97,11 +107,13 @@ def test_the_mean_is_over_counted_predictions_of_the_global_batch(
 ) -> None:
     """Ranks and micro batches see different numbers of document ends: none may weigh more for it."""
     for quantity in ("loss", "gradient_norm", "validation"):
-        assert curves[training][quantity] == pytest.approx(curves[TRAININGS[0]][quantity], rel=1e-5), quantity
+        assert curves[training][quantity] == pytest.approx(
+            curves[TRAININGS[0]][quantity], rel=1e-5
+        ), quantity
 
 
 def test_the_option_changes_the_training(curves: dict[Any, Any]) -> None:
     for quantity in ("loss", "gradient_norm", "validation"):
-        assert curves["one text"][quantity] != pytest.approx(curves[TRAININGS[0]][quantity], rel=1e-5), (
-            quantity
-        )
+        assert curves["one text"][quantity] != pytest.approx(
+            curves[TRAININGS[0]][quantity], rel=1e-5
+        ), quantity

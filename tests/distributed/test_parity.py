@@ -30,7 +30,9 @@ class Layout(NamedTuple):
     sequence_parallel: bool
 
     def __str__(self) -> str:
-        return f"{self.ranks}ranks-tp{self.tensor_parallel}{'-sp' if self.sequence_parallel else ''}"
+        return (
+            f"{self.ranks}ranks-tp{self.tensor_parallel}{'-sp' if self.sequence_parallel else ''}"
+        )
 
 
 class Case(NamedTuple):
@@ -69,7 +71,9 @@ def factors(case: Case) -> dict[str, object]:
     }
 
 
-PRODUCT = [Case(variant, stage, layout) for variant in VARIANTS for stage in STAGES for layout in LAYOUTS]
+PRODUCT = [
+    Case(variant, stage, layout) for variant in VARIANTS for stage in STAGES for layout in LAYOUTS
+]
 ELSEWHERE = [
     Case(
         DESIGNS[design]["variant"],
@@ -98,7 +102,9 @@ class Trainings:
             if some:
                 runs = [self._overrides(case) for case in some]
                 worker = "tests.distributed.workers.parity:train_all"
-                found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=800), strict=True))
+                found.update(
+                    zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=800), strict=True)
+                )
         return found
 
     def _overrides(self, case: Case) -> list[str]:
@@ -151,7 +157,9 @@ def _parameters(cases: Sequence[Case], *marks: pytest.MarkDecorator) -> list[Any
     return [pytest.param(case, id=str(case), marks=marks) for case in cases]
 
 
-@pytest.mark.parametrize("case", [*_parameters(COVERING), *_parameters(REMAINING, pytest.mark.full)])
+@pytest.mark.parametrize(
+    "case", [*_parameters(COVERING), *_parameters(REMAINING, pytest.mark.full)]
+)
 def test_losses_and_gradient_norms_do_not_depend_on_layout_and_stage(
     case: Case, single: Curves, request: pytest.FixtureRequest
 ) -> None:
@@ -160,7 +168,10 @@ def test_losses_and_gradient_norms_do_not_depend_on_layout_and_stage(
     for stage in {case.stage, 1}:
         reference = single[Case(case.variant, stage, SINGLE)]
         for quantity in ("loss", "gradient_norm", "validation"):
-            assert parallel[quantity] == pytest.approx(reference[quantity], rel=1e-5), (quantity, stage)
+            assert parallel[quantity] == pytest.approx(reference[quantity], rel=1e-5), (
+                quantity,
+                stage,
+            )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -191,7 +202,9 @@ def test_the_curves_are_not_constants(single: Curves) -> None:
         assert vanilla[quantity] != pytest.approx(orthogonal[quantity], rel=1e-4)
 
 
-def test_adapters_of_no_elements_train_like_those_of_one_rank(tiny_shards: Path, tmp_path: Path) -> None:
+def test_adapters_of_no_elements_train_like_those_of_one_rank(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     """Three of four ranks have no frozen head, and empty adapters: DeepSpeed's ZeRO once failed on such
     parameters (#8279, #8297)."""
 
@@ -212,7 +225,9 @@ def test_adapters_of_no_elements_train_like_those_of_one_rank(tiny_shards: Path,
     worker = "tests.distributed.workers.designs:train_all"
 
     def runs(*layouts: tuple[int, int]) -> dict[str, Any]:
-        return {"runs": [{"overrides": overrides(*layout), "interrupted": False} for layout in layouts]}
+        return {
+            "runs": [{"overrides": overrides(*layout), "interrupted": False} for layout in layouts]
+        }
 
     (one,) = run_ranks(1, worker, runs((1, 1)))
     for other in run_ranks(4, worker, runs((4, 1), (4, 2))):

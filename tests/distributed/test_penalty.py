@@ -38,11 +38,17 @@ TWO_RANKS = {
     "dp2 zero2": {"deepspeed__config": "zero2"},
     "dp2 zero3": {"deepspeed__config": "zero3"},
 }
-SAME = [name for name in (*ONE_RANK, *TWO_RANKS) if name not in ("zero1", "bf16 zero3", "weak", "no penalty")]
+SAME = [
+    name
+    for name in (*ONE_RANK, *TWO_RANKS)
+    if name not in ("zero1", "bf16 zero3", "weak", "no penalty")
+]
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
+def found(
+    tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, list[float]]]:
     """{case: {tag: values}}, "reference" among them."""
     runs = tmp_path_factory.mktemp("penalty")
 
@@ -77,7 +83,9 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         },
     )
     two = run_ranks(
-        2, f"{worker}:curves", {"runs": [overrides(name, **changes) for name, changes in TWO_RANKS.items()]}
+        2,
+        f"{worker}:curves",
+        {"runs": [overrides(name, **changes) for name, changes in TWO_RANKS.items()]},
     )
     return {
         **dict(zip(ONE_RANK, one["curves"], strict=True)),
@@ -91,7 +99,9 @@ def test_training_is_that_of_plain_pytorch_with_the_definition(
 ) -> None:
     for tag, values in found["reference"].items():
         # From step 2 on: orthonormal rows start with no penalty but rounding.
-        assert found["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), tag
+        assert found["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), (
+            tag
+        )
 
 
 @pytest.mark.parametrize("case", SAME)

@@ -68,7 +68,10 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     ]
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
-        assert report["loss"] < 1e-6 and report["gradients"] < 3e-6, (kind, report)  # 1.02e-6 with AVX2
+        assert report["loss"] < 1e-6 and report["gradients"] < 3e-6, (
+            kind,
+            report,
+        )  # 1.02e-6 with AVX2
         if tensor_parallel > 1:
             megatrons, ours = (Counter(report["collectives"][way]) for way in ("one", "other"))
             assert megatrons["allreduce_"] - ours["allreduce_"] == 3
@@ -79,7 +82,9 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
 def test_cross_entropy_keeps_less_for_backward() -> None:
     cases = [
         {
-            "overrides": overrides(precision__dtype="bf16", model__vocab_size=8192, model__num_layers=1),
+            "overrides": overrides(
+                precision__dtype="bf16", model__vocab_size=8192, model__num_layers=1
+            ),
             "ways": ways("cross_entropy", "megatron", way),
         }
         for way in ("in_place", "chunked")
@@ -89,7 +94,9 @@ def test_cross_entropy_keeps_less_for_backward() -> None:
         assert report["loss"] < 1e-5 and report["gradients"] < 2e-2, (way, report)
         spared = report["saved"]["one"] - report["saved"]["other"]
         # fp32 probabilities take four bytes a logit, bf16 ones two.
-        assert spared / (tokens * vocabulary) == pytest.approx({"in_place": 2, "chunked": 4}[way], rel=0.02)
+        assert spared / (tokens * vocabulary) == pytest.approx(
+            {"in_place": 2, "chunked": 4}[way], rel=0.02
+        )
 
 
 # Of every kind of layer one, and all of them with `full`.
@@ -109,7 +116,10 @@ COMPILED = {
     ("tensor_parallel", "designs"),
     [
         *COMPILED.items(),
-        *(pytest.param(size, tuple(DESIGNS), marks=pytest.mark.full, id=f"{size}-all") for size in (1, 2)),
+        *(
+            pytest.param(size, tuple(DESIGNS), marks=pytest.mark.full, id=f"{size}-all")
+            for size in (1, 2)
+        ),
     ],
 )
 def test_a_compiled_layer_is_one_graph_and_computes_the_same(
@@ -139,11 +149,15 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: int) -> None:
     """With dropout, bit by bit; and each form keeps less than the one before."""
-    kinds = list(itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full")))
+    kinds = list(
+        itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full"))
+    )
     cases = [
         {
             "overrides": overrides(
-                **layout(tensor_parallel, sequence_parallel=tensor_parallel > 1 and design == "vanilla"),
+                **layout(
+                    tensor_parallel, sequence_parallel=tensor_parallel > 1 and design == "vanilla"
+                ),
                 **attention(design),
                 model__dropout=0.1,
             ),
@@ -156,7 +170,10 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
         assert report["loss"] == 0.0 and report["gradients"] == 0.0, (design, what)
         kept[design, what] = report["saved"]["other"] / report["saved"]["one"]
     for design in ("orthogonal", "vanilla", "synthesizer_random"):
-        assert kept[design, "attention"] < 0.8 and kept[design, "full"] < 0.75 * kept[design, "attention"], (
+        assert (
+            kept[design, "attention"] < 0.8
+            and kept[design, "full"] < 0.75 * kept[design, "attention"]
+        ), (
             design,
             kept,
         )
@@ -228,7 +245,9 @@ def test_a_compiled_run_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> No
         }
         for name in ("straight", "interrupted")
     ]
-    straight, interrupted = run_ranks(1, "tests.distributed.workers.designs:train_all", {"runs": runs})
+    straight, interrupted = run_ranks(
+        1, "tests.distributed.workers.designs:train_all", {"runs": runs}
+    )
     for quantity in ("loss", "gradient_norm"):
         assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
 
@@ -251,8 +270,12 @@ def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
 
 
 def test_compiled_layers_and_zero_3_are_refused(tmp_path: Path) -> None:
-    config = load_config("demo", overrides(performance__compile="layers", deepspeed__config="zero3"))
-    with pytest.raises(UserError, match=r"performance.compile=layers .* set performance.compile=none or"):
+    config = load_config(
+        "demo", overrides(performance__compile="layers", deepspeed__config="zero3")
+    )
+    with pytest.raises(
+        UserError, match=r"performance.compile=layers .* set performance.compile=none or"
+    ):
         check_layout(config, 1)
     assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"), 1)
     assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"), 1)
@@ -269,8 +292,12 @@ def test_a_missing_compiler_is_named_before_the_first_step(
         compile_layers(torch.nn.Linear(1, 1), "inductor")  # type: ignore[arg-type]
 
 
-def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.compiler.config.cache_key_tag", "ours")  # as TORCH_COMPILE_CACHE_KEY_TAG
+def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "torch.compiler.config.cache_key_tag", "ours"
+    )  # as TORCH_COMPILE_CACHE_KEY_TAG
     model = torch.nn.Linear(1, 1)
     model.decoder = torch.nn.Module()
     model.decoder.layers = torch.nn.ModuleList()

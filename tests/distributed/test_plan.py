@@ -74,7 +74,9 @@ ROPE, GROUPED = {"model.position_embedding": "rope"}, {"model.num_query_groups":
 DROPOUT, APART = {"model.dropout": "0.1"}, {"data.reset_at_document_end": "true"}
 MEGATRON, CHUNKED = ({"performance.cross_entropy": way} for way in ("megatron", "chunked"))
 SPLIT = {"parallel.sequence_parallel": "true"}
-ATTENTION, FULL, QUERY_KEY = ({"performance.recompute": part} for part in ("attention", "full", "query_key"))
+ATTENTION, FULL, QUERY_KEY = (
+    {"performance.recompute": part} for part in ("attention", "full", "query_key")
+)
 PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, changes
     ("vanilla", "fp32", 1, {}),
     ("vanilla", "bf16", 1, MEGATRON),
@@ -126,7 +128,9 @@ PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
 ]
 
 
-def overrides(base: dict[str, Any], design: str, dtype: str, size: int, changes: dict[str, str]) -> list[str]:
+def overrides(
+    base: dict[str, Any], design: str, dtype: str, size: int, changes: dict[str, str]
+) -> list[str]:
     attention = {f"attention.{key}": value for key, value in DESIGNS[design].items()}
     parallel = {"parallel.tensor_model_parallel_size": size, "precision.dtype": dtype}
     return [f"{key}={value}" for key, value in {**base, **attention, **parallel, **changes}.items()]
@@ -139,7 +143,9 @@ def of_passes(
     found: dict[int, Any] = {}
     for size in {case[2] for case in cases}:
         own = [overrides(ROUND, *case) for case in cases if case[2] == size]
-        found[size] = iter(run_ranks(size, f"tests.distributed.workers.plan:{target}", {"configs": own}))
+        found[size] = iter(
+            run_ranks(size, f"tests.distributed.workers.plan:{target}", {"configs": own})
+        )
     return [(load_config("demo", overrides(ROUND, *case)), next(found[case[2]])) for case in cases]
 
 
@@ -183,7 +189,9 @@ def kept() -> list[tuple[Config, list[int]]]:
     return of_passes(PASSES, "kept_for_backward")
 
 
-@pytest.mark.parametrize("number", range(len(PASSES)), ids=lambda number: "-".join(map(str, PASSES[number])))
+@pytest.mark.parametrize(
+    "number", range(len(PASSES)), ids=lambda number: "-".join(map(str, PASSES[number]))
+)
 def test_activations_are_those_that_saved_tensor_hooks_see(
     kept: list[tuple[Config, list[int]]], number: int
 ) -> None:

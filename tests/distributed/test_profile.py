@@ -48,7 +48,10 @@ def test_the_table_is_of_one_step_and_adds_up(runs: Path) -> None:
     assert {"product", "attention", "optimizer", "collective", "norm", "host"} <= seconds.keys()
     assert min(seconds.values()) >= 0
     lines = (runs / "watched/profile/kernels_rank_0.txt").read_text().splitlines()
-    rows = {line.split()[0]: [float(number.strip("%")) for number in line.split()[1:]] for line in lines[1:]}
+    rows = {
+        line.split()[0]: [float(number.strip("%")) for number in line.split()[1:]]
+        for line in lines[1:]
+    }
     assert rows.keys() == seconds.keys() | {"all"}
     whole, percent = rows.pop("all")
     assert whole == pytest.approx(1e3 * sum(seconds.values()), abs=1e-3) and percent == 100

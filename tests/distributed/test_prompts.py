@@ -47,7 +47,11 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
 }
 ONE_RANK: dict[str, dict[str, Any]] = {
     # Scores of a fixed length; and three prompts are more than a forward pass of training has tokens.
-    "scores": {"attention__variant": "synthesizer_random", "data__micro_batch_size": 1, "model__dropout": 0.1}
+    "scores": {
+        "attention__variant": "synthesizer_random",
+        "data__micro_batch_size": 1,
+        "model__dropout": 0.1,
+    }
 }
 EXACT = ("sequence", "zero3", "scores")
 """In bf16 equal logits are common, and with other blocks others are equal."""
@@ -60,13 +64,17 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def both(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
         return [
-            tiny_overrides(tiny_shards, runs, f"{name}{end}", **{**VARIED, **PROMPTED, **own, **more})
+            tiny_overrides(
+                tiny_shards, runs, f"{name}{end}", **{**VARIED, **PROMPTED, **own, **more}
+            )
             for name, own in changes.items()
             for end, more in (("", {}), ("-without", WITHOUT))
         ]
 
     for ranks, changes in ((2, TWO_RANKS), (1, ONE_RANK)):
-        states = run_ranks(ranks, "tests.distributed.workers.prompts:train_all", {"runs": both(changes)})
+        states = run_ranks(
+            ranks, "tests.distributed.workers.prompts:train_all", {"runs": both(changes)}
+        )
         assert states == ["finished"] * 2 * len(changes)
     return runs
 
@@ -83,14 +91,18 @@ def shown(run: Path) -> dict[str, dict[int, str]]:
     """{tag: {step: markdown}} of a run's page TEXT."""
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     return {
-        tag: {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)}
+        tag: {
+            event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)
+        }
         for tag in events.Tags()["tensors"]
         if tag.startswith("samples/")
     }
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_each_token_is_the_likeliest_of_the_live_model(runs: Path, plain: dict[str, Any], name: str) -> None:
+def test_each_token_is_the_likeliest_of_the_live_model(
+    runs: Path, plain: dict[str, Any], name: str
+) -> None:
     pages = shown(runs / name)
     assert pages.keys() == {f"samples/{number}" for number in range(len(PROMPTS))}
     tokens = 0
@@ -113,12 +125,16 @@ def test_a_training_with_prompts_has_the_bits_of_one_without(runs: Path, name: s
     assert deterministic_metrics(one) == deterministic_metrics(other)
     assert {step for page in shown(one).values() for step in page} == {2, 4} and shown(other) == {}
     for step in (2, 4):
-        mine, others = (checkpoint_tensors(run / f"checkpoints/step_{step:08d}") for run in (one, other))
+        mine, others = (
+            checkpoint_tensors(run / f"checkpoints/step_{step:08d}") for run in (one, other)
+        )
         assert mine.keys() == others.keys() and len(mine) > 20
         assert [key for key in mine if not equal(mine[key], others[key])] == []
 
 
-def test_a_prompt_without_room_ends_the_start_and_leaves_nothing(tiny_shards: Path, runs: Path) -> None:
+def test_a_prompt_without_room_ends_the_start_and_leaves_nothing(
+    tiny_shards: Path, runs: Path
+) -> None:
     long = {**PROMPTED, "telemetry__sample_tokens": 31}
     done = train_on_warm_ranks(tiny_overrides(tiny_shards, runs, "refused", **long), ranks=1)
     assert_refused(done, "telemetry.sample_prompts.0 has", "data.sequence_length=32")

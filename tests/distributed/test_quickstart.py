@@ -29,7 +29,12 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
 
     def tried(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550
+            [*command, *more],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=550,
         )
 
     done = tried()
@@ -40,10 +45,14 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     assert said[-1] == "the page: trial/comparison/report.html"
     content = json.loads((tmp_path / "trial/comparison/comparison.json").read_text())
     names = [variant["name"] for variant in content["variants"]]
-    assert [text["variant"] for text in content["texts"]] == [name for name in names for _ in range(2)]
+    assert [text["variant"] for text in content["texts"]] == [
+        name for name in names for _ in range(2)
+    ]
     prompts = [text["prompt"] for text in content["texts"]]
     assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]
     page = (tmp_path / "trial/comparison/report.html").read_text()
     assert "Text of the models" in page and page.count("<svg") >= 5
     other = tried("--design", "orthogonal")
-    assert other.returncode == 2 and other.stderr.startswith("error: trial/sweep.yaml is of another")
+    assert other.returncode == 2 and other.stderr.startswith(
+        "error: trial/sweep.yaml is of another"
+    )

@@ -39,11 +39,16 @@ def test_structured_queries_and_keys_are_made_again_bit_by_bit(
     ("changes", "words"),
     [
         ({"attention__variant": "orthogonal"}, "attention.variant=orthogonal does not have"),
-        ({"attention__adapters": "[core]"}, "attention.variant=monarch with adapters does not have"),
+        (
+            {"attention__adapters": "[core]"},
+            "attention.variant=monarch with adapters does not have",
+        ),
         ({"performance__compile": "layers"}, "set performance.compile=none"),
     ],
 )
-def test_queries_and_keys_that_cannot_be_made_again_alone(changes: dict[str, str], words: str) -> None:
+def test_queries_and_keys_that_cannot_be_made_again_alone(
+    changes: dict[str, str], words: str
+) -> None:
     given = {"attention__variant": "monarch", "performance__recompute": "query_key"} | changes
     with pytest.raises(UserError, match=words):
         load_config("demo", overrides(**given))

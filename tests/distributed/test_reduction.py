@@ -35,12 +35,16 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_overlapped_or_not_the_training_is_the_same_bit_for_bit(engine: str, found: dict[str, Any]) -> None:
+def test_overlapped_or_not_the_training_is_the_same_bit_for_bit(
+    engine: str, found: dict[str, Any]
+) -> None:
     overlapped, after = (found[f"{engine}, {overlap}"] for overlap in ("true", "false"))
     for quantity in ("losses", "norms", "weights"):
         assert overlapped[quantity] == after[quantity], quantity
     one, other, *replicas = overlapped["weights"]
-    assert replicas == [one, other] and one != other  # each tensor-parallel rank's part, on both replicas
+    assert (
+        replicas == [one, other] and one != other
+    )  # each tensor-parallel rank's part, on both replicas
     assert overlapped["losses"][-1] < overlapped["losses"][0]
 
 

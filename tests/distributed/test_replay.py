@@ -42,7 +42,11 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def launch(command: Sequence[str], ranks: int) -> int:
         request, answer = command[-2:]
-        run_ranks(ranks, "tests.distributed.workers.replay:one_rank", {"request": request, "answer": answer})
+        run_ranks(
+            ranks,
+            "tests.distributed.workers.replay:one_rank",
+            {"request": request, "answer": answer},
+        )
         return 0
 
     monkeypatch.setattr(prepare, "launch_local_ranks", launch)
@@ -50,7 +54,13 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(shards: Path, directory: Path, name: str, **changes: object) -> Path:
     ranks, own = RUNS[name]
-    values = {"schedule__steps": STEPS, "checkpoint__every": 4, "checkpoint__keep_last": 9, **own, **changes}
+    values = {
+        "schedule__steps": STEPS,
+        "checkpoint__every": 4,
+        "checkpoint__keep_last": 9,
+        **own,
+        **changes,
+    }
     done = train_on_warm_ranks(tiny_overrides(shards, directory, name, **values), ranks)
     assert done.returncode == 0, done.stderr
     return directory / name
@@ -83,10 +93,16 @@ def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> No
     norm = past.record["optim/grad_norm"]
     assert sum(own**2 for own in norms.values()) == pytest.approx(norm**2)
 
-    layout = ["parallel.tensor_model_parallel_size=1", "deepspeed.config=zero0", "data.micro_batch_size=4"]
+    layout = [
+        "parallel.tensor_model_parallel_size=1",
+        "deepspeed.config=zero0",
+        "data.micro_batch_size=4",
+    ]
     words, other = made_again(past, layout, ranks=1)
     assert words.startswith("within ") and float(words.split()[1]) <= 1e-6
-    assert [entry["document"] for entry in other["documents"]] == [entry["document"] for entry in documents]
+    assert [entry["document"] for entry in other["documents"]] == [
+        entry["document"] for entry in documents
+    ]
     for name, own in layer_norms(other["gradient_norms"]).items():
         assert own == pytest.approx(norms[name], rel=1e-4)
     assert files_under(run) == before
@@ -94,7 +110,9 @@ def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> No
 
 def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
     for step in (0, STEPS + 1):
-        with pytest.raises(UserError, match=f"has no step {step}: its records go from 1 to {STEPS}"):
+        with pytest.raises(
+            UserError, match=f"has no step {step}: its records go from 1 to {STEPS}"
+        ):
             look_up(run, step)
     with pytest.raises(UserError, match="would change the step itself"):
         made_again(look_up(run, 3), ["optimizer.learning_rate=1"])
@@ -102,7 +120,9 @@ def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
     assert refused.returncode == 2 and "is not a run directory" in refused.stderr
 
 
-def test_the_first_difference_of_two_runs_is_found(run: Path, tiny_shards: Path, tmp_path: Path) -> None:
+def test_the_first_difference_of_two_runs_is_found(
+    run: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
     """Learning rates that part after step 5, so the weights do, and the losses one step later."""
     other = trained(tiny_shards, tmp_path, "parallel", schedule__steps=5)
     again = tiny_overrides(
@@ -117,9 +137,15 @@ def test_the_first_difference_of_two_runs_is_found(run: Path, tiny_shards: Path,
     assert all(row[2] > 0 for row in tensors.rows) and not tensors.alone
     assert compare_states(RunDirectory(run), RunDirectory(run), STEPS) is None
     with replayed(look_up(other, 7)) as (_, answer):  # after the change of the rate
-        assert agreement(look_up(other, 7).record, *answer["trace"][-1][1:]) == "bit-equal to the record"
+        assert (
+            agreement(look_up(other, 7).record, *answer["trace"][-1][1:])
+            == "bit-equal to the record"
+        )
     with replayed(look_up(other, 4)) as (_, answer):  # and before it
-        assert agreement(look_up(other, 4).record, *answer["trace"][-1][1:]) == "bit-equal to the record"
+        assert (
+            agreement(look_up(other, 4).record, *answer["trace"][-1][1:])
+            == "bit-equal to the record"
+        )
 
 
 def test_the_stage_that_auto_chose_then_is_taken_again(tiny_shards: Path, tmp_path: Path) -> None:
@@ -149,12 +175,16 @@ def test_the_verbs_write_their_pages(run: Path, tiny_shards: Path, tmp_path: Pat
     two = trained(tiny_shards, tmp_path, "zero3")
     done = warm_cli(["replay", str(two), "--step", "5", "--out", str(tmp_path / "page")])
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert "bit-equal to the record (from step 4 on, the layout of the run" in (" ".join(done.stdout.split()))
+    assert "bit-equal to the record (from step 4 on, the layout of the run" in (
+        " ".join(done.stdout.split())
+    )
     page = (tmp_path / "page/report.md").read_text()
     assert "## Gradient norm by part" in page and "### 1. " in page
     one = trained(tiny_shards, tmp_path, "one")
     app(["diff", str(one), str(run), "--out", str(tmp_path / "diff")], standalone_mode=False)
     content = json.loads((tmp_path / "diff/diff.json").read_text())
     assert "parallel.tensor_model_parallel_size: 1 and 2" in content["causes"]
-    assert content["first_step"] <= 3 and "states of tensors differ, the first in" in content["answer"]
+    assert (
+        content["first_step"] <= 3 and "states of tensors differ, the first in" in content["answer"]
+    )
     assert content["tensors"] and max(row[2] for row in content["tensors"]) < 1e-4

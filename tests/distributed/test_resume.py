@@ -45,7 +45,9 @@ def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int, ranks: i
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def uninterrupted(
+    tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
     """Return the function from a ZeRO stage to the directory of its run, which the first call trains."""
     runs = tmp_path_factory.mktemp("uninterrupted")
 
@@ -85,13 +87,19 @@ def test_kill_between_and_during_saves_then_resume(
     overrides = overrides_for(tiny_shards, tmp_path, "killed", stage, ranks=4)
 
     hold = held_before(EVERY + 2)
-    with started(overrides, 4, tmp_path / "first.log", hold) as launcher:  # one rank dies between two saves
-        wait_until(lambda: EVERY + 1 in logged_steps(run), launcher, "a step after the first checkpoint")
+    with started(
+        overrides, 4, tmp_path / "first.log", hold
+    ) as launcher:  # one rank dies between two saves
+        wait_until(
+            lambda: EVERY + 1 in logged_steps(run), launcher, "a step after the first checkpoint"
+        )
         ranks = [child for child in launcher.children() if "train" in child.cmdline()]
         assert len(ranks) == 4
         ranks[2].kill()
         assert launcher.wait(timeout=60) == 128 + signal.SIGKILL
-        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+        assert not any(
+            rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks
+        )
     assert max(logged_steps(run)) < STEPS
 
     second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
@@ -154,7 +162,9 @@ def test_another_content_of_the_deepspeed_file_is_told_and_recorded(
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=FULL), 3])
-def test_keep_last_and_frozen_bank_not_in_checkpoints(stage: int, uninterrupted: Callable[..., Path]) -> None:
+def test_keep_last_and_frozen_bank_not_in_checkpoints(
+    stage: int, uninterrupted: Callable[..., Path]
+) -> None:
     run = uninterrupted(stage)
     kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
     assert kept == [f"step_{2 * EVERY:08d}", f"step_{STEPS:08d}"]

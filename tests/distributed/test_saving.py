@@ -26,7 +26,10 @@ LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and ste
 }
 KILLED = {  # where: the newest checkpoint then, and what is left of the other
     "step_00000002/rank_00001.safetensors": (0, True),
-    "step_00000002/rank_00000.written.": (0, True),  # the temporary file's name goes on after the dot
+    "step_00000002/rank_00000.written.": (
+        0,
+        True,
+    ),  # the temporary file's name goes on after the dot
     "step_00000002/COMPLETE.": (0, True),
     "checkpoints/latest.": (2, False),  # step 2 is complete
     "step_00000004/rank_00000.safetensors": (2, True),
@@ -36,7 +39,9 @@ KILLED = {  # where: the newest checkpoint then, and what is left of the other
 
 def overrides(tiny_shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
     standard = {"schedule__steps": STEPS, "checkpoint__every": 2, "checkpoint__keep_last": 10}
-    return tiny_overrides(tiny_shards, runs, name, attention__variant="orthogonal", **{**standard, **changes})
+    return tiny_overrides(
+        tiny_shards, runs, name, attention__variant="orthogonal", **{**standard, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,9 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
     assert len(run.complete_checkpoints()) == 3 and run.unfinished_checkpoints() == []
 
 
-def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(tiny_shards: Path, tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     planned = overrides(tiny_shards, tmp_path, "cut", checkpoint__every=1, **LARGE)
     file = tmp_path / "cut/checkpoints/step_00000002/rank_00000.safetensors"
     payload = {"overrides": planned, "file": str(file), "bytes": 2**24}
@@ -105,7 +112,9 @@ def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half
     answer = run_ranks(2, WORKER + "refused_and_again", payload)
     file = tmp_path / "refused/checkpoints/step_00000002/rank_00001.safetensors"
     assert answer["told"][0] == answer["told"][1]
-    assert answer["told"][0].startswith(f"{file} cannot be written ({os.strerror(errno.EFBIG)}; about ")
+    assert answer["told"][0].startswith(
+        f"{file} cannot be written ({os.strerror(errno.EFBIG)}; about "
+    )
     assert "ulimit -f" in answer["told"][0]
     assert answer["left"] == []
     assert answer["state"] == "finished"
@@ -151,16 +160,21 @@ def test_saves_back_to_back_wait_for_each_other_and_say_so(
     planned = overrides(tiny_shards, tmp_path, "slow", checkpoint__every=1)
     done = function_on_warm_ranks(2, WORKER + "slow_saves", {"overrides": planned, "seconds": 0.4})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("s for the one before, which was still being written; raise check") == 1
+    assert (
+        done.stdout.count("s for the one before, which was still being written; raise check") == 1
+    )
     run = RunDirectory(tmp_path / "slow")
     assert len(run.complete_checkpoints()) == STEPS
     records = list(read_metrics(run.metrics))
     stalls = [record["time/checkpoint_stall"] for record in records]
     assert stalls[0] < 0.4 and max(stalls[1:-1]) > 0.1 and stalls[-1] >= 0.4
-    assert [record["time/checkpoint_write"] >= 0.4 for record in records[1:]] == [True] * (STEPS - 1)
+    assert [record["time/checkpoint_write"] >= 0.4 for record in records[1:]] == [True] * (
+        STEPS - 1
+    )
     for step in (2, 4, 6):
         ours, theirs = (
-            checkpoint_tensors(path / f"checkpoints/step_{step:08d}") for path in (run.path, synchronous)
+            checkpoint_tensors(path / f"checkpoints/step_{step:08d}")
+            for path in (run.path, synchronous)
         )
         assert [place for place in theirs if not equal(ours[place], theirs[place])] == []
 
@@ -170,7 +184,11 @@ def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_
     planned = overrides(tiny_shards, tmp_path, "many", **changes)
     samples = run_ranks(1, WORKER + "many_saves", {"overrides": planned})
     threads, files = zip(*samples[3:], strict=True)
-    assert max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2  # a save may be under way, or not
-    resident = [record["memory/host_rss"] for record in read_metrics(tmp_path / "many/metrics.jsonl")]
+    assert (
+        max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2
+    )  # a save may be under way, or not
+    resident = [
+        record["memory/host_rss"] for record in read_metrics(tmp_path / "many/metrics.jsonl")
+    ]
     checkpoint = (tmp_path / "many/checkpoints/step_00000014/rank_00000.safetensors").stat().st_size
     assert max(resident[4:]) - resident[3] < checkpoint / 4

@@ -63,7 +63,9 @@ def test_every_engine_clips_to_the_same_norm(tiny_shards: Path, tmp_path: Path) 
         "bf16-unclipped": {"precision__dtype": "bf16", "optimizer__gradient_clip": 0},
     }
     runs = {
-        name: tiny_overrides(tiny_shards, tmp_path, name, **{"optimizer__gradient_clip": 0.05, **engine})
+        name: tiny_overrides(
+            tiny_shards, tmp_path, name, **{"optimizer__gradient_clip": 0.05, **engine}
+        )
         for name, engine in engines.items()
     }
     found = run_ranks(1, f"{WORKER}:clipped_moments", {"runs": runs})
@@ -91,7 +93,9 @@ def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> 
         }
         for name in ("straight", "interrupted")
     ]
-    straight, interrupted = run_ranks(1, "tests.distributed.workers.designs:train_all", {"runs": runs})
+    straight, interrupted = run_ranks(
+        1, "tests.distributed.workers.designs:train_all", {"runs": runs}
+    )
     for quantity in ("loss", "gradient_norm"):
         assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
     ours, theirs = (
@@ -104,7 +108,15 @@ def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> 
 
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "benchmarks.step.measure", "--steps", "2", "--shape", "1x64x1x16"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.step.measure",
+        "--steps",
+        "2",
+        "--shape",
+        "1x64x1x16",
+    ]
     environment = rank_environment() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--settings", "", "deepspeed.config=zero1", "--json", str(report_file)],
@@ -118,7 +130,9 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report = json.loads(report_file.read_text())
     kinds = ("vanilla", "orthogonal", "vanilla again", "orthogonal again")
     engines = {*kinds, *(f"{kind} (config=zero1)" for kind in kinds)}
-    assert report["zero_stage"] == {name: int("zero1" in name) for name in engines} | {"plain": None}
+    assert report["zero_stage"] == {name: int("zero1" in name) for name in engines} | {
+        "plain": None
+    }
     assert report["ratio"]["plain"].keys() == engines
     assert report["seconds"].keys() == engines | {"plain"}
     assert report["parts"].keys() == {name for name in report["seconds"] if "again" not in name}

@@ -41,11 +41,17 @@ WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
 def whole_runs(*tested: str) -> pytest.MarkDecorator:
     """For WHOLE_RUNS, of which all but `tested` are left to `full`."""
     marks = {engine: () if engine in tested else (pytest.mark.full,) for engine in WHOLE_RUNS}
-    return pytest.mark.parametrize("engine", [pytest.param(one, marks=marks[one]) for one in WHOLE_RUNS])
+    return pytest.mark.parametrize(
+        "engine", [pytest.param(one, marks=marks[one]) for one in WHOLE_RUNS]
+    )
 
 
 WORKER = "tests.distributed.workers.stability:"
-STEADY = {"schedule__kind": "constant", "schedule__warmup_steps": 1, "telemetry__tensorboard": "false"}
+STEADY = {
+    "schedule__kind": "constant",
+    "schedule__warmup_steps": 1,
+    "telemetry__tensorboard": "false",
+}
 
 Overrides = Callable[..., list[str]]
 
@@ -103,7 +109,9 @@ def test_nan_in_the_padding_of_a_partition_is_no_weight(skipped: dict[str, Any])
 def spoilt(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, str]:
     """{run: state or refusal}; rank 1's gradient is spoilt at the given steps."""
     planned: dict[str, tuple[list[str], list[int]]] = {}
-    for engine in asked_for(request, "test_a_skipped_step_counts_its_samples_and_saves_nothing", "engine"):
+    for engine in asked_for(
+        request, "test_a_skipped_step_counts_its_samples_and_saves_nothing", "engine"
+    ):
         of = {**ENGINES[engine], "checkpoint__every": 2}
         planned[f"once-{engine}"] = overrides(f"once-{engine}", **of), [4]
     for engine in asked_for(
@@ -127,7 +135,9 @@ def test_a_skipped_step_counts_its_samples_and_saves_nothing(
     found = records(run)
     assert [record["stability/skipped_steps"] for record in found] == [0, 0, 0, 1, 1, 1]
     assert [record["samples"] for record in found] == [8, 16, 24, 32, 40, 48]
-    assert [record["optim/grad_norm"] is None for record in found] == [False] * 3 + [True] + [False] * 2
+    assert [record["optim/grad_norm"] is None for record in found] == [False] * 3 + [True] + [
+        False
+    ] * 2
     assert complete(run) == ["step_00000006", "step_00000002"]
 
 
@@ -149,7 +159,9 @@ def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
         read_finished_run(run)
 
 
-def test_skips_that_end_stop_nothing_and_each_is_on_record(spoilt: dict[str, str], runs: Path) -> None:
+def test_skips_that_end_stop_nothing_and_each_is_on_record(
+    spoilt: dict[str, str], runs: Path
+) -> None:
     assert spoilt["twice"] == spoilt["last"] == "finished"
     assert [record["step"] for record in records(runs / "twice")] == [2, 3, 4, 5, 6]
     assert complete(runs / "twice") == ["step_00000006", "step_00000004"]
@@ -191,9 +203,7 @@ def test_an_exploding_update_ruins_no_checkpoint(
     engine: str, exploded: dict[str, list[str]], runs: Path
 ) -> None:
     good, last_step, at_checkpoint, cured = exploded[engine]
-    remedy = (
-        "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from step_00000004"
-    )
+    remedy = "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from step_00000004"
     assert good == cured == "finished"
     assert last_step == f"error: the validation loss is nan after step 5; {remedy}"
     assert at_checkpoint == f"error: the training loss is nan at step 8, 3 steps in a row; {remedy}"
@@ -226,10 +236,15 @@ GIVEN_ANEW = [
 @pytest.fixture(scope="module")
 def resumed(overrides: Overrides, runs: Path, request: pytest.FixtureRequest) -> None:
     """From the same checkpoint: as before, and with the keys of the optimizer given anew."""
-    bases = [overrides(f"resumed-{engine}", **ENGINES[engine], schedule__steps=2) for engine in WHOLE_RUNS]
+    bases = [
+        overrides(f"resumed-{engine}", **ENGINES[engine], schedule__steps=2)
+        for engine in WHOLE_RUNS
+    ]
     assert run_ranks(2, WORKER + "trained_runs", {"runs": bases}) == ["finished"] * len(bases)
     planned = []
-    given = zip(asked_for(request, NEW_VALUE, "engine"), asked_for(request, NEW_VALUE, "key"), strict=True)
+    given = zip(
+        asked_for(request, NEW_VALUE, "engine"), asked_for(request, NEW_VALUE, "key"), strict=True
+    )
     for engine, key in [*product(WHOLE_RUNS, ["nothing"]), *given]:
         name = f"resumed-{engine}-{key}"
         shutil.copytree(runs / f"resumed-{engine}", runs / name)
@@ -245,7 +260,9 @@ def test_a_key_of_the_optimizer_given_anew_takes_effect(engine: str, key: str, r
     losses = [[record["loss/train"] for record in found] for found in (before, after)]
     assert losses[0][:3] == losses[1][:3]  # the third is of the weights in the checkpoint
     assert losses[0][3] != losses[1][3]
-    segment = json.loads((runs / f"resumed-{engine}-{key}/environment.json").read_text())["segments"][-1]
+    segment = json.loads((runs / f"resumed-{engine}-{key}/environment.json").read_text())[
+        "segments"
+    ][-1]
     assert segment["first_step"] == 3
     assert segment["changes"].keys() == {"schedule.steps", f"optimizer.{key}"}
 
@@ -265,9 +282,15 @@ def spiked(overrides: Overrides) -> dict[str, str]:
             EARLY | SPIKES,
         ),
         "not-judged": (overrides("not-judged", schedule__steps=44), SPIKES),
-        "stops": (overrides("stops", **FACTOR, schedule__steps=44), dict.fromkeys((38, 39, 40), "loss")),
+        "stops": (
+            overrides("stops", **FACTOR, schedule__steps=44),
+            dict.fromkeys((38, 39, 40), "loss"),
+        ),
         "first-part": (overrides("in-two", **FACTOR, **at_40), EARLY | SPIKES),
-        "second-part": (overrides("in-two", **FACTOR, checkpoint__every=40, schedule__steps=44), SPIKES),
+        "second-part": (
+            overrides("in-two", **FACTOR, checkpoint__every=40, schedule__steps=44),
+            SPIKES,
+        ),
     }
     return run_ranks(2, WORKER + "spiked_runs", {"runs": planned})
 
@@ -283,7 +306,9 @@ def test_a_spike_of_loss_or_norm_is_left_out_where_that_was_asked_for(
     assert all(record["loss/train"] is not None for record in found)
     assert found[37]["optim/grad_norm"] > 10 * found[36]["optim/grad_norm"]
     assert found[41]["loss/train"] > 2 * found[40]["loss/train"]
-    assert [record["stability/skipped_steps"] for record in records(runs / "not-judged")] == [0] * 44
+    assert [record["stability/skipped_steps"] for record in records(runs / "not-judged")] == [
+        0
+    ] * 44
 
 
 def test_spikes_in_a_row_stop_the_run_in_words(spiked: dict[str, str], runs: Path) -> None:
@@ -301,6 +326,8 @@ def test_what_is_usual_survives_a_resume_exactly(spiked: dict[str, str], runs: P
     assert deterministic_metrics(runs / "in-two") == [
         {**whole, **{tag: part[tag] for tag in part if tag.endswith("/valid") or "/valid/" in tag}}
         for whole, part in zip(
-            deterministic_metrics(runs / "judged"), deterministic_metrics(runs / "in-two"), strict=True
+            deterministic_metrics(runs / "judged"),
+            deterministic_metrics(runs / "in-two"),
+            strict=True,
         )
     ]

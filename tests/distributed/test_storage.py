@@ -51,7 +51,9 @@ def undisturbed(overrides: Overrides, tmp_path_factory: pytest.TempPathFactory) 
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
     try:
@@ -93,7 +95,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     done = function_on_warm_ranks(ranks, WORKER + "on_a_full_disk", payload, timeout=120)
     assert done.returncode == 2, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == ranks and len(set(errors)) == 1 and re.match(sentence, errors[0]), done.stderr
+    assert len(errors) == ranks and len(set(errors)) == 1 and re.match(sentence, errors[0]), (
+        done.stderr
+    )
     assert "Traceback" not in done.stderr
     run = RunDirectory(small_disk / "run")
     assert [path.name for path in run.complete_checkpoints()] == complete
@@ -117,7 +121,11 @@ def test_a_file_that_may_not_become_so_large_is_named(
     payload = {"overrides": overrides(tmp_path), "bytes": 100_000}
     done = function_on_warm_ranks(1, WORKER + "with_a_limit_on_files", payload)
     assert_refused(
-        done, "step_00000004", "cannot be written", "are needed and", "then the same command goes on"
+        done,
+        "step_00000004",
+        "cannot be written",
+        "are needed and",
+        "then the same command goes on",
     )
     assert not list((tmp_path / "run/checkpoints").glob("step_*"))
     assert train_on_warm_ranks(overrides(tmp_path), ranks=1).returncode == 0

@@ -27,13 +27,17 @@ def test_the_operator_of_structured_rows_computes_the_same_in_a_layer() -> None:
     for kind, report in zip(kinds, compare(2, cases), strict=True):
         assert report["compared"] > 10
         assert report["loss"] < 1e-6 and report["gradients"] < 5e-6, (kind, report)
-        assert report["breaks"] == 0 and report["collectives"]["one"] == report["collectives"]["other"]
+        assert (
+            report["breaks"] == 0 and report["collectives"]["one"] == report["collectives"]["other"]
+        )
 
 
 def test_structured_rows_are_multiplied_by_without_the_kernel_on_the_cpu() -> None:
     keys = ("auto", "products", "kernel")
     runs = [
-        overrides(**layout(2, False), attention__variant="monarch", performance__structured_products=key)
+        overrides(
+            **layout(2, False), attention__variant="monarch", performance__structured_products=key
+        )
         for key in keys
     ]
     runs.append(overrides(**layout(2, False), performance__structured_products="kernel"))

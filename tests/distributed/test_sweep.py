@@ -42,7 +42,9 @@ def write_grid(directory: Path, shards: Path, fixed: dict[str, Any], **content: 
     tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
     del tiny["run.name"], tiny["run.directory"]
     path = directory / "grid.yaml"
-    path.write_text(dump_yaml({"directory": str(directory / "runs"), "set": {**tiny, **fixed}, **content}))
+    path.write_text(
+        dump_yaml({"directory": str(directory / "runs"), "set": {**tiny, **fixed}, **content})
+    )
     return str(path)
 
 
@@ -92,9 +94,12 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     done = cli(["sweep", grid])
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert (runs / "a/state").read_text() == (runs / "b/state").read_text() == "finished\n"
-    failure = next(line for line in done.stdout.splitlines() if line.startswith("failed: diverges: "))
+    failure = next(
+        line for line in done.stdout.splitlines() if line.startswith("failed: diverges: ")
+    )
     assert (
-        "error: the training loss is nan at step" in failure and f"log: {runs}/logs/diverges.log" in failure
+        "error: the training loss is nan at step" in failure
+        and f"log: {runs}/logs/diverges.log" in failure
     )
     assert "error: the training loss is nan" in (runs / "logs/diverges.log").read_text()
     assert "1 of 3 runs are left (1 failed); the same command goes on with them" in done.stdout
@@ -131,8 +136,12 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
         for run, step in zip(runs[:2], stopped_at, strict=True):
             wait_until(lambda run=run, step=step: step + 2 in logged_steps(run), sweep, "new steps")
         second = warm_cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
-        assert second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
-        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal's Ctrl-C: once for every process of its group
+        assert (
+            second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
+        )
+        os.killpg(
+            sweep.pid, signal.SIGINT
+        )  # as a terminal's Ctrl-C: once for every process of its group
         assert sweep.wait(timeout=300) == 128 + signal.SIGINT, log.read_text()
     for run, step in zip(runs[:2], stopped_at, strict=True):
         assert (run / "state").read_text() == "stopped\n"
@@ -146,12 +155,18 @@ def beginnings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     """{name of the run: digests of its initial tensors and of its first batches}, from live engines."""
     directory = tmp_path_factory.mktemp("beginnings")
     entries = [{"name": name, **values} for name, values in KINDS.items()]
-    grid = write_grid(directory, tiny_shards, {"telemetry.tensorboard": False}, list=entries, seeds=[1, 2])
+    grid = write_grid(
+        directory, tiny_shards, {"telemetry.tensorboard": False}, list=entries, seeds=[1, 2]
+    )
     runs = {run.name: run.overrides() for run in expand(read_grid(grid))}
-    return run_ranks(1, "tests.distributed.workers.sweep:beginnings", {"base": "demo", "runs": runs})
+    return run_ranks(
+        1, "tests.distributed.workers.sweep:beginnings", {"base": "demo", "runs": runs}
+    )
 
 
-def test_runs_of_one_seed_see_the_same_samples_in_the_same_order(beginnings: dict[str, Any]) -> None:
+def test_runs_of_one_seed_see_the_same_samples_in_the_same_order(
+    beginnings: dict[str, Any],
+) -> None:
     batches = {name: begin["batches"] for name, begin in beginnings.items()}
     for seed in (1, 2):
         assert len({str(batches[f"{kind}-seed_{seed}"]) for kind in KINDS}) == 1
@@ -171,9 +186,13 @@ def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
             assert {name: tensors.get(name) for name in shared} == shared, kind
             own = tensors.keys() - shared.keys()
             assert own and all(".self_attention." in name for name in own), kind
-            assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in own), kind
+            assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in own), (
+                kind
+            )
     one, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
-    assert {name for name in one if one[name] != two[name]} == {name for name in one if "norm" not in name}
+    assert {name for name in one if one[name] != two[name]} == {
+        name for name in one if "norm" not in name
+    }
 
 
 def next_runs(capsys: pytest.CaptureFixture[str], grid: str, task: int) -> list[str]:
@@ -181,7 +200,9 @@ def next_runs(capsys: pytest.CaptureFixture[str], grid: str, task: int) -> list[
     question = ("--question", "worse", "--margin", "1", "--num-tasks", "2", "--task", str(task))
     job(["sweep-runs", *question, "--", grid], standalone_mode=False)
     words = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    return [word.partition("=")[2] for line in words for word in line if word.startswith("run.name=")]
+    return [
+        word.partition("=")[2] for line in words for word in line if word.startswith("run.name=")
+    ]
 
 
 def test_a_trial_trains_what_is_left_and_its_verdict_stays(
@@ -194,13 +215,16 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     for run in plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)[:8]:
         loss = 5.0 + 0.01 * run.config.run.seed + 0.5 * run.name.startswith("hardly")
         write_planned_run(run, tiny_shards, loss)
-    assert next_runs(capsys, grid, 0) == ["learns-seed_5"] and next_runs(capsys, grid, 1) == ["hardly-seed_5"]
+    assert next_runs(capsys, grid, 0) == ["learns-seed_5"] and next_runs(capsys, grid, 1) == [
+        "hardly-seed_5"
+    ]
     out = tmp_path / "trial"
     command = ["trial", grid, "--question", "worse", "--margin", "1", "--out", str(out)]
     done = warm_cli([*command, "--max-pairs", "5", "--jobs", "2"])
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert "finished hardly-seed_5" in done.stdout and "Is hardly worse than learns? Yes: after n = 5" in (
-        " ".join(done.stdout.split())
+    assert (
+        "finished hardly-seed_5" in done.stdout
+        and "Is hardly worse than learns? Yes: after n = 5" in (" ".join(done.stdout.split()))
     )
     assert "Not sealed" in done.stdout  # four pairs were there before
     content = json.loads((out / "trial.json").read_text())

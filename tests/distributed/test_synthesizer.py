@@ -13,7 +13,10 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 VARIANTS = ("synthesizer_random", "synthesizer_factorized")
-MATRICES = {"synthesizer_random": ["scores"], "synthesizer_factorized": ["key_factor", "query_factor"]}
+MATRICES = {
+    "synthesizer_random": ["scores"],
+    "synthesizer_factorized": ["key_factor", "query_factor"],
+}
 CASES = [
     {
         "variant": variant,
@@ -26,7 +29,12 @@ CASES = [
     for variant, groups, (length, masked, trainable), sequence_parallel in itertools.product(
         VARIANTS,
         (4, 2),
-        ((LENGTH, False, True), (LENGTH, True, True), (LENGTH - 4, False, True), (LENGTH, False, False)),
+        (
+            (LENGTH, False, True),
+            (LENGTH, True, True),
+            (LENGTH - 4, False, True),
+            (LENGTH, False, False),
+        ),
         (False, True),
     )
 ]
@@ -43,7 +51,9 @@ def found() -> dict[int, dict[str, Any]]:
             if (ranks > 1 or not case["sequence_parallel"]) and case["groups"] % ranks == 0
         ]
         payload = {"cases": cases, "variants": VARIANTS}
-        answers[ranks] = run_ranks(ranks, "tests.distributed.workers.synthesizer:everything", payload)
+        answers[ranks] = run_ranks(
+            ranks, "tests.distributed.workers.synthesizer:everything", payload
+        )
         answers[ranks]["cases"] = list(zip(cases, answers[ranks]["cases"], strict=True))
     return answers
 
@@ -53,15 +63,21 @@ def ranks(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_output_and_gradients_equal_plain_autograd(found: dict[int, dict[str, Any]], ranks: int) -> None:
+def test_output_and_gradients_equal_plain_autograd(
+    found: dict[int, dict[str, Any]], ranks: int
+) -> None:
     assert len(found[ranks]["cases"]) == {1: 16, 2: 32, 4: 16}[ranks]
     for case, report in found[ranks]["cases"]:
         assert set(report["errors"]) >= {"output", "input", "value"}
-        assert ("scores" in report["errors"]) == (case["variant"] == VARIANTS[0] and case["trainable"])
+        assert ("scores" in report["errors"]) == (
+            case["variant"] == VARIANTS[0] and case["trainable"]
+        )
         assert max(report["errors"].values()) < 1e-13, case
 
 
-def test_collectives_are_those_of_the_stock_layer(found: dict[int, dict[str, Any]], ranks: int) -> None:
+def test_collectives_are_those_of_the_stock_layer(
+    found: dict[int, dict[str, Any]], ranks: int
+) -> None:
     for case, report in found[ranks]["cases"]:
         if ranks == 1:
             forward, backward = {}, {}
@@ -86,7 +102,10 @@ def test_one_product_applies_the_scores_to_the_whole_batch(
         assert shapes.count(per_batch) == (0 if case["masked"] else 1), (case, shapes)
         assert shapes.count(per_sample) == (1 if case["masked"] else 0), (case, shapes)
         making_scores = 1 if case["variant"] == "synthesizer_factorized" else 0
-        assert len(shapes) == 3 + making_scores, (case, shapes)  # V, the mixing, the output projection
+        assert len(shapes) == 3 + making_scores, (
+            case,
+            shapes,
+        )  # V, the mixing, the output projection
 
 
 def test_the_future_has_probability_exactly_0(found: dict[int, dict[str, Any]], ranks: int) -> None:
@@ -116,7 +135,9 @@ def test_scores_start_with_the_scale_of_orthonormal_ones(found: dict[int, dict[s
 
 def test_what_trains_and_what_is_saved(found: dict[int, dict[str, Any]], ranks: int) -> None:
     for case, report in found[ranks]["cases"]:
-        learned = [f"core_attention.{name}" for name in MATRICES[case["variant"]] if case["trainable"]]
+        learned = [
+            f"core_attention.{name}" for name in MATRICES[case["variant"]] if case["trainable"]
+        ]
         expected = [*learned, "linear_proj.weight", "linear_v.weight"]
         assert report["trainable"] == report["saved"] == expected, case
 
@@ -186,13 +207,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(resumed: dict[Any, Any]) -> N
     for case, run in resumed.items():
         checkpoint = Path(run["checkpoint"])
         records = checkpoint.parents[1]
-        assert deterministic_metrics(records) == deterministic_metrics(records, "uninterrupted.jsonl"), case
-        ours, theirs = checkpoint_tensors(checkpoint), checkpoint_tensors(Path(run["uninterrupted"]))
+        assert deterministic_metrics(records) == deterministic_metrics(
+            records, "uninterrupted.jsonl"
+        ), case
+        ours, theirs = (
+            checkpoint_tensors(checkpoint),
+            checkpoint_tensors(Path(run["uninterrupted"])),
+        )
         assert ours.keys() == theirs.keys() and len(ours) > 40
         assert [place for place in ours if not equal(ours[place], theirs[place])] == [], case
 
 
-def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(resumed: dict[Any, Any]) -> None:
+def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(
+    resumed: dict[Any, Any],
+) -> None:
     layers, hidden, heads, length, rank = 2, 32, 4, 32, 8
     elements = {
         "synthesizer_random": layers * heads * length * length,
@@ -206,13 +234,19 @@ def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(resumed: dic
             "frozen": 0 if trainable else elements[variant],
         }
         assert run["counted"] == expected
-        assert totals["model_trainable_parameters"] == expected["trainable"], (variant, trainable, stage)
+        assert totals["model_trainable_parameters"] == expected["trainable"], (
+            variant,
+            trainable,
+            stage,
+        )
         assert totals["model_frozen_parameters"] == expected["frozen"]
         assert run["audit"]["frozen_in_zero"] == 0
         bank = run["identity"]["frozen_bank"]
         assert bank["recipe"]["sequence_length"] == length
         roles = [] if trainable else MATRICES[variant]
-        assert sorted(bank["sha256"]) == [f"layer={layer} role={role}" for layer in (0, 1) for role in roles]
+        assert sorted(bank["sha256"]) == [
+            f"layer={layer} role={role}" for layer in (0, 1) for role in roles
+        ]
         saved = checkpoint_tensors(Path(run["checkpoint"]))
         places = [place for place in saved if any(name in place for name in MATRICES[variant])]
         assert bool(places) == trainable

@@ -23,7 +23,10 @@ from tests.tiny import tiny_overrides
 VARIED = {  # each trains 2 steps on one rank
     "learned positions": {"model__position_embedding": "learned"},
     "rope": {"model__position_embedding": "rope"},
-    "learned positions in bf16": {"model__position_embedding": "learned", "precision__dtype": "bf16"},
+    "learned positions in bf16": {
+        "model__position_embedding": "learned",
+        "precision__dtype": "bf16",
+    },
     "grouped queries": {"model__num_query_groups": 2},
     "grouped queries, vanilla": {"model__num_query_groups": 2, "attention__variant": "vanilla"},
     "untied embeddings": {"model__tied_embeddings": "false"},
@@ -76,8 +79,12 @@ def single(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     planned["sparse"] = overrides("sparse", **SPARSE)
     planned["by tokens"] = overrides("by tokens", **quiet, **BY_TOKENS)
     planned["full again"] = overrides("full", **FULL)
-    planned["diverges"] = overrides("diverges", **quiet, optimizer__learning_rate=1e30, schedule__steps=4)
-    planned["under a file"] = overrides("under a file", run__directory=tiny_shards / "manifest.json")
+    planned["diverges"] = overrides(
+        "diverges", **quiet, optimizer__learning_rate=1e30, schedule__steps=4
+    )
+    planned["under a file"] = overrides(
+        "under a file", run__directory=tiny_shards / "manifest.json"
+    )
     marker = overrides("marker", **quiet)
     model = overrides("model", model__hidden_size=256, model__position_embedding="learned")
     payload = {"runs": planned, "damaged marker": marker, "model": model}
@@ -112,7 +119,9 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(
 ) -> None:
     assert single["runs"]["full"] == "finished"
     tags = [set(record) - {"step", "tokens", "samples"} for record in records(runs / "full")]
-    saved = tags_of(When.SAVED, When.WRITTEN)  # the second save waited for the first, the run for the last
+    saved = tags_of(
+        When.SAVED, When.WRITTEN
+    )  # the second save waited for the first, the run for the last
     assert tags[0] - tags_of(When.WRITTEN) == ALWAYS | tags_of(When.SAVED)
     assert tags[1:] == [ALWAYS | saved | VALIDATED] * 2
     events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
@@ -123,13 +132,17 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(
 
 
 @pytest.mark.parametrize("name", VARIED)
-def test_the_formulas_count_what_the_engine_held(single: dict[str, Any], runs: Path, name: str) -> None:
+def test_the_formulas_count_what_the_engine_held(
+    single: dict[str, Any], runs: Path, name: str
+) -> None:
     run = read_finished_run(runs / name.replace(" ", "_"))
     theory = expected_cost(run)
     assert theory.size == run.size
     for part in ("weight", "frozen", "gradient", "optimizer_state"):
         assert getattr(theory.states, f"{part}_bytes") == getattr(run.states, f"{part}_bytes"), part
-    headers = run.states.checkpoint_bytes - theory.states.checkpoint_bytes  # and names, the run's identity
+    headers = (
+        run.states.checkpoint_bytes - theory.states.checkpoint_bytes
+    )  # and names, the run's identity
     assert 0 < headers < 40_000
 
 
@@ -144,10 +157,18 @@ def test_written_run_files_have_the_form_of_real_ones(
         key: list(section) for key, section in config.items()
     }
     for stem in ("environment", "data", "audit", "summary"):
-        expected, found = (json.loads((path / f"{stem}.json").read_text()) for path in (real, written))
-        assert found.keys() <= expected.keys() if stem == "environment" else found.keys() == expected.keys()
+        expected, found = (
+            json.loads((path / f"{stem}.json").read_text()) for path in (real, written)
+        )
+        assert (
+            found.keys() <= expected.keys()
+            if stem == "environment"
+            else found.keys() == expected.keys()
+        )
     assert found["validation"].keys() == expected["validation"].keys()
-    totals = [json.loads((path / "audit.json").read_text())["totals"].keys() for path in (real, written)]
+    totals = [
+        json.loads((path / "audit.json").read_text())["totals"].keys() for path in (real, written)
+    ]
     assert totals[0] == totals[1]
     plain = records(real)[0].keys() - tags_of(When.SAVED, When.WRITTEN)
     assert list(records(written)[0]) == [key for key in records(real)[0] if key in plain]
@@ -167,7 +188,9 @@ def test_keep_last_keeps_one_and_training_a_finished_run_again_changes_nothing(
     assert summary["validation"]["loss"] == records(runs / "full")[-1]["loss/valid"]
 
 
-def test_sparse_telemetry_writes_every_second_step_and_the_last(single: dict[str, Any], runs: Path) -> None:
+def test_sparse_telemetry_writes_every_second_step_and_the_last(
+    single: dict[str, Any], runs: Path
+) -> None:
     assert single["runs"]["sparse"] == "finished"
     assert logged_steps(runs / "sparse") == [2, 4, 5]
     assert [record["tokens"] for record in records(runs / "sparse")] == [
@@ -175,12 +198,16 @@ def test_sparse_telemetry_writes_every_second_step_and_the_last(single: dict[str
     ]
 
 
-def test_a_schedule_in_tokens_is_rounded_up_to_whole_steps(single: dict[str, Any], runs: Path) -> None:
+def test_a_schedule_in_tokens_is_rounded_up_to_whole_steps(
+    single: dict[str, Any], runs: Path
+) -> None:
     assert single["runs"]["by tokens"] == "finished"
     assert logged_steps(runs / "by_tokens") == [1, 2, 3]
 
 
-def test_a_diverged_run_stops_with_one_sentence_and_no_checkpoint(single: dict[str, Any], runs: Path) -> None:
+def test_a_diverged_run_stops_with_one_sentence_and_no_checkpoint(
+    single: dict[str, Any], runs: Path
+) -> None:
     sentence = single["runs"]["diverges"]
     assert (
         sentence.startswith("error: the training loss is nan at step")
@@ -195,7 +222,9 @@ def test_damage_and_impossible_places_are_one_sentence(single: dict[str, Any]) -
     marker, place = single["runs"]["damaged marker"], single["runs"]["under a file"]
     assert marker.startswith("error: ") and "step_00000002/COMPLETE is damaged" in marker
     assert "set checkpoint.fall_back=true" in marker
-    assert place.startswith("error: ") and "manifest.json" in place and "check run.directory" in place
+    assert (
+        place.startswith("error: ") and "manifest.json" in place and "check run.directory" in place
+    )
 
 
 def test_scores_at_init_have_unit_scale(single: dict[str, Any]) -> None:
@@ -213,7 +242,9 @@ def test_a_changed_token_changes_no_earlier_logit(single: dict[str, Any], varian
 
 
 @pytest.mark.parametrize("groups", [4, 2])
-def test_frozen_and_trainable_models_with_equal_weights_agree(single: dict[str, Any], groups: int) -> None:
+def test_frozen_and_trainable_models_with_equal_weights_agree(
+    single: dict[str, Any], groups: int
+) -> None:
     report = single["models"]["equal_weights"][str(groups)]
     assert report["loss"] < 1e-6
     assert report["gradient"] < 1e-6

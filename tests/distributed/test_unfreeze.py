@@ -74,9 +74,12 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         f"{worker}:two_ranks",
         {
             "curves": {name: overrides(name, **changes) for name, changes in TWO_RANKS.items()},
-            "watch": {name: overrides(f"watch {name}", **changes) for name, changes in WATCHED.items()},
+            "watch": {
+                name: overrides(f"watch {name}", **changes) for name, changes in WATCHED.items()
+            },
             "resume": {
-                name: overrides(f"resume {name}", **changes, **kept) for name, changes in RESUMED.items()
+                name: overrides(f"resume {name}", **changes, **kept)
+                for name, changes in RESUMED.items()
             },
             "after": AFTER,
             "longer": ["schedule.steps=20"],
@@ -93,11 +96,15 @@ def test_training_is_that_of_plain_pytorch(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [*list(ONE_RANK)[1:], *TWO_RANKS])
 def test_no_layout_or_stage_changes_the_training(found: dict[str, Any], case: str) -> None:
     for tag in TAGS:
-        assert found["curves"][case][tag] == pytest.approx(found["curves"]["zero1"][tag], rel=1e-5), tag
+        assert found["curves"][case][tag] == pytest.approx(
+            found["curves"]["zero1"][tag], rel=1e-5
+        ), tag
     assert len(found["curves"][case]["loss/train"]) == STEPS
 
 
-def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(found: dict[str, Any]) -> None:
+def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(
+    found: dict[str, Any],
+) -> None:
     curve = found["curves"]["zero1"]
     per_layer = 2 * 4 * 8 * 33  # W_Q and W_K of 4 heads of 8 rows
     first = curve["memory/trainable_parameters"][0]
@@ -105,7 +112,9 @@ def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(found: 
         first + per_layer * sum(step > last for last in LAST_STEPS) for step in range(1, STEPS + 1)
     ]
     rates = curve["optim/lr"]
-    assert rates[3] / rates[2] < 0.5 and rates[6] / rates[5] < 0.4  # 0.5 and 0.2 / 0.5, and the cosine
+    assert (
+        rates[3] / rates[2] < 0.5 and rates[6] / rates[5] < 0.4
+    )  # 0.5 and 0.2 / 0.5, and the cosine
 
 
 @pytest.mark.parametrize("case", WATCHED)
@@ -122,7 +131,9 @@ def test_a_change_of_phase_keeps_everything_bit_for_bit(found: dict[str, Any], c
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(found: dict[str, Any], case: str) -> None:
+def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(
+    found: dict[str, Any], case: str
+) -> None:
     moved = found["changes"][case]["moved"]  # after each step, for each layer
     for step, (first, second) in enumerate(moved, start=1):
         assert (second > 0) == (step > LAST_STEPS[0]), (step, moved)
@@ -158,7 +169,12 @@ def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
     assert [phase["frozen_in_zero"] for phase in phases] == [0, 0, 0]
     per_layer = 2 * 4 * 8 * 33
     assert [phase["model_frozen_parameters"] for phase in phases] == [2 * per_layer, per_layer, 0]
-    assert len({sum(p[f"model_{kind}_parameters"] for kind in ("trainable", "frozen")) for p in phases}) == 1
+    assert (
+        len(
+            {sum(p[f"model_{kind}_parameters"] for kind in ("trainable", "frozen")) for p in phases}
+        )
+        == 1
+    )
 
 
 def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:

@@ -54,7 +54,9 @@ def test_what_holds_every_rank_is_said_in_place_of_a_rank_or_the_network() -> No
     done = function_on_warm_ranks(2, WORKER + "one_is_busy", payload, timeout=120)
     assert done.returncode == 2, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
-    assert "at the sum of all: the file system takes no byte; then the same command goes on" in error
+    assert (
+        "at the sum of all: the file system takes no byte; then the same command goes on" in error
+    )
 
 
 def test_of_two_ranks_that_end_for_different_waits_one_speaks() -> None:

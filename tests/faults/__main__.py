@@ -109,13 +109,17 @@ def _line(outcome: Outcome) -> str:
     case = outcome.case
     verdict = "; ".join(outcome.problems) if outcome.problems else "good"
     late = "" if outcome.happened else " (came too late)"
-    return f"{case.name}: {case.fault.value}{late}, {case.layout}, {outcome.seconds:.0f} s: {verdict}"
+    return (
+        f"{case.name}: {case.fault.value}{late}, {case.layout}, {outcome.seconds:.0f} s: {verdict}"
+    )
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Case]:
     if arguments.case is not None:
         return [draw(seed, number) for seed in arguments.seed for number in arguments.case]
-    wanted = {fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only}
+    wanted = {
+        fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only
+    }
     wanted -= not_drawn().keys()
     chosen = []
     for seed in arguments.seed:
@@ -134,16 +138,28 @@ def _command(arguments: argparse.Namespace) -> str:
 
 def _arguments() -> argparse.Namespace:
     kinds = [fault.name.lower() for fault in Fault]
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Random faults on real runs.")
-    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of everything that is random (1)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description="Random faults on real runs."
+    )
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=[1], help="of everything that is random (1)"
+    )
     parser.add_argument("--faults", type=int, default=60, help="how many of each seed (60)")
-    parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}")
+    parser.add_argument(
+        "--only", nargs="+", choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}"
+    )
     parser.add_argument("--case", type=int, nargs="+", help="these cases only, by their numbers")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side (2)")
-    parser.add_argument("--keep", type=Path, help="keep all files of all cases in this empty directory")
+    parser.add_argument(
+        "--keep", type=Path, help="keep all files of all cases in this empty directory"
+    )
     parser.add_argument("--json", type=Path, help="write everything that came of it there")
-    parser.add_argument("--record", type=Path, help="keep each outcome in this file, and go on from it")
-    parser.add_argument("--into", type=Path, help="put the table between the marks of this Markdown page")
+    parser.add_argument(
+        "--record", type=Path, help="keep each outcome in this file, and go on from it"
+    )
+    parser.add_argument(
+        "--into", type=Path, help="put the table between the marks of this Markdown page"
+    )
     return parser.parse_args()
 
 

@@ -81,8 +81,15 @@ class Outcome:
 class Cases:
     """Runs cases in directories of their own below `directory`."""
 
-    def __init__(self, directory: Path, shards: Path, shim: Path | None, references: References) -> None:
-        self._directory, self._shards, self._shim, self._references = directory, shards, shim, references
+    def __init__(
+        self, directory: Path, shards: Path, shim: Path | None, references: References
+    ) -> None:
+        self._directory, self._shards, self._shim, self._references = (
+            directory,
+            shards,
+            shim,
+            references,
+        )
         self._outside = Outside(directory, shards.parent / "corpus", references)
 
     def close(self) -> None:
@@ -136,7 +143,9 @@ class Cases:
     def _disturbed(
         self, case: Case, outcome: Outcome, directory: Path, runs: Path, disturb: Disturbance
     ) -> End:
-        more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault is Fault.SUSPEND else []
+        more = (
+            [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault is Fault.SUSPEND else []
+        )
         end = self._start(case.layout, directory / "disturbed.log", runs, more, disturb)
         outcome.happened, outcome.in_save = disturb.happened, disturb.in_save
         outcome.waited = disturb.seconds_to_sentence
@@ -163,7 +172,9 @@ class Cases:
                 return End(0, 0.0, "", "", False, ())
             environment = failing_storage(self._shim, runs, counter, after, ERRORS[case.fault])
         more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
-        end = self._start(case.layout, directory / "disturbed.log", runs, more, environment=environment)
+        end = self._start(
+            case.layout, directory / "disturbed.log", runs, more, environment=environment
+        )
         outcome.happened = end.code != 0 or (not on_disk and bytes_written(counter) > after)
         if outcome.happened:
             _expect_sentence(outcome, end, WORDS[case.fault], str(runs))
@@ -180,7 +191,9 @@ class Cases:
             _expect_sentence(outcome, end, newest.name)
         return end
 
-    def _go_on(self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference) -> None:
+    def _go_on(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
+    ) -> None:
         """The same command again must finish the run, and make it the undisturbed one."""
         more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
         end = self._start(case.then, directory / "resumed.log", runs, more)
@@ -248,7 +261,11 @@ def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
         outcome.wrong_end.append(f"{len(sentences)} sentences{also}, not 1: {_last_line(end)}")
         return
     outcome.sentence = sentences[0]
-    missing = [fragment for fragment in fragments if not re.search(rf"{re.escape(fragment)}\b", sentences[0])]
+    missing = [
+        fragment
+        for fragment in fragments
+        if not re.search(rf"{re.escape(fragment)}\b", sentences[0])
+    ]
     if missing:
         outcome.wrong_end.append(f"the sentence does not say {missing[0]!r}: {sentences[0]}")
 

@@ -109,11 +109,15 @@ def build_shim(directory: Path) -> Path | None:
     if compiler is None:
         return None
     library = directory / "storage_fault.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", SHIM, "-o", library, "-ldl"], check=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", SHIM, "-o", library, "-ldl"], check=True, timeout=60
+    )
     return library
 
 
-def failing_storage(shim: Path, root: Path, counter: Path, after: int, error: int) -> dict[str, str]:
+def failing_storage(
+    shim: Path, root: Path, counter: Path, after: int, error: int
+) -> dict[str, str]:
     """The environment in which no byte from `after` on (NEVER: all are) can be written below `root`."""
     counter.write_bytes(bytes(8))
     return {

@@ -46,9 +46,13 @@ def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
 
 def _other_records(run: Path, reference: Path, same_layout: bool) -> list[str]:
     found = []
-    for ours, theirs in zip(deterministic_metrics(run), deterministic_metrics(reference), strict=True):
+    for ours, theirs in zip(
+        deterministic_metrics(run), deterministic_metrics(reference), strict=True
+    ):
         if ours.keys() != theirs.keys():
-            found.append(f"step {ours['step']} records {sorted(ours.keys() ^ theirs.keys())} or not")
+            found.append(
+                f"step {ours['step']} records {sorted(ours.keys() ^ theirs.keys())} or not"
+            )
         else:
             found += [
                 f"step {ours['step']}: {tag} is {value}, not {theirs[tag]}"
@@ -62,7 +66,9 @@ def _near(tag: str, ours: Any, theirs: Any, same_layout: bool) -> bool:
     if not same_layout and tag.startswith(OF_THE_LAYOUT):
         return True
     if not same_layout and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_near(tag, ours[key], theirs[key], False) for key in ours)
+        return ours.keys() == theirs.keys() and all(
+            _near(tag, ours[key], theirs[key], False) for key in ours
+        )
     if same_layout or not isinstance(theirs, float) or not isinstance(ours, float):
         return equal(ours, theirs)
     return math.isclose(ours, theirs, rel_tol=LOSS_ROUNDING if tag == "loss/train" else ROUNDING)
@@ -80,7 +86,9 @@ def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
         if same_layout or not torch.is_tensor(tensor):
             near = _near(place, tensor, theirs[place], same_layout)
         else:
-            near = float((tensor - theirs[place]).abs().max()) <= ROUNDING * float(theirs[place].abs().max())
+            near = float((tensor - theirs[place]).abs().max()) <= ROUNDING * float(
+                theirs[place].abs().max()
+            )
         if not near:
             different.append(place)
     return [f"{len(different)} of {len(ours)} weights differ: {different[0]}"] if different else []
@@ -99,7 +107,8 @@ def _other_events(run: Path, reference: Path, same_layout: bool) -> list[str]:
         if (steps := [event.step for event in events]) != ALL_STEPS:
             found.append(f"TensorBoard's {tag} has {_steps_in_words(steps)}")
         elif any(
-            not _near(tag, a.value, b.value, same_layout) for a, b in zip(events, expected, strict=True)
+            not _near(tag, a.value, b.value, same_layout)
+            for a, b in zip(events, expected, strict=True)
         ):
             found.append(f"TensorBoard's {tag} differs")
     return found
@@ -109,4 +118,7 @@ def _steps_in_words(steps: list[int]) -> str:
     twice = sorted({step for step in steps if steps.count(step) > 1})
     missing = sorted(set(ALL_STEPS) - set(steps))
     words = [f"steps {twice} twice"] if twice else []
-    return " and ".join(words + ([f"steps {missing} missing"] if missing else [])) or "its steps in disorder"
+    return (
+        " and ".join(words + ([f"steps {missing} missing"] if missing else []))
+        or "its steps in disorder"
+    )

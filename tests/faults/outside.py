@@ -110,7 +110,12 @@ class Outside:
         if verdict.happened:
             named = [line for line in end.errors.splitlines() if line.startswith("damaged input ")]
             verdict.sentence = " ".join(named)
-            if end.hung or end.code != DAMAGED_INPUTS or len(end.sentences) != 1 or end.has_traceback:
+            if (
+                end.hung
+                or end.code != DAMAGED_INPUTS
+                or len(end.sentences) != 1
+                or end.has_traceback
+            ):
                 verdict.wrong_end.append(f"exit code {end.code}: {end.errors[-300:]}")
             elif len(named) != 1 or file.name not in named[0]:
                 verdict.wrong_end.append(f"not {file.name} alone is named: {named}")
@@ -123,7 +128,9 @@ class Outside:
     def _web_503(self, case: Case, directory: Path, verdict: Verdict) -> None:
         """One answer of a hundred of a web server is 503."""
         whole = self._shards_of("small")
-        files = {f"x/{path.name}": path.read_bytes() for path in sorted(self._inputs("small").iterdir())}
+        files = {
+            f"x/{path.name}": path.read_bytes() for path in sorted(self._inputs("small").iterdir())
+        }
         chance, out = random.Random(f"{case.number}/{case.moment}"), directory / "shards"
         with serving(files) as web:
             web.unlucky = lambda: chance.random() < SHARE_OF_503
@@ -159,7 +166,10 @@ class Outside:
         """The shards of these inputs, undisturbed."""
         with self._lock:
             if size not in self._made:
-                out, log = self._directory / "outside" / f"shards-{size}", self._directory / f"{size}.log"
+                out, log = (
+                    self._directory / "outside" / f"shards-{size}",
+                    self._directory / f"{size}.log",
+                )
                 end = self._tokenize([self._inputs(size)], out, log)
                 assert end.code == 0 and not end.left, (end.errors, end.left)
                 self._made[size] = out
@@ -180,7 +190,9 @@ class Outside:
 
         end = self._export(out, directory / "disturbed.log", kill)
         verdict.left += end.left
-        verdict.happened = verdict.happened and not out.exists()  # else it had done all, and was leaving
+        verdict.happened = (
+            verdict.happened and not out.exists()
+        )  # else it had done all, and was leaving
         if verdict.happened:
             if end.code != -signal.SIGKILL:
                 verdict.wrong_end.append(f"exit code {end.code}")
@@ -220,7 +232,9 @@ class Outside:
                 ranks = drills.cluster.ranks(job.number)
                 verdict.happened = bool(ranks)
                 with _away(drills.cluster, LEAST_AWAY + case.moment * MORE_AWAY):
-                    struck = [ranks[case.rank % len(ranks)]] if case.whole_family else ranks.values()
+                    struck = (
+                        [ranks[case.rank % len(ranks)]] if case.whole_family else ranks.values()
+                    )
                     for rank in struck:
                         rank.send_signal(signal.SIGKILL if case.whole_family else signal.SIGUSR1)
                 ended = job.end()
@@ -230,7 +244,9 @@ class Outside:
                 drills.assert_finished(job)
             except AssertionError as error:
                 verdict.different.append(str(error)[:1000])
-            verdict.left += [f"process {each.pid}" for each in drills.cluster.ranks(job.number).values()]
+            verdict.left += [
+                f"process {each.pid}" for each in drills.cluster.ranks(job.number).values()
+            ]
 
     def _drills(self) -> Drills:
         with self._lock:

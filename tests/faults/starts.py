@@ -60,7 +60,9 @@ class Start:
         for process in self.family():
             with suppress(psutil.Error):
                 found = process.net_connections(kind="tcp")
-                self.ports |= {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+                self.ports |= {
+                    each.laddr.port for each in found if each.status == psutil.CONN_LISTEN
+                }
 
     def family(self) -> list[psutil.Process]:
         """Every living process of this start."""
@@ -74,7 +76,10 @@ class Start:
                 return True
             time.sleep(POLL_SECONDS)
             # A machine that stood still itself has waited for nobody.
-            self.waited, before = self.waited + min(1.0, time.monotonic() - before), time.monotonic()
+            self.waited, before = (
+                self.waited + min(1.0, time.monotonic() - before),
+                time.monotonic(),
+            )
         return False
 
 

@@ -44,7 +44,9 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         _row("all", list(outcomes)),
     ]
     tried = {outcome.case.fault for outcome in outcomes}
-    if absent := [f"{kind.value} ({why})" for kind, why in not_drawn().items() if kind not in tried]:
+    if absent := [
+        f"{kind.value} ({why})" for kind, why in not_drawn().items() if kind not in tried
+    ]:
         lines += ["", f"Not drawn: {'; '.join(absent)}."]
     waited = [outcome.waited for outcome in outcomes if outcome.waited is not None]
     if waited:
@@ -54,7 +56,9 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         lines += ["", "Not as it should be:", ""]
     for outcome in bad:
         case, problems = outcome.case, "; ".join(outcome.problems)
-        lines.append(f"* seed {case.seed}, case {case.number}, {case.fault.value}, {case.layout}: {problems}")
+        lines.append(
+            f"* seed {case.seed}, case {case.number}, {case.fault.value}, {case.layout}: {problems}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +104,9 @@ def recorded(path: Path) -> list[Outcome]:
     entries = [json.loads(line) for line in lines]
     own = {(entry["seed"], entry["case"]): entry for entry in entries}
     names = [each.name for each in fields(Outcome) if each.name != "case"]
-    return [Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)]
+    return [
+        Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)
+    ]
 
 
 def put_into(page: Path, text: str) -> None:
@@ -120,8 +126,12 @@ def commit() -> str:
     """The commit that is tried."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30
+        )
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "pretrain", "data_pipeline")
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", "pretrain", "data_pipeline"
+    )
     return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{' with changes' if changed else ''}"

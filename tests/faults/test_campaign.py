@@ -39,7 +39,9 @@ def test_two_faults_end_as_if_nothing_had_happened(
     reference: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
     drawn = [draw(1, list(Fault).index(fault)) for fault in (Fault.KILL_ONE, Fault.IO_ERROR)]
-    from_nothing = [replace(case, resumed=False, in_start=False, moment=0.4, place=0.3) for case in drawn]
+    from_nothing = [
+        replace(case, resumed=False, in_start=False, moment=0.4, place=0.3) for case in drawn
+    ]
     cases = [replace(case, layout=SMALLEST, then=SMALLEST, rank=1) for case in from_nothing]
     made = {SMALLEST: Reference(reference, 10.0, 0.1, size_on_disk(reference))}
     outcomes = campaign(cases, tmp_path, tiny_shards, jobs=2, keep=True, made=made)
@@ -67,7 +69,11 @@ def records_of(change: Callable[[list[str]], list[str]]) -> Callable[[Path], Non
 
 def other_loss(lines: list[str]) -> list[str]:
     record = json.loads(lines[4])
-    return [*lines[:4], json.dumps(record | {"loss/train": record["loss/train"] + 1e-9}), *lines[5:]]
+    return [
+        *lines[:4],
+        json.dumps(record | {"loss/train": record["loss/train"] + 1e-9}),
+        *lines[5:],
+    ]
 
 
 def no_events(run: Path) -> None:
@@ -84,7 +90,10 @@ def no_events(run: Path) -> None:
         (records_of(other_loss), "step 5: loss/train"),
         (no_events, "TensorBoard's loss/train"),
         (lambda run: (run / "state").write_text("running\n"), "not finished"),
-        (lambda run: (run / f"checkpoints/step_{STEPS:08d}/COMPLETE").unlink(), "last checkpoint is missing"),
+        (
+            lambda run: (run / f"checkpoints/step_{STEPS:08d}/COMPLETE").unlink(),
+            "last checkpoint is missing",
+        ),
     ],
 )
 def test_the_judge_sees_what_differs(
@@ -115,7 +124,9 @@ def test_what_a_start_leaves_behind_is_seen_and_ended(tmp_path: Path) -> None:
 def test_a_seed_draws_the_same_faults_and_all_kinds_alike() -> None:
     numbers = range(6 * len(Fault))
     cases = [draw(3, number) for number in numbers]
-    assert cases == [draw(3, number) for number in numbers] != [draw(4, number) for number in numbers]
+    assert (
+        cases == [draw(3, number) for number in numbers] != [draw(4, number) for number in numbers]
+    )
     for fault in Fault:
         assert sum(case.fault is fault for case in cases) == 6
     assert {case.layout for case in cases} == set(LAYOUTS)
@@ -140,7 +151,9 @@ def test_the_table_goes_between_the_marks_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- campaign: begin -->\nold\n<!-- campaign: end -->\nafter\n")
     put_into(page, "new\n")
-    assert page.read_text() == "before\n<!-- campaign: begin -->\nnew\n<!-- campaign: end -->\nafter\n"
+    assert (
+        page.read_text() == "before\n<!-- campaign: begin -->\nnew\n<!-- campaign: end -->\nafter\n"
+    )
     page.write_text("nothing\n")
     with pytest.raises(ValueError, match="campaign: begin"):
         put_into(page, "new\n")

@@ -33,7 +33,21 @@ NO_OBJECTS = [
 ODD_VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 7, 0.5, -0.0, 1e308, float("inf"), float("nan")),
     *(2**31, 2**32 + 1, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, 10**400),
-    *("", "x", "0", "-1", "1e3", "nan", "\ud800", "\x00", "a/b", "../x", "..", "/etc/passwd", "x" * 300),
+    *(
+        "",
+        "x",
+        "0",
+        "-1",
+        "1e3",
+        "nan",
+        "\ud800",
+        "\x00",
+        "a/b",
+        "../x",
+        "..",
+        "/etc/passwd",
+        "x" * 300,
+    ),
     *([], {}, [[]], [None], [0, 0], [-1], {"": {}}, {"x": None}, [["x", 1]]),
 ]
 
@@ -45,7 +59,9 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
         stop = min(len(data), start + draw(st.integers(0, 40)))
-        kind = draw(st.sampled_from(["flip", "overwrite", "remove", "insert", "repeat", "cut", "swap"]))
+        kind = draw(
+            st.sampled_from(["flip", "overwrite", "remove", "insert", "repeat", "cut", "swap"])
+        )
         if kind == "flip" and start < len(data):
             data[start] ^= 1 << draw(st.integers(0, 7))
         elif kind == "overwrite":
@@ -84,7 +100,9 @@ def odd_json(draw: st.DrawFn, value: Any) -> Any:
         elif kind == "near" and type(place[key]) in (int, float) and abs(place[key]) < 1e300:
             place[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
         else:
-            place[key] = copy.deepcopy(draw(odd_values))  # the next change is not to the list itself
+            place[key] = copy.deepcopy(
+                draw(odd_values)
+            )  # the next change is not to the list itself
     return root[0]
 
 
@@ -108,7 +126,9 @@ odd_keys = st.one_of(st.sampled_from(["", "x", "format", "\ud800"]), st.text(max
 def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     """A JSON file after damage to its bytes, with odd values, or something else in its place."""
     odd = odd_json(json.loads(content)).map(lambda value: json.dumps(value, indent=1).encode())
-    return st.one_of(damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS))
+    return st.one_of(
+        damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)
+    )
 
 
 def right_or_refused(action: Callable[[], T]) -> T | str:

@@ -67,11 +67,15 @@ def assert_read_back(config: Any) -> None:
 
 
 @pytest.mark.distributed
-@given(st.one_of(damaged(DEMO), odd_json(yaml.safe_load(DEMO)).map(lambda v: json.dumps(v).encode())))
+@given(
+    st.one_of(damaged(DEMO), odd_json(yaml.safe_load(DEMO)).map(lambda v: json.dumps(v).encode()))
+)
 @example(b"run: &a\n  name: *a\n")
 @example(
     b"a: &a [x]\n"
-    + b"".join(b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(12))
+    + b"".join(
+        b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(12)
+    )
 )
 @example(b"[" * 5000)
 @example(b"{" * 5000)
@@ -84,7 +88,11 @@ def test_files(folder: Path, content: bytes) -> None:
         assert_read_back(config)
 
 
-@given(st.dictionaries(st.text(max_size=6), st.one_of(odd_values.filter(is_finite), st.none()), max_size=4))
+@given(
+    st.dictionaries(
+        st.text(max_size=6), st.one_of(odd_values.filter(is_finite), st.none()), max_size=4
+    )
+)
 def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
     if "\ud800" in json.dumps(values, ensure_ascii=False):
         return

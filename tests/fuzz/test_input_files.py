@@ -42,7 +42,8 @@ def parquet() -> bytes:
 
 PACKED: dict[str, bytes] = {
     "a.jsonl.zst": b"".join(
-        zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in (LINES[:400], LINES[400:])
+        zstandard.ZstdCompressor(write_checksum=True).compress(part)
+        for part in (LINES[:400], LINES[400:])
     ),
     "a.jsonl.gz": gzip.compress(LINES, mtime=0),
     "a.jsonl.xz": lzma.compress(LINES),
@@ -105,7 +106,9 @@ def test_every_line_is_a_document_or_named(folder: Path, content: bytes) -> None
     strict = [text for line in lines if (text := plain(line)) is not None]
     remaining = iter(texts)
     sources = [json.loads(line).get("meta") for line in lines if plain(line) is not None]
-    if all(isinstance(meta, dict) and isinstance(meta.get(SET), str) and meta[SET] for meta in sources):
+    if all(
+        isinstance(meta, dict) and isinstance(meta.get(SET), str) and meta[SET] for meta in sources
+    ):
         assert all(text in remaining for text in strict)
 
 
@@ -117,7 +120,9 @@ def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.Da
         return
     documents, rejects = found
     if len(documents) < len(RECORDS) and changed:
-        whole_frames = name.endswith(".zst") and not rejects  # a frame may be removed, or there twice, whole
+        whole_frames = (
+            name.endswith(".zst") and not rejects
+        )  # a frame may be removed, or there twice, whole
         assert rejects or whole_frames or len(changed) < len(PACKED[name])
     texts = {record["text"] for record in RECORDS}
     if not rejects and not name.endswith(".parquet"):
@@ -148,7 +153,9 @@ def model() -> bytes:
 @given(st.data())
 def test_sentencepiece_models(folder: Path, model: bytes, data: st.DataObject) -> None:
     path = folder / "t.model"
-    path.write_bytes(data.draw(st.one_of(damaged(model), damaged(model[-600:]), st.binary(max_size=80))))
+    path.write_bytes(
+        data.draw(st.one_of(damaged(model), damaged(model[-600:]), st.binary(max_size=80)))
+    )
     opened = right_or_refused(lambda: open_tokenizer(path))
     right_or_refused(lambda: identify(path, allow_lossy=True))
     if not isinstance(opened, str):

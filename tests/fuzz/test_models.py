@@ -113,7 +113,9 @@ def test_the_index_of_several_files(source: Path, data: st.DataObject) -> None:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     names = {name: "model.safetensors" for name in header if name != "__metadata__"}
     path = source / "model.safetensors.index.json"
-    path.write_bytes(data.draw(damaged_json(json.dumps({"metadata": {}, "weight_map": names}).encode())))
+    path.write_bytes(
+        data.draw(damaged_json(json.dumps({"metadata": {}, "weight_map": names}).encode()))
+    )
     try:
         right_or_refused(lambda: all_weights(source))
     finally:
@@ -142,7 +144,9 @@ def test_initial_weights(imported: Path, data: st.DataObject) -> None:
         for role, rows in expected.items():
             found = right_or_refused(lambda role=role: given_weights.head(0, role, 1, 4))
             assert (
-                isinstance(found, str) or torch.equal(found, rows) or changed_digest(given_weights, content)
+                isinstance(found, str)
+                or torch.equal(found, rows)
+                or changed_digest(given_weights, content)
             )
         assert config is not None
     finally:

@@ -58,7 +58,9 @@ def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
         steps = [record["step"] for record in found]
         assert all(type(step) is int and step > 0 for step in steps)
         assert all(first < second for first, second in pairwise(steps))
-        assert str(last_record(path)) == str(found[-1] if found else {})  # as text: NaN is not itself
+        assert str(last_record(path)) == str(
+            found[-1] if found else {}
+        )  # as text: NaN is not itself
     kept = right_or_refused(lambda: cut_back(path, resume_step, keep=3))
     left = path.read_bytes()
     assert left == content if kept == REFUSED else content.startswith(left)
@@ -109,8 +111,15 @@ def whole_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         flat = FULL.narrow(0, block.first, block.last - block.first).flatten()
         own = StoredSlice(f"rank_{rank:05d}.safetensors", block, 0, len(flat))
         stored = {"weight": StoredParameter((6, 5), 3, (own,))}
-        write_snapshot(Snapshot(rank, stored, torch.cat([flat, -flat, flat**2])), path, threading.Event())
-    layout = {"world_size": 2, "tensor_model_parallel_size": 2, "data_parallel_size": 1, "zero_stage": 1}
+        write_snapshot(
+            Snapshot(rank, stored, torch.cat([flat, -flat, flat**2])), path, threading.Event()
+        )
+    layout = {
+        "world_size": 2,
+        "tensor_model_parallel_size": 2,
+        "data_parallel_size": 1,
+        "zero_stage": 1,
+    }
     about = About({"run.seed": 1}, {"parts": []}, {}, Position(4, 32, 1024), {"steps": 4}, layout)
     declare_complete(path, join_parts(path, 2, about, 10, threading.Event()))
     return path
@@ -119,9 +128,16 @@ def whole_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_everything(path: Path) -> dict[str, Any]:
     stored = StoredCheckpoint(path)
     kinds = ("master", "exp_avg", "exp_avg_sq")
-    tensors = {f"{kind}/{name}": stored.full(kind, name) for name in stored.parameters for kind in kinds}
+    tensors = {
+        f"{kind}/{name}": stored.full(kind, name) for name in stored.parameters for kind in kinds
+    }
     parts = [stored.elements("master", "weight", BLOCKS[1], 3, 9)]
-    return {"about": stored.about, "parameters": stored.parameters, "tensors": tensors, "parts": parts}
+    return {
+        "about": stored.about,
+        "parameters": stored.parameters,
+        "tensors": tensors,
+        "parts": parts,
+    }
 
 
 def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -134,7 +150,9 @@ def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 @given(st.data())
 @pytest.mark.parametrize("by_hash", [True, False])
-def test_checkpoints(whole_checkpoint: Path, folder: Path, by_hash: bool, data: st.DataObject) -> None:
+def test_checkpoints(
+    whole_checkpoint: Path, folder: Path, by_hash: bool, data: st.DataObject
+) -> None:
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     path = run / "checkpoints" / whole_checkpoint.name
@@ -186,7 +204,14 @@ def test_a_state_of_any_bytes(tmp_path: Path, content: bytes) -> None:
     assert isinstance(run.state(), str) and not run.is_finished()
 
 
-RUN_FILES = ("environment.json", "data.json", "audit.json", "summary.json", "config.yaml", "metrics.jsonl")
+RUN_FILES = (
+    "environment.json",
+    "data.json",
+    "audit.json",
+    "summary.json",
+    "config.yaml",
+    "metrics.jsonl",
+)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +220,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     was = {"telemetry.every": {"was": 1, "is": 1}}
     began = {"started": "2026-11-20T10:00:00+0000", "host": "h", "git_commit": "a" * 40}
-    segments = [began | {"first_step": 1, "changes": {}}, began | {"first_step": 51, "changes": was}]
+    segments = [
+        began | {"first_step": 1, "changes": {}},
+        began | {"first_step": 51, "changes": was},
+    ]
     facts = {f"environment.{key}": value for key, value in began.items()} | {
         "environment.segments": segments,
         "environment.packages": {"torch": "2.13.0"},
@@ -238,8 +266,14 @@ def odd_contents(file: Path, content: bytes) -> st.SearchStrategy[bytes]:
         return (
             odd_json(records)
             .filter(lambda odd: isinstance(odd, list))
-            .map(lambda odd: before + b"\n" + b"".join(json.dumps(record).encode() + b"\n" for record in odd))
+            .map(
+                lambda odd: (
+                    before + b"\n" + b"".join(json.dumps(record).encode() + b"\n" for record in odd)
+                )
+            )
         )
     if file.suffix == ".yaml":
-        return odd_json(yaml.safe_load(content)).map(lambda odd: yaml.dump(odd, allow_unicode=False).encode())
+        return odd_json(yaml.safe_load(content)).map(
+            lambda odd: yaml.dump(odd, allow_unicode=False).encode()
+        )
     return odd_json(json.loads(content)).map(lambda odd: json.dumps(odd).encode())

@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.io.files import read_checked_json, to_checked_json
-from data_pipeline.shards.manifest import MANIFEST_NAME, Manifest, check_shards, read_manifest, write_manifest
+from data_pipeline.shards.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    check_shards,
+    read_manifest,
+    write_manifest,
+)
 from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.verify import find_problems
 from tests.data_pipeline.shards.synthetic import random_shards
@@ -33,7 +39,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Two shards of a few documents, with their true hashes."""
     made = random_shards(tmp_path_factory.mktemp("shards") / "directory", 9000, 2)
     true = [
-        replace(s, bin_sha256=hashlib.sha256(Path(f"{made.prefix(s)}.bin").read_bytes()).hexdigest())
+        replace(
+            s, bin_sha256=hashlib.sha256(Path(f"{made.prefix(s)}.bin").read_bytes()).hexdigest()
+        )
         for s in made.shards
     ]
     whole = replace(made, shards=tuple(true))
@@ -58,7 +66,9 @@ def test_manifests_with_a_checksum_of_their_own(shards: Manifest, data: st.DataO
     """A manifest that somebody wrote may state anything, with totals and a checksum that fit."""
     path = shards.directory / MANIFEST_NAME
     content = path.read_bytes()
-    value = data.draw(odd_json({key: own for key, own in json.loads(content).items() if key != "checksum"}))
+    value = data.draw(
+        odd_json({key: own for key, own in json.loads(content).items() if key != "checksum"})
+    )
     if isinstance(value, dict):
         path.write_bytes(to_checked_json(value))
     try:
@@ -119,7 +129,8 @@ def refused_in_place_of(path: Path, changed: bytes, shards: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"dtype": 3}, {"dtype": "\ud800"}, {"tokenizer": []}, {"shards": 5}, {"fingerprint": None}]
+    "changes",
+    [{"dtype": 3}, {"dtype": "\ud800"}, {"tokenizer": []}, {"shards": 5}, {"fingerprint": None}],
 )
 def test_a_manifest_that_somebody_wrote(shards: Manifest, changes: dict[str, Any]) -> None:
     path = shards.directory / MANIFEST_NAME

@@ -75,15 +75,21 @@ class Stage:
 
 def card(context: StageContext) -> StageResult:
     """Measure the rates of this card."""
-    found = context.measure("rates", "benchmarks.gpu.card", "--card", str(context.work / "card.json"))
-    return StageResult(found, {"every rate was measured": not found["failed"] and not found["left_out"]})
+    found = context.measure(
+        "rates", "benchmarks.gpu.card", "--card", str(context.work / "card.json")
+    )
+    return StageResult(
+        found, {"every rate was measured": not found["failed"] and not found["left_out"]}
+    )
 
 
 def compile_layers(context: StageContext) -> StageResult:
     """Compile every kind of attention: no graph break, and the numbers of eager layers."""
     words = ["--variants", "orthogonal"] if context.small else []
     found = context.measure("compile", LAYERS, "compile", *words)
-    near = 0.02 if context.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
+    near = (
+        0.02 if context.on_gpu else 1e-5
+    )  # bf16: eight bits, and kernels that round at other places
     checks = {
         name: entry["breaks"] == 0
         and entry["graphs"] > 0
@@ -160,13 +166,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
         context = StageContext(
             work=Path(work),
-            shards=Path(work) / "shards" if arguments.shards is None else arguments.shards.absolute(),
+            shards=Path(work) / "shards"
+            if arguments.shards is None
+            else arguments.shards.absolute(),
             until=started + seconds,
             on_gpu=on_gpu,
             at_once=max(1, min(8, (os.cpu_count() or 1) // 2)),
             environment=environment(),
         )
-        run_waves(context, report, set(arguments.stages) - ({"shards"} if arguments.shards else set()))
+        run_waves(
+            context, report, set(arguments.stages) - ({"shards"} if arguments.shards else set())
+        )
         if (context.work / "card.json").exists():
             shutil.copy(context.work / "card.json", out / "card.json")
     report.values["seconds"] = time.monotonic() - started
@@ -174,7 +184,10 @@ def main() -> None:
     if on_gpu:
         write_page(report.values, out / "README.md")
     bad = [name for name, stage in report.values["stages"].items() if stage["state"] != "ok"]
-    print(f"{report.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}", flush=True)
+    print(
+        f"{report.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}",
+        flush=True,
+    )
     sys.exit(1 if bad else 0)
 
 
@@ -183,8 +196,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [stage.name for wave in WAVES for stage in wave]
-    parser.add_argument("--out", type=Path, help="default: docs/results/gpu, without a GPU build/gpu-check")
-    parser.add_argument("--seconds", type=float, help=f"for all stages; default: {SECONDS:.0f} on a GPU")
+    parser.add_argument(
+        "--out", type=Path, help="default: docs/results/gpu, without a GPU build/gpu-check"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"for all stages; default: {SECONDS:.0f} on a GPU"
+    )
     parser.add_argument("--stages", nargs="+", choices=names, default=names)
     parser.add_argument("--shards", type=Path, help="tokenized already; else they are made")
     return parser.parse_args()
@@ -212,7 +229,9 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
     patience = PATIENCE_ON_CPU if context.small else 1
     entry: dict[str, Any]
     try:
-        found = stage.work(replace(context, until=min(context.until, started + patience * stage.seconds)))
+        found = stage.work(
+            replace(context, until=min(context.until, started + patience * stage.seconds))
+        )
         state = "ok" if all(found.checks.values()) else "failed"
         entry = {"state": state, "checks": found.checks, "found": found.values}
     except StageError as error:
@@ -238,8 +257,12 @@ def environment() -> dict[str, str]:
 
 def gpu_of_torch() -> tuple[bool, str]:
     """Return whether torch has a GPU, and its name, asked in another process so that this one holds none."""
-    question = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=120)
+    question = (
+        "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", question], capture_output=True, text=True, timeout=120
+    )
     if done.returncode:
         sys.exit(f"error: torch cannot be imported by {sys.executable}:\n{done.stderr}")
     name = done.stdout.strip()

@@ -81,7 +81,9 @@ class StageContext:
             try:
                 code = process.wait(max(0.1, self.seconds_left))
             except subprocess.TimeoutExpired:
-                raise StageError(f"{name}: the time of this stage was over:\n{self.tail(name)}") from None
+                raise StageError(
+                    f"{name}: the time of this stage was over:\n{self.tail(name)}"
+                ) from None
         if code:
             raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
 

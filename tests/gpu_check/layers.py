@@ -48,7 +48,12 @@ from tests.gpu_check.trainings import MAIN_VARIANTS  # noqa: E402
 
 BY_KERNEL = "monarch by the kernel"
 """Whatever a measurement would choose; without a GPU by the operator's own products."""
-SIZES = ((1024, torch.bfloat16), (2048, torch.bfloat16), (768, torch.bfloat16), (1024, torch.float32))
+SIZES = (
+    (1024, torch.bfloat16),
+    (2048, torch.bfloat16),
+    (768, torch.bfloat16),
+    (1024, torch.float32),
+)
 SMALL_SIZES = ((128, torch.bfloat16), (192, torch.float32))
 
 
@@ -68,10 +73,14 @@ def main() -> None:
     use_arithmetic(deterministic=False, reduced_precision_reduction=False)
     on_gpu = torch.cuda.is_available()
     tokens = 25 * 512 if on_gpu else 3 * 16
-    measured = Measurements(arguments.json, arguments.seconds, facts=facts(), tokens=tokens, sizes={})
+    measured = Measurements(
+        arguments.json, arguments.seconds, facts=facts(), tokens=tokens, sizes={}
+    )
     for hidden_size, dtype in SIZES if on_gpu else SMALL_SIZES:
         name = f"{hidden_size}, {str(dtype).removeprefix('torch.')}"
-        measure = partial(time_products, hidden_size, dtype, tokens, measured.values["failed"], name)
+        measure = partial(
+            time_products, hidden_size, dtype, tokens, measured.values["failed"], name
+        )
         measured.attempt(name, measure, "sizes")
 
 
@@ -104,7 +113,9 @@ def compare_compiled(variant: str, dropout: float, context: ParallelContext) -> 
     }
     if not dropout:
         apart = {
-            name: ((tensor - eager[name]).abs().max() / eager[name].abs().max().clamp(min=1e-12)).item()
+            name: (
+                (tensor - eager[name]).abs().max() / eager[name].abs().max().clamp(min=1e-12)
+            ).item()
             for name, tensor in compiled.items()
             if tensor.numel()
         }
@@ -138,9 +149,13 @@ def time_products(
     """Return milliseconds of every way, and how far its result is from that of fp32, by norm."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads = hidden_size // HEAD_DIM
-    recipe = BankRecipe(1, hidden_size, HEAD_DIM, heads, heads, scope="layer", construction="monarch")
+    recipe = BankRecipe(
+        1, hidden_size, HEAD_DIM, heads, heads, scope="layer", construction="monarch"
+    )
     made = factors_of_heads(recipe, 0, [("query", range(heads)), ("key", range(heads))])
-    factors = Factors(*(torch.from_numpy(part).to(device, dtype) for part in (made.right, made.left)))
+    factors = Factors(
+        *(torch.from_numpy(part).to(device, dtype) for part in (made.right, made.left))
+    )
     exact = Factors(factors.right.float(), factors.left.float()).rows()
     weight = exact.to(dtype)
     generator = torch.Generator(device).manual_seed(1)

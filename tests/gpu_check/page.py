@@ -28,7 +28,12 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         *_stages(stages),
         *_card(stages.get("card", {})),
         *_structured(stages.get("structured", {})),
-        *(line for name in STEPS if name in stages for line in _steps(name, stages[name], report["gpu"])),
+        *(
+            line
+            for name in STEPS
+            if name in stages
+            for line in _steps(name, stages[name], report["gpu"])
+        ),
         *_failures(stages),
     ]
     path.write_text("\n".join(lines).rstrip() + "\n")
@@ -40,7 +45,12 @@ def _stages(stages: Mapping[str, Any]) -> list[str]:
         checks = stage.get("checks", {})
         failed = [check for check, holds in checks.items() if not holds]
         rows.append(
-            (name, stage["state"], f"{len(checks) - len(failed)} of {len(checks)}", f"{stage['seconds']:.0f}")
+            (
+                name,
+                stage["state"],
+                f"{len(checks) - len(failed)} of {len(checks)}",
+                f"{stage['seconds']:.0f}",
+            )
         )
     return ["## Stages", "", *markdown(Table(("stage", "state", "checks", "seconds"), rows)), ""]
 
@@ -55,7 +65,16 @@ def _card(stage: Mapping[str, Any]) -> list[str]:
     facts = ", ".join(f"{name} {value}" for name, value in found["facts"].items())
     rows = [(name, f"{rate:.4g}") for name, rate in rates.items()]
     notes = [f"* {note}" for note in found.get("notes", ())]
-    return ["## The card", "", facts, "", *markdown(Table(("rate", "reached"), rows)), "", *notes, ""]
+    return [
+        "## The card",
+        "",
+        facts,
+        "",
+        *markdown(Table(("rate", "reached"), rows)),
+        "",
+        *notes,
+        "",
+    ]
 
 
 def _structured(stage: Mapping[str, Any]) -> list[str]:
@@ -80,8 +99,20 @@ def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:
     if not found:
         return []
     lines = [f"## {name}: {found['shape']}, {found['dtype']}", ""]
-    rows = [_step_row(kind, entry) for kind, entry in found["contenders"].items() if "step_seconds" in entry]
-    rates = ("ms a step", "tokens/s", "MFU", "MFU, full attention", "HFU", "peak GB", "time / compiled peer")
+    rows = [
+        _step_row(kind, entry)
+        for kind, entry in found["contenders"].items()
+        if "step_seconds" in entry
+    ]
+    rates = (
+        "ms a step",
+        "tokens/s",
+        "MFU",
+        "MFU, full attention",
+        "HFU",
+        "peak GB",
+        "time / compiled peer",
+    )
     lines += [*markdown(Table(("", *rates), rows)), ""]
     goal = next((share for card, share in GOALS if card in gpu), None)
     reached = found["contenders"].get("orthogonal", {}).get("mfu")
@@ -94,7 +125,9 @@ def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:
     for kind, entry in found["contenders"].items():
         for part in ("parts", "kernels"):
             if part in entry:
-                spent = ", ".join(f"{key} {1e3 * seconds:.1f}" for key, seconds in entry[part].items())
+                spent = ", ".join(
+                    f"{key} {1e3 * seconds:.1f}" for key, seconds in entry[part].items()
+                )
                 lines += [f"* {kind}, ms by {part[:-1]}: {spent}"]
     if found["left_out"]:
         lines += ["", f"No time was left for: {', '.join(found['left_out'])}."]

@@ -30,7 +30,16 @@ def shards(context: StageContext) -> StageResult:
     verbs = (
         ["demo-corpus", corpus],
         ["train-tokenizer", corpus, "--out", tokenizer, "--vocab-size", "4096"],
-        ["tokenize", corpus, "--tokenizer", f"{tokenizer}.model", "--out", context.shards, "--name", "demo"],
+        [
+            "tokenize",
+            corpus,
+            "--tokenizer",
+            f"{tokenizer}.model",
+            "--out",
+            context.shards,
+            "--name",
+            "demo",
+        ],
     )
     for words in verbs:
         context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
@@ -45,7 +54,11 @@ def parity(context: StageContext) -> StageResult:
 
     def side(variant: str, device: str) -> list[float]:
         name = f"parity-{variant}-{device}"
-        settings = [f"attention.variant={variant}", f"run.device={device}", "performance.compile=none"]
+        settings = [
+            f"attention.variant={variant}",
+            f"run.device={device}",
+            "performance.compile=none",
+        ]
         train(context, name, [*settings, f"schedule.steps={steps}"])
         return column(context, name, "loss/train")
 
@@ -60,7 +73,13 @@ def parity(context: StageContext) -> StageResult:
             checks[variant] = False
             continue
         apart = [abs(one - other) for one, other in zip(cpu, gpu, strict=True)]
-        found[variant] = {"first": apart[0], "largest": max(apart), "last": apart[-1], "cpu": cpu, "gpu": gpu}
+        found[variant] = {
+            "first": apart[0],
+            "largest": max(apart),
+            "last": apart[-1],
+            "cpu": cpu,
+            "gpu": gpu,
+        }
         checks[variant] = apart[0] <= SAME_FIRST_LOSS * cpu[0] and max(apart) <= SAME_LOSS
     return StageResult(found, checks)
 
@@ -96,7 +115,9 @@ def documents(context: StageContext) -> StageResult:
         train(context, f"documents-{way}", settings)
         curves[way] = column(context, f"documents-{way}", "loss/train")
     apart = [abs(one - other) for one, other in zip(curves["flash"], curves["mask"], strict=True)]
-    return StageResult({"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS})
+    return StageResult(
+        {"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS}
+    )
 
 
 def profile(context: StageContext) -> StageResult:
@@ -105,7 +126,9 @@ def profile(context: StageContext) -> StageResult:
     train(context, "profile", settings)
     written = sorted(path.name for path in (context.runs / "profile/profile").iterdir())
     kernels = json.loads((context.runs / "profile/profile/kernels_rank_0.json").read_text())
-    return StageResult({"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written})
+    return StageResult(
+        {"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written}
+    )
 
 
 def resume_compiled(context: StageContext) -> StageResult:
@@ -135,7 +158,9 @@ def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageR
     for tag in ("loss/train", "optim/grad_norm"):
         ours, theirs = (column(context, f"{name}-{kind}", tag) for kind in ("killed", "straight"))
         found[f"{tag}: last"] = [ours[-1], theirs[-1]]
-        found[f"{tag}: largest difference"] = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        found[f"{tag}: largest difference"] = max(
+            abs(a - b) for a, b in zip(ours, theirs, strict=True)
+        )
         checks[f"{tag} is the same in all {steps} steps"] = ours == theirs and len(ours) == steps
     digests = [_digests(context.runs / f"{name}-{kind}", steps) for kind in ("killed", "straight")]
     checks["the last checkpoint is the same to the bit"] = digests[0] == digests[1] != {}
@@ -169,7 +194,11 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
         f"run.directory={context.runs}",
         f"data.directory={context.shards}",
         f"model.vocab_size={_manifest(context)['tokenizer']['vocab_size']}",
-        *("parallel.tensor_model_parallel_size=1", "data.validate_every=0", "data.validation_samples=16"),
+        *(
+            "parallel.tensor_model_parallel_size=1",
+            "data.validate_every=0",
+            "data.validation_samples=16",
+        ),
         *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
     ]
     if context.small:

@@ -22,12 +22,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FROM_SOURCE = "deepspeed"
 OURS = (
-    *("deepspeed", "megatron-core", "numpy", "orjson", "protobuf", "psutil", "pydantic", "pyyaml", "rich"),
+    *(
+        "deepspeed",
+        "megatron-core",
+        "numpy",
+        "orjson",
+        "protobuf",
+        "psutil",
+        "pydantic",
+        "pyyaml",
+        "rich",
+    ),
     *("safetensors", "sentencepiece", "tensorboard", "threadpoolctl", "typer", "zstandard"),
 )
 """What is imported by training and by making the demo's shards."""
 THEIRS = (
-    *("absl-py", "annotated-doc", "annotated-types", "click", "einops", "hjson", "markdown-it-py", "mdurl"),
+    *(
+        "absl-py",
+        "annotated-doc",
+        "annotated-types",
+        "click",
+        "einops",
+        "hjson",
+        "markdown-it-py",
+        "mdurl",
+    ),
     *("msgpack", "ninja", "packaging", "py-cpuinfo", "pydantic-core", "pygments", "setuptools"),
     *("shellingham", "six", "tqdm", "typing-extensions", "typing-inspection"),
 )
@@ -43,7 +62,9 @@ PLATFORMS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="a directory of wheels alone; made anew")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="a directory of wheels alone; made anew"
+    )
     parser.add_argument("--python", default="3.12", help="of the GPU machine")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
@@ -51,7 +72,9 @@ def main() -> None:
     download([*OURS, *THEIRS], arguments.python, arguments.out)
     build(FROM_SOURCE, arguments.out)
     wheels = sorted(arguments.out.glob("*.whl"))
-    missing = {*map(plain, [*OURS, *THEIRS])} - {plain(wheel.name.split("-")[0]) for wheel in wheels}
+    missing = {*map(plain, [*OURS, *THEIRS])} - {
+        plain(wheel.name.split("-")[0]) for wheel in wheels
+    }
     if missing:
         sys.exit(f"error: no wheel came for {', '.join(sorted(missing))}")
     size = sum(wheel.stat().st_size for wheel in wheels)
@@ -60,10 +83,25 @@ def main() -> None:
 
 def download(names: list[str], python: str, out: Path) -> None:
     """Wheels for another Python than this one, none of them built."""
-    words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    words = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--implementation",
+        "cp",
+        "--python-version",
+        python,
+    ]
     words += [word for platform in PLATFORMS for word in ("--platform", platform)]
     wheels = [name for name in names if name != FROM_SOURCE]
-    _pip("download", *words, "--constraint", str(ROOT / "constraints.txt"), "--dest", str(out), *wheels)
+    _pip(
+        "download",
+        *words,
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+        "--dest",
+        str(out),
+        *wheels,
+    )
 
 
 def build(name: str, out: Path) -> None:

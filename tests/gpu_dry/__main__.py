@@ -75,12 +75,21 @@ DESIGNS = {
     "monarch": Design("monarch", (1, 105, 3647, 216, 8, 802, 41, 0, 0)),
     "tp2": Design("orthogonal", (1, 59, 1877, 112, 20, 658, 53, 0, 0), tensor_parallel_size=2),
     "dp8": Design("orthogonal", (1, 105, 3553, 219, 8, 801, 40, 0, 0), data_parallel_size=8),
-    "dp8_zero2": Design("orthogonal", (4, 138, 4652, 207, 8, 817, 48, 0, 0), data_parallel_size=8, stage=2),
-    "dp8_zero3": Design("orthogonal", (31, 162, 4361, 228, 18, 944, 59, 0, 0), data_parallel_size=8, stage=3),
-    "fp32": Design(
-        "orthogonal", (1, 22, 1363, 365, 8, 668, 35, 0, 0), stage=0, settings=("precision.dtype=fp32",)
+    "dp8_zero2": Design(
+        "orthogonal", (4, 138, 4652, 207, 8, 817, 48, 0, 0), data_parallel_size=8, stage=2
     ),
-    "dropout": Design("orthogonal", (1, 105, 3647, 216, 8, 814, 43, 0, 0), settings=("model.dropout=0.1",)),
+    "dp8_zero3": Design(
+        "orthogonal", (31, 162, 4361, 228, 18, 944, 59, 0, 0), data_parallel_size=8, stage=3
+    ),
+    "fp32": Design(
+        "orthogonal",
+        (1, 22, 1363, 365, 8, 668, 35, 0, 0),
+        stage=0,
+        settings=("precision.dtype=fp32",),
+    ),
+    "dropout": Design(
+        "orthogonal", (1, 105, 3647, 216, 8, 814, 43, 0, 0), settings=("model.dropout=0.1",)
+    ),
     "gqa_rope": Design(
         "orthogonal",
         (1, 105, 3565, 212, 8, 833, 51, 0, 0),
@@ -103,7 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Count the designs that are named, or all; return 1 if a bound is passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu_dry", description=__doc__)
     parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
-    parser.add_argument("--places", action="store_true", help="print where each count but kernels comes from")
+    parser.add_argument(
+        "--places", action="store_true", help="print where each count but kernels comes from"
+    )
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_this_process:
@@ -137,7 +148,9 @@ def count(design: Design) -> tuple[list[int], list[str]]:
     return [round(two[kind]) for kind in KINDS], places
 
 
-def costs_of_steps(asked: Sequence[tuple[Design, int]]) -> Iterator[tuple[dict[str, float], list[str]]]:
+def costs_of_steps(
+    asked: Sequence[tuple[Design, int]],
+) -> Iterator[tuple[dict[str, float], list[str]]]:
     """Yield, for designs of one layout and numbers of layers, what a step costs by kind, and lines on places.
 
     `a layer` is not among the kinds.
@@ -151,7 +164,9 @@ def costs_of_steps(asked: Sequence[tuple[Design, int]]) -> Iterator[tuple[dict[s
         for design, layers in asked:
             _run_steps(gpu, context, design, layers)
             found = sorted(gpu.costs.found.items())
-            places = [f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"]
+            places = [
+                f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"
+            ]
             yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
 
 
@@ -222,7 +237,8 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
         data=SimpleNamespace(boundary=None),
         has_error=lambda: False,
         batches=SimpleNamespace(
-            at=lambda first: torch.zeros(shape, dtype=torch.int64).pin_memory(), read=lambda first: None
+            at=lambda first: torch.zeros(shape, dtype=torch.int64).pin_memory(),
+            read=lambda first: None,
         ),
     )
     signals: Any = SimpleNamespace(stop=False, continue_later=False)
@@ -253,23 +269,29 @@ def put_in_place(gpu: Any) -> None:
         with _disable_current_modes(), patch.object(torch.cuda, "current_device", lambda: "cpu"):
             model = build_model(config, replace(context, device=torch.device("cpu")), phase)
         gpu.move(model)
-        model.to = model.bfloat16 = lambda *device: model  # DeepSpeed's engine asks for what is done
+        model.to = model.bfloat16 = lambda *device: (
+            model
+        )  # DeepSpeed's engine asks for what is done
         return model
 
-    def flash(query: Any, key: Any, value: Any, dropout_p: float, scale: float, **settings: Any) -> Any:
+    def flash(
+        query: Any, key: Any, value: Any, dropout_p: float, scale: float, **settings: Any
+    ) -> Any:
         assert settings["is_causal"]
         aten = torch.ops.aten
         if query.dtype == torch.bfloat16:
-            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[
-                0
-            ]
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, True, scale=scale
+            )[0]
         efficient = aten._scaled_dot_product_efficient_attention
         return efficient(query, key, value, None, True, dropout_p, True, scale=scale)[0]
 
     replaced: Any = phase_engine
     replaced.build_model, replaced.choose_structured_products = build, lambda *asked: None
     replaced = partitioned_param_coordinator
-    replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add("host wait", "rank 0's order", 2)
+    replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add(
+        "host wait", "rank 0's order", 2
+    )
     replaced = engine
     replaced.audit = lambda *held: {}
     replaced = random

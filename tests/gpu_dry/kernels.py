@@ -51,7 +51,11 @@ def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:
             pointers = r"(?:in|out|in_out)_ptr\d"
             of_logits = set(re.findall(rf"'({pointers})': '\*bf16'", source))
             reads, writes = (
-                [name for name in re.findall(rf"tl\.{word}\(({pointers}) \+", source) if name in of_logits]
+                [
+                    name
+                    for name in re.findall(rf"tl\.{word}\(({pointers}) \+", source)
+                    if name in of_logits
+                ]
                 for word in ("load", "store")
             )
             kernels.append((len(reads), len(writes), compiled_bytes(source, capability)))

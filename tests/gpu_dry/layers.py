@@ -31,7 +31,14 @@ from tests.gpu_dry.__main__ import (
 from tests.gpu_dry.kernels import describe_card
 
 BOUNDS = {
-    **{"vanilla": 48.2, "orthogonal": 46.2, "monarch": 46.2, "tp2": 23.2, "dp8_zero3": 46.2, "fp32": 50.2},
+    **{
+        "vanilla": 48.2,
+        "orthogonal": 46.2,
+        "monarch": 46.2,
+        "tp2": 23.2,
+        "dp8_zero3": 46.2,
+        "fp32": 50.2,
+    },
     **{"dropout": 54.7, "gqa_rope": 48.0, "shared_monarch": 66.6, "thin": 72.5},
 }
 """{design: the most that the kernels of both passes may move}."""
@@ -43,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each design that is named, or all; return 1 if one passes a bound."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu_dry.layers", description=__doc__)
     parser.add_argument("designs", nargs="*", choices=[*BOUNDS, []], metavar="DESIGN")
-    parser.add_argument("--kernels", action="store_true", help="print each kernel and what it moves")
+    parser.add_argument(
+        "--kernels", action="store_true", help="print each kernel and what it moves"
+    )
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_this_process:
@@ -58,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total = sum(map(sum, own))
         others = sum(size for kernels in passes for _, size, ours in kernels if not ours)
         numbers = (*map(sum, own), total, planned, others)
-        print(f"| {name} | {sum(map(len, own))} |", *(f"{number:.1f} |" for number in numbers), flush=True)
+        print(
+            f"| {name} | {sum(map(len, own))} |",
+            *(f"{number:.1f} |" for number in numbers),
+            flush=True,
+        )
         if options.kernels:
             for kernels in passes:
                 print(*(f"    {size:6.2f} {what}" for what, size, _ in kernels), "", sep="\n")
@@ -90,7 +103,11 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     from pretrain.training import phase_engine
 
     config = load_config("large", ["model.num_layers=1", *design.overrides])
-    shape = (config.data.sequence_length // design.tensor_parallel_size, SAMPLES, config.model.hidden_size)
+    shape = (
+        config.data.sequence_length // design.tensor_parallel_size,
+        SAMPLES,
+        config.model.hidden_size,
+    )
     with gpu.fake:
         model = phase_engine.build_model(config, context, 0).train()
         layer = model.decoder.layers[0]
@@ -103,7 +120,9 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
         lowering.codegen()
         nodes = lowering.scheduler.nodes
         moved = [node.get_read_write_buffers_sizes() / unit for node in nodes]
-        passes.append([(_name(n), size, not n.is_extern()) for n, size in zip(nodes, moved, strict=True)])
+        passes.append(
+            [(_name(n), size, not n.is_extern()) for n, size in zip(nodes, moved, strict=True)]
+        )
 
         def run(given: list[Any]) -> Any:
             with gpu.fake:
@@ -116,13 +135,17 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     inductor_config.shape_padding = False  # what is padded, the card's clock decides
     compile_layers(model, "inductor")
     layer._whole(hidden.requires_grad_(), None).backward(grad)
-    compiling = load_config("large", ["model.num_layers=1", *design.overrides, "performance.compile=layers"])
+    compiling = load_config(
+        "large", ["model.num_layers=1", *design.overrides, "performance.compile=layers"]
+    )
     return passes, _elementwise(workload_of(compiling, design.world_size)) / unit
 
 
 def _name(node: Any) -> str:
     """Return what a kernel computes, shortened: the operations that it was joined of."""
-    origins = getattr(node.node, "origins", ()) or [o for part in node.get_nodes() for o in part.node.origins]
+    origins = getattr(node.node, "origins", ()) or [
+        o for part in node.get_nodes() for o in part.node.origins
+    ]
     return " ".join(sorted({str(origin) for origin in origins}))[:90]
 
 

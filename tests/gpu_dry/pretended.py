@@ -25,8 +25,28 @@ LARGE_FP64 = 1000
 COPIES = ("_to_copy", "copy_", "clone", "cat")
 READS = ("_local_scalar_dense", "nonzero", "equal")
 NO_KERNEL = {
-    *("view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "split"),
-    *("split_with_sizes", "detach", "alias", "_unsafe_view", "as_strided", "narrow", "unbind", "unfold"),
+    *(
+        "view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "split",
+    ),
+    *(
+        "split_with_sizes",
+        "detach",
+        "alias",
+        "_unsafe_view",
+        "as_strided",
+        "narrow",
+        "unbind",
+        "unfold",
+    ),
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_reshape_alias"),
     *("lift_fresh", "is_pinned", "record_stream"),
 }
@@ -67,7 +87,12 @@ class Costs(TorchDispatchMode):
         return result
 
     def _count(
-        self, name: str, inputs: list[torch.Tensor], results: list[torch.Tensor], args: Any, kwargs: Any
+        self,
+        name: str,
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+        args: Any,
+        kwargs: Any,
     ) -> None:
         self.add("kernel", name)
         devices = {tensor.device.type for tensor in inputs + results}
@@ -132,7 +157,9 @@ class PretendedGpu(contextlib.ExitStack):
                     store[name] = None if tensor is None else on_gpu(tensor)  # type: ignore[assignment]
             own = vars(module)
             for store in (own, *(each for name, each in own.items() if name == "head_orders")):
-                store |= {k: on_gpu(each) for k, each in store.items() if isinstance(each, torch.Tensor)}
+                store |= {
+                    k: on_gpu(each) for k, each in store.items() if isinstance(each, torch.Tensor)
+                }
 
 
 def _stand_in(costs: Costs) -> None:
@@ -165,7 +192,9 @@ def _stand_in(costs: Costs) -> None:
 
     def as_list(tensor: torch.Tensor) -> list[float]:
         costs.add("host wait", "tolist")
-        return [1.0, 1.0][: tensor.numel()] + [0.0] * (tensor.numel() - 2)  # an update, its norm, no signals
+        return [1.0, 1.0][: tensor.numel()] + [0.0] * (
+            tensor.numel() - 2
+        )  # an update, its norm, no signals
 
     state, card = (
         torch.get_rng_state(),
@@ -173,11 +202,23 @@ def _stand_in(costs: Costs) -> None:
     )
     generator = SimpleNamespace(get_state=lambda: state, set_state=lambda state: None)
     answers = {
-        **{"is_available": True, "is_initialized": True, "is_bf16_supported": True, "device_count": 1},
+        **{
+            "is_available": True,
+            "is_initialized": True,
+            "is_bf16_supported": True,
+            "device_count": 1,
+        },
         **{"current_device": 0, "get_device_capability": (9, 0), "get_device_properties": card},
         **{"get_device_name": "pretended", "get_rng_state": state, "memory_allocated": 0},
-        **{"max_memory_allocated": 0, "memory_reserved": 0, "mem_get_info": (85e9, 85e9), "memory_stats": {}},
-        **dict.fromkeys(("init", "_lazy_init", "set_device", "empty_cache", "manual_seed", "set_rng_state")),
+        **{
+            "max_memory_allocated": 0,
+            "memory_reserved": 0,
+            "mem_get_info": (85e9, 85e9),
+            "memory_stats": {},
+        },
+        **dict.fromkeys(
+            ("init", "_lazy_init", "set_device", "empty_cache", "manual_seed", "set_rng_state")
+        ),
         **dict.fromkeys(("manual_seed_all", "reset_peak_memory_stats")),
     }
     for name, answer in answers.items():
@@ -198,7 +239,5 @@ def _place() -> str:
     """Name the innermost line outside torch and this file, as `file:line`."""
     for frame in reversed(traceback.extract_stack(limit=40)):
         if "/torch/" not in frame.filename and frame.filename != __file__:
-            return (
-                f"{frame.filename.split('site-packages/')[-1].removeprefix(f'{Path.cwd()}/')}:{frame.lineno}"
-            )
+            return f"{frame.filename.split('site-packages/')[-1].removeprefix(f'{Path.cwd()}/')}:{frame.lineno}"
     return sys.argv[0]

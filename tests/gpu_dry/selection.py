@@ -59,7 +59,11 @@ def chosen() -> dict[str, Design]:
 
 
 def _design(kind: str, size: int, stage: int, dtype: str) -> Design:
-    own = [f"attention.{key}={value}" for key, value in KINDS_OF_ATTENTION[kind].items() if key != "variant"]
+    own = [
+        f"attention.{key}={value}"
+        for key, value in KINDS_OF_ATTENTION[kind].items()
+        if key != "variant"
+    ]
     settings = (*own, f"precision.dtype={dtype}", "model.dropout=0.1")
     return Design(KINDS_OF_ATTENTION[kind]["variant"], (), size, 2, stage, settings)
 
@@ -77,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     designs = chosen()
     parser = argparse.ArgumentParser(prog="python -m tests.gpu_dry.selection", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*designs, []], metavar="NAME")
-    parser.add_argument("--places", action="store_true", help="print where waits and the like come from")
+    parser.add_argument(
+        "--places", action="store_true", help="print where waits and the like come from"
+    )
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names = options.names or list(designs)
@@ -92,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alike = [name for name in names if designs[name].tensor_parallel_size == size]
         for name, found, places in _apart(alike) if alike else ():
             kinds = ("host wait", "fp64", "mixed", "pageable")
-            print(f"| {name} | " + " | ".join(f"{found[kind]:.0f}" for kind in kinds) + " |", flush=True)
+            print(
+                f"| {name} | " + " | ".join(f"{found[kind]:.0f}" for kind in kinds) + " |",
+                flush=True,
+            )
             if options.places:
                 print(*(place for place in places if place.strip().startswith(kinds)), sep="\n")
             passed += too_much(name, found)
@@ -104,7 +113,11 @@ def _apart(names: Sequence[str]) -> list[tuple[str, dict[str, float], list[str]]
     """Return what is counted of designs of one tensor-parallel size, in a process of its own."""
     command = [sys.executable, "-m", "tests.gpu_dry.selection", *names, "--in-this-process"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    return [
+        json.loads(line.removeprefix(MARK))
+        for line in done.stdout.splitlines()
+        if line.startswith(MARK)
+    ]
 
 
 if __name__ == "__main__":

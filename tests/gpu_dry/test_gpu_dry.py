@@ -25,7 +25,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "design", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in DESIGNS]
+    "design",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in DESIGNS],
 )
 def test_a_step_asks_for_no_more_than_it_did(design: str) -> None:
     command = [sys.executable, "-m", "tests.gpu_dry", design]
@@ -55,7 +56,9 @@ def test_the_compiled_loss_is_three_passes_over_the_logits_in_two_kernels(
 @pytest.mark.timeout(1800)
 def test_whatever_a_configuration_combines_waits_and_copies_no_more_than_its_stage_does() -> None:
     chosen = selection.chosen()
-    assert {design.variant for design in chosen.values()} == {own["variant"] for own in KINDS.values()}
+    assert {design.variant for design in chosen.values()} == {
+        own["variant"] for own in KINDS.values()
+    }
     command = [sys.executable, "-m", "tests.gpu_dry.selection"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -52,7 +52,9 @@ def build(
     )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=gpt_block_spec(policy, scores or bank, LAYERS, groups, rotary=rotary),
+        transformer_layer_spec=gpt_block_spec(
+            policy, scores or bank, LAYERS, groups, rotary=rotary
+        ),
         vocab_size=VOCAB,
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,

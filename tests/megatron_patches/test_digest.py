@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from megatron_patches.__main__ import app
 
 MODEL = "--num-layers 2 --hidden-size 64 --num-attention-heads 16 --num-query-groups 8"
-LINE = re.compile(r"layer=(\d+) role=(query|key) head=(\d+) sha256=([0-9a-f]{64}) err=(\d\.\de[+-]\d\d)")
+LINE = re.compile(
+    r"layer=(\d+) role=(query|key) head=(\d+) sha256=([0-9a-f]{64}) err=(\d\.\de[+-]\d\d)"
+)
 
 
 def digest(options: str) -> str:
@@ -26,7 +28,9 @@ def test_the_text_is_the_same_for_every_tensor_parallel_size() -> None:
     assert all(lines)
     found = [line.groups() for line in lines if line]
     heads = {"query": 16, "key": 8}
-    places = [(str(n), role, str(head)) for n in range(2) for role in heads for head in range(heads[role])]
+    places = [
+        (str(n), role, str(head)) for n in range(2) for role in heads for head in range(heads[role])
+    ]
     assert [(layer, role, head) for layer, role, head, _, _ in found] == places
     assert len({sha256 for _, _, _, sha256, _ in found}) == len(found)
     assert max(float(error) for *_, error in found) <= 1e-6
@@ -48,7 +52,10 @@ def test_as_a_module_it_prints_the_same_text() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ("--tensor-parallel-size 3", "num_query_groups=8 is not divisible by tensor_model_parallel_size=3"),
+        (
+            "--tensor-parallel-size 3",
+            "num_query_groups=8 is not divisible by tensor_model_parallel_size=3",
+        ),
         ("--tensor-parallel-size 0", "tensor_parallel_size=0"),
         ("--head-dim 65", "head_dim=65 is larger than hidden_size=64"),
         ("--hidden-size 60", "hidden_size=60 is not divisible by num_attention_heads=16"),

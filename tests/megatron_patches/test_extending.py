@@ -26,7 +26,9 @@ def block(text: str) -> str:
     """The fenced block of Python that holds this text."""
     blocks = re.findall(r"^( *)```python\n(.*?)^ *```", PAGE, flags=re.MULTILINE | re.DOTALL)
     (found,) = [
-        re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, body in blocks if text in body
+        re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)
+        for indent, body in blocks
+        if text in body
     ]
     return found
 
@@ -44,8 +46,12 @@ def pasted(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(adapter.name)
 
 
-def test_the_adapter_of_the_guide_corrects_queries(one_rank: dist.ProcessGroup, pasted: str) -> None:
-    linear: Any = build("orthogonal", 2, adapters=(pasted,)).decoder.layers[1].self_attention.linear_qkv
+def test_the_adapter_of_the_guide_corrects_queries(
+    one_rank: dist.ProcessGroup, pasted: str
+) -> None:
+    linear: Any = (
+        build("orthogonal", 2, adapters=(pasted,)).decoder.layers[1].self_attention.linear_qkv
+    )
     hidden = torch.randn(SEQ, 2, HIDDEN)
     query, key, _ = (heads.detach().clone() for heads in linear(hidden))
     bias = linear.adapters.get_parameter(pasted)
@@ -60,7 +66,8 @@ def test_the_adapter_of_the_guide_corrects_queries(one_rank: dist.ProcessGroup, 
 def test_the_adapter_of_the_guide_is_planned_and_not_exported(pasted: str) -> None:
     adapted = (f"attention.adapters=[{pasted}]",)
     plain, biased = (
-        make_plan(Request("demo", overrides, 2, "a100-80gb", "vanilla")).chosen for overrides in ((), adapted)
+        make_plan(Request("demo", overrides, 2, "a100-80gb", "vanilla")).chosen
+        for overrides in ((), adapted)
     )
     config = load_config("demo", adapted)
     added = config.model.num_layers * config.model.hidden_size

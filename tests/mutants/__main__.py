@@ -29,7 +29,9 @@ def main() -> None:
     """Plant a sample of faults, one by one; print what survives, and the score at the end."""
     arguments = _arguments()
     every = list(faults())
-    drawn = random.Random(arguments.seed).sample(range(len(every)), min(arguments.mutants, len(every)))
+    drawn = random.Random(arguments.seed).sample(
+        range(len(every)), min(arguments.mutants, len(every))
+    )
     drawn = arguments.case if arguments.case is not None else drawn
     touched = _touched(arguments.record.with_suffix(".touched.json"))
     known, outcomes, sound = _recorded(arguments.record), [], set()
@@ -51,21 +53,31 @@ def main() -> None:
                 print(log.read_text())
             outcomes.append(outcome)
             if outcome.survived or arguments.case is not None:
-                print(f"{number}/{len(drawn)} case {place} {outcome.verdict}: {outcome}", flush=True)
+                print(
+                    f"{number}/{len(drawn)} case {place} {outcome.verdict}: {outcome}", flush=True
+                )
     command = f"python -m tests.mutants --seed {arguments.seed} --mutants {arguments.mutants}"
-    print(f"\n{summary(outcomes, len(every), command, _commit())}\nNot found:\n\n{survivors(outcomes)}")
+    print(
+        f"\n{summary(outcomes, len(every), command, _commit())}\nNot found:\n\n{survivors(outcomes)}"
+    )
 
 
-def _tried(module: Path, change: Change, touched: dict[str, Any], log: Path, sound: set[str]) -> Outcome:
+def _tried(
+    module: Path, change: Change, touched: dict[str, Any], log: Path, sound: set[str]
+) -> Outcome:
     """Try a mutant; of each file in turn, one test must pass without a fault (`sound`: those that did)."""
     by_line = touched["tests"].get(str(module), {})
     found = {test for test in by_line.get(str(change.line), []) if test}
-    if not found and str(change.line) in by_line:  # run at the import: what uses the module sees the fault
+    if (
+        not found and str(change.line) in by_line
+    ):  # run at the import: what uses the module sees the fault
         found = {test for tests in by_line.values() for test in tests if test}
     seconds = touched["seconds"]
     tests = sorted(found, key=lambda test: seconds[test])
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    tests.sort(key=lambda test: files.index(test.partition("::")[0]))  # fixtures of a file are made once
+    tests.sort(
+        key=lambda test: files.index(test.partition("::")[0])
+    )  # fixtures of a file are made once
     if not tests:
         return Outcome(module, change, UNTOUCHED, 0)
     needed = sum(seconds[test] for test in tests)
@@ -80,17 +92,29 @@ def _tried(module: Path, change: Change, touched: dict[str, Any], log: Path, sou
 
 def _touched(path: Path) -> dict[str, Any]:
     """Return which tests touch which lines, traced anew in changed files of tests, else in all."""
-    files = [file for place in TESTS for file in ([*(ROOT / place).rglob("*.py")] or [ROOT / place])]
+    files = [
+        file for place in TESTS for file in ([*(ROOT / place).rglob("*.py")] or [ROOT / place])
+    ]
     others = sorted(path for path in files if not path.name.startswith("test_"))
     common = _digest([*(ROOT / module for module in modules()), *others])
-    now = {str(path.relative_to(ROOT)): _digest([path]) for path in sorted(files) if path not in others}
+    now = {
+        str(path.relative_to(ROOT)): _digest([path]) for path in sorted(files) if path not in others
+    }
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if known.get("common") != common:
         known = {"common": common, "files": {}, "tests": {}, "seconds": {}}
-    if stale := sorted(name for name in now | known["files"] if now.get(name) != known["files"].get(name)):
+    if stale := sorted(
+        name for name in now | known["files"] if now.get(name) != known["files"].get(name)
+    ):
         print(f"tracing the fast tests of {len(stale)} files", flush=True)
         made, said = path.with_suffix(".new"), path.with_suffix(".log")
-        command = [sys.executable, "-m", "tests.mutants.touched", str(made), *sorted(now.keys() & {*stale})]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.mutants.touched",
+            str(made),
+            *sorted(now.keys() & {*stale}),
+        ]
         with said.open("w") as log:
             subprocess.run(command, cwd=ROOT, env=rank_environment(), stdout=log, stderr=log)
         if not made.exists():
@@ -121,16 +145,25 @@ def _recorded(path: Path) -> dict[str, tuple[str, int]]:
 
 def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    return (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        or "unknown"
+    )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Do fast tests find faults?")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Do fast tests find faults?"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
     parser.add_argument("--mutants", type=int, default=200, help="how many (200)")
-    parser.add_argument("--case", type=int, nargs="+", help="these alone, with the output of their tests")
+    parser.add_argument(
+        "--case", type=int, nargs="+", help="these alone, with the output of their tests"
+    )
     record = ROOT / "build/mutants.jsonl"
-    parser.add_argument("--record", type=Path, default=record, help="keep each outcome, and go on from it")
+    parser.add_argument(
+        "--record", type=Path, default=record, help="keep each outcome, and go on from it"
+    )
     return parser.parse_args()
 
 

@@ -79,7 +79,10 @@ def _planted(tree: ast.Module) -> Iterator[tuple[Change, Callable[[], None]]]:
             line = getattr(node, "lineno", getattr(parent, "lineno", 0))
             if isinstance(parent, ast.Compare) and isinstance(node, ast.cmpop):
                 line = parent.comparators[place or 0].lineno
-            texts = [ast.unparse(ast.fix_missing_locations(copy.deepcopy(each))) for each in (shown, after)]
+            texts = [
+                ast.unparse(ast.fix_missing_locations(copy.deepcopy(each)))
+                for each in (shown, after)
+            ]
             yield Change(number, line, function, texts[0], texts[1]), plant
 
 
@@ -90,10 +93,14 @@ def _replace(parent: ast.AST, field: str, place: int | None, other: ast.AST) -> 
         getattr(parent, field)[place] = other
 
 
-def _places(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST, str, int | None, ast.AST]]:
+def _places(
+    node: ast.AST, function: str
+) -> Iterator[tuple[str, ast.AST, str, int | None, ast.AST]]:
     """(function around it, parent, field, place in the field, node), without types, texts and docstrings."""
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "type_params", "format_spec") or _is_for_types(node, field):
+        if field in ("annotation", "returns", "type_params", "format_spec") or _is_for_types(
+            node, field
+        ):
             continue
         children = value if isinstance(value, list) else [value]
         for place, child in enumerate(children):
@@ -119,7 +126,13 @@ def _is_for_types(node: ast.AST, field: str) -> bool:
 
 
 def _is_type(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("Mapping", "Sequence", "Callable", "dict", "list")
+    return isinstance(node, ast.Name) and node.id in (
+        "Mapping",
+        "Sequence",
+        "Callable",
+        "dict",
+        "list",
+    )
 
 
 def _others(node: ast.AST, field: str) -> Iterator[ast.AST]:

@@ -16,8 +16,14 @@ MODULES = (
         f"pretrain/checkpoint/{name}.py"
         for name in ("blocks", "format", "identity", "loading", "slices", "verify")
     ),
-    *(f"data_pipeline/shards/{name}.py" for name in ("blend", "documents", "mapping", "permutation")),
-    *(f"data_pipeline/shards/{name}.py" for name in ("proportions", "reading", "samples", "writing")),
+    *(
+        f"data_pipeline/shards/{name}.py"
+        for name in ("blend", "documents", "mapping", "permutation")
+    ),
+    *(
+        f"data_pipeline/shards/{name}.py"
+        for name in ("proportions", "reading", "samples", "writing")
+    ),
 )
 TESTS = (
     *(
@@ -30,7 +36,9 @@ TESTS = (
     *("tests/fuzz/test_run_files.py", "tests/fuzz/test_shard_files.py"),
 )
 """Whose fast tests have to find the faults: those of the same packages."""
-_KERNEL = "Triton's kernel, and how it is started: in a process of its own, by test_monarch_kernel.py"
+_KERNEL = (
+    "Triton's kernel, and how it is started: in a process of its own, by test_monarch_kernel.py"
+)
 LEFT_OUT: dict[str, str] = {
     "megatron_patches/bank/monarch_triton.py": _KERNEL,
     **dict.fromkeys(

@@ -38,7 +38,11 @@ def interval(killed: int, tried: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     z, share = 1.959964, killed / tried
     middle = (share + z * z / (2 * tried)) / (1 + z * z / tried)
-    half = z * math.sqrt(share * (1 - share) / tried + z * z / (4 * tried * tried)) / (1 + z * z / tried)
+    half = (
+        z
+        * math.sqrt(share * (1 - share) / tried + z * z / (4 * tried * tried))
+        / (1 + z * z / tried)
+    )
     return middle - half, middle + half
 
 

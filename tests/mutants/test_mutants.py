@@ -82,7 +82,9 @@ def test_the_score_and_its_interval() -> None:
     assert (round(low, 4), round(high, 4)) == (0.5731, 0.7544)
     assert interval(0, 10)[0] == pytest.approx(0) and interval(10, 10)[1] == pytest.approx(1)
     module, change = Path("pretrain/study/gaps.py"), Change(1, 7, "holm", "a < b", "a <= b")
-    outcomes = [Outcome(module, change, verdict, 3) for verdict in (KILLED, SURVIVED, UNTOUCHED, KILLED)]
+    outcomes = [
+        Outcome(module, change, verdict, 3) for verdict in (KILLED, SURVIVED, UNTOUCHED, KILLED)
+    ]
     text = summary(outcomes, 900, "make mutants", "abc")
     assert "**2 of 4** faults, drawn from 900, were found: 50.0%" in text
     assert "| `pretrain/study` | 4 | 2 |" in text

@@ -90,7 +90,9 @@ def trace(path: Path, files: list[str]) -> None:
     os.chdir(ROOT)
     tracer = Tracer()
     tracer.install()
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", FAST, *files], plugins=[tracer])
+    pytest.main(
+        ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", FAST, *files], plugins=[tracer]
+    )
     sys.settrace(None)
     tracer.save(path)
 

@@ -23,7 +23,15 @@ import pytest
 from tests.mutants.changes import planted
 from tests.ranks import ROOT
 
-OURS = ("pretrain", "megatron_patches", "data_pipeline", "tests", "benchmarks", "slurm", "ds_configs")
+OURS = (
+    "pretrain",
+    "megatron_patches",
+    "data_pipeline",
+    "tests",
+    "benchmarks",
+    "slurm",
+    "ds_configs",
+)
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 LEAST_SECONDS = 60.0
 MOST_MEMORY = 12 << 30
@@ -51,7 +59,9 @@ class Finder(importlib.abc.MetaPathFinder):
     path: Path
     number: int
 
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != self.name:
             return None
         loader = Planted(name, self.path, self.number)
@@ -63,7 +73,9 @@ def import_others() -> None:
     reading, writing = os.pipe()
     if os.fork() == 0:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            folders = [f"tests/{name}" for name in ("megatron_patches", "pretrain", "data_pipeline")]
+            folders = [
+                f"tests/{name}" for name in ("megatron_patches", "pretrain", "data_pipeline")
+            ]
             pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *folders])
         names = [name for name in sys.modules if name.partition(".")[0] not in (*OURS, "__main__")]
         with os.fdopen(writing, "w") as pipe:
@@ -96,7 +108,9 @@ def attempt(module: Path, number: int, tests: Sequence[str], seconds: float, log
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
-            return {0: SURVIVED, -signal.SIGKILL: TIMED_OUT, -signal.SIGXCPU: TIMED_OUT}.get(code, KILLED)
+            return {0: SURVIVED, -signal.SIGKILL: TIMED_OUT, -signal.SIGXCPU: TIMED_OUT}.get(
+                code, KILLED
+            )
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -116,9 +130,13 @@ def _run_tests(module: Path, number: int, tests: Sequence[str], log: Path) -> No
         if number:
             name = ".".join(module.with_suffix("").parts)
             sys.meta_path.insert(0, Finder(name, ROOT / module, number))
-        plugins = [word for name in ("cacheprovider", "xdist", "randomly") for word in ("-p", f"no:{name}")]
+        plugins = [
+            word for name in ("cacheprovider", "xdist", "randomly") for word in ("-p", f"no:{name}")
+        ]
         options = ["-q", "-x", *plugins, "-m", "", "--timeout", "0"]  # see `attempt`
-        os.environ["PYTEST_XDIST_WORKER"] = "a mutant's"  # what tests share is then beside `basetemp`
+        os.environ["PYTEST_XDIST_WORKER"] = (
+            "a mutant's"  # what tests share is then beside `basetemp`
+        )
         options += ["--basetemp", str(log.parent / "run")]
         code = int(pytest.main([*options, *tests]))
     finally:

@@ -22,7 +22,9 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DO
 def test_every_public_name_has_an_example() -> None:
     imported = {
         name
-        for names in re.findall(r"^from pretrain\.api import (.*)$", "".join(EXAMPLES), flags=re.MULTILINE)
+        for names in re.findall(
+            r"^from pretrain\.api import (.*)$", "".join(EXAMPLES), flags=re.MULTILINE
+        )
         for name in names.split(", ")
     }
     # FinishedRun is what load_run returns.
@@ -42,7 +44,9 @@ def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     runs = tmp_path / "demo/runs"
     variants = {name: {**QUIET, "attention__variant": name} for name in ("vanilla", "orthogonal")}
-    payload = [tiny_overrides(tiny_shards, runs, name, **changes) for name, changes in variants.items()]
+    payload = [
+        tiny_overrides(tiny_shards, runs, name, **changes) for name, changes in variants.items()
+    ]
     states = run_ranks(1, "tests.distributed.workers.export:train_all", {"runs": payload})
     assert states == ["finished"] * 2
     done = subprocess.run(
@@ -59,7 +63,9 @@ def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     assert lines[1].startswith("orthogonal ") and lines[1].endswith(" 4096")
     assert lines[2].startswith("orthogonal ") and lines[3].endswith(" days")
     assert lines[4].startswith("Starcoder2ForCausalLM ") and len(lines) > 5
-    assert (tmp_path / "comparison/report.md").is_file() and (tmp_path / "exported/config.json").is_file()
+    assert (tmp_path / "comparison/report.md").is_file() and (
+        tmp_path / "exported/config.json"
+    ).is_file()
     with pytest.raises(UserError, match="exported exists already"):
         api.export(runs / "orthogonal", tmp_path / "exported")
 
@@ -72,7 +78,9 @@ def test_a_typed_program_may_use_it(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(UserError, match="there is no model 'vanilla' to compare with; there are one, other"):
+    with pytest.raises(
+        UserError, match="there is no model 'vanilla' to compare with; there are one, other"
+    ):
         api.paired_gaps({"one": {1: 3.0}, "other": {2: 3.1}}, "vanilla")
     with pytest.raises(UserError, match="'other' and 'one' have no seed in common"):
         api.paired_gaps({"one": {1: 3.0}, "other": {2: 3.1}}, "one")
@@ -87,12 +95,16 @@ def test_losses_of_any_models_have_the_statistics_of_runs() -> None:
     assert gaps["other"].mean == pytest.approx(0.09) and gaps["other"].significance_claimed
     assert gaps["noise"].mean == pytest.approx(0) and not gaps["noise"].significance_claimed
     # Holm: the smaller of two p values is doubled.
-    assert gaps["other"].t_p is not None and gaps["other"].t_p_holm == pytest.approx(2 * gaps["other"].t_p)
+    assert gaps["other"].t_p is not None and gaps["other"].t_p_holm == pytest.approx(
+        2 * gaps["other"].t_p
+    )
 
 
 def test_a_plan_is_the_one_of_the_verb() -> None:
     from pretrain.plan.estimate import Request, make_plan
 
     made = api.plan("small", ["attention.variant=monarch"], gpus=8, price=2.0)
-    wanted = make_plan(Request("small", ("attention.variant=monarch",), 8, "a100-80gb", "vanilla", 2.0))
+    wanted = make_plan(
+        Request("small", ("attention.variant=monarch",), 8, "a100-80gb", "vanilla", 2.0)
+    )
     assert made == wanted and made.chosen.variant == "monarch"

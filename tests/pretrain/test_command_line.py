@@ -77,7 +77,9 @@ def refused(tiny_shards: Path, runs: Path) -> dict[str, subprocess.CompletedProc
     """What became of each mistake; two processes at a time."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = {
-            mistake: pool.submit(train, tiny_overrides(tiny_shards, runs, "bad", **changes), ranks, 60)
+            mistake: pool.submit(
+                train, tiny_overrides(tiny_shards, runs, "bad", **changes), ranks, 60
+            )
             for mistake, (changes, ranks, _) in REFUSED.items()
         }
         return {mistake: future.result() for mistake, future in running.items()}
@@ -108,7 +110,9 @@ def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], senten
     command = [sys.executable, "-X", "importtime", "-m", "pretrain", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and sentence in done.stderr
-    assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace("  ", "")
+    assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace(
+        "  ", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,9 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     done = subprocess.run(
         command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
     )
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), done.stderr[-2000:]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), (
+        done.stderr[-2000:]
+    )
     own = ("telemetry: ", str(tmp_path), "step ", "finished: ")
     assert [line for line in done.stdout.splitlines() if not line.startswith(own)] == []
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -152,7 +158,9 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
 
 def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
     """In seconds of its own: freeing torch and the rest, module by module, would take one and a half."""
-    overrides = tiny_overrides(tiny_shards, tmp_path, "short", schedule__steps=2, schedule__warmup_steps=1)
+    overrides = tiny_overrides(
+        tiny_shards, tmp_path, "short", schedule__steps=2, schedule__warmup_steps=1
+    )
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
     with psutil.Popen(
         command, cwd=ROOT, env=rank_environment(), stdout=subprocess.PIPE, text=True

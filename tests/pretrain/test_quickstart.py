@@ -13,7 +13,16 @@ from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.errors import UserError
-from pretrain.quickstart import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_sizes
+from pretrain.quickstart import (
+    LEAST_BYTES,
+    SIZES,
+    Trial,
+    _grid,
+    _said,
+    _write_grid,
+    parameters,
+    plan_sizes,
+)
 from pretrain.sweep.grid import expand, read_grid
 
 WORDS = "It was the best of times, it was the worst of times.\n\n"
@@ -33,13 +42,22 @@ def refused(*words: str) -> str:
 
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
     settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
-    return Trial(("x",), "text", ("vanilla", "shared_conv4"), 2, 1, of_tokenizer, of_shards, settings | own)
+    return Trial(
+        ("x",), "text", ("vanilla", "shared_conv4"), 2, 1, of_tokenizer, of_shards, settings | own
+    )
 
 
-def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_read_for_ever() -> None:
+def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_read_for_ever() -> (
+    None
+):
     steps = [
         planned(size, cores, minutes).settings["schedule.steps"]
-        for size, cores, minutes in ((10**7, 2, 4), (10**7, 2, 20), (10**7, 8, 20), (400_000, 8, 20))
+        for size, cores, minutes in (
+            (10**7, 2, 4),
+            (10**7, 2, 20),
+            (10**7, 8, 20),
+            (400_000, 8, 20),
+        )
     ]
     assert steps[0] < steps[1] < steps[2] > steps[3]
     few = planned(LEAST_BYTES, 64, 600)
@@ -80,12 +98,15 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     )
     _write_grid(grid, tmp_path)  # again: goes on
     with pytest.raises(
-        UserError, match=r"^\S*/sweep.yaml is of another size of text.*; give another --out, or delete \S*$"
+        UserError,
+        match=r"^\S*/sweep.yaml is of another size of text.*; give another --out, or delete \S*$",
     ):
         _write_grid(_grid(planned(10**6, 2, 9), tmp_path), tmp_path)
 
 
-def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_the_config_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its runs are those that pages name, so what an older `make demo` has trained is not trained again."""
     monkeypatch.chdir(tmp_path)
     trials: list[Trial] = []
@@ -95,7 +116,9 @@ def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest
     runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))
     for run, variant in zip(runs, ("vanilla", "orthogonal"), strict=True):
         plain = [override_text("attention.variant", variant), f"run.name={variant}"]
-        assert load_config("demo", run.overrides()).resolved() == load_config("demo", plain).resolved()
+        assert (
+            load_config("demo", run.overrides()).resolved() == load_config("demo", plain).resolved()
+        )
 
 
 def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
@@ -111,11 +134,15 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
         "try", str(text), "--design", "shared_conv", "--out", str(out)
     )
     assert "choose another" in refused("try", str(text), "--design", "vanilla", "--out", str(out))
-    assert "schedule.step" in refused("try", str(text), "--set", "schedule.step=5", "--out", str(out))
+    assert "schedule.step" in refused(
+        "try", str(text), "--set", "schedule.step=5", "--out", str(out)
+    )
     assert "lies inside the input directory" in refused(
         "try", str(text.parent), "--out", str(text.parent / "out")
     )
-    assert "unknown ending" in refused("try", str(text_file(tmp_path / "x.docx", 10)), "--out", str(out))
+    assert "unknown ending" in refused(
+        "try", str(text_file(tmp_path / "x.docx", 10)), "--out", str(out)
+    )
     assert "does not exist" in refused("try", str(tmp_path / "none.txt"), "--out", str(out))
     assert not out.exists()
     out.write_text("a file")

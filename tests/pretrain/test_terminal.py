@@ -82,7 +82,11 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     losses = {"vanilla": 4.0, "orthogonal": 4.1, "orthogonal_shared": 4.05}
     runs = [
         write_run(
-            tmp_path, f"{variant}-{seed}", variant, seed=seed, loss=loss + 0.01 * seed + 0.001 * (seed % 2)
+            tmp_path,
+            f"{variant}-{seed}",
+            variant,
+            seed=seed,
+            loss=loss + 0.01 * seed + 0.001 * (seed % 2),
         )
         for variant, loss in losses.items()
         for seed in (1, 2, 3)
@@ -100,10 +104,16 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         (
             "variants",
-            ("monarch                 init=orthogonal, scope=layer", "synthesizer_factorized  init=default"),
+            (
+                "monarch                 init=orthogonal, scope=layer",
+                "synthesizer_factorized  init=default",
+            ),
         ),
         ("configs", ("large  335.4 M parameters", "demo   A small model")),
-        ("grids", ("a1_init                       A1: what the frozen matrices are", "demo_structured")),
+        (
+            "grids",
+            ("a1_init                       A1: what the frozen matrices are", "demo_structured"),
+        ),
     ],
 )
 def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
@@ -118,13 +128,21 @@ def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["show", "demo", "--variant", "dct"], "--variant. Settings have no dashes: attention.variant=..."),
+        (
+            ["show", "demo", "--variant", "dct"],
+            "--variant. Settings have no dashes: attention.variant=...",
+        ),
         (["train", "demo", "--vocab-size", "100"], "Settings have no dashes: model.vocab_size=..."),
-        (["plan", "demo", "--batch-size", "3"], "data.micro_batch_size=..., data.global_batch_size=..."),
+        (
+            ["plan", "demo", "--batch-size", "3"],
+            "data.micro_batch_size=..., data.global_batch_size=...",
+        ),
         (["plan", "demo", "--lr", "3"], "Settings have no dashes: section.key=value"),
     ],
 )
-def test_a_setting_given_as_an_option_is_told_how_it_is_written(arguments: list[str], said: str) -> None:
+def test_a_setting_given_as_an_option_is_told_how_it_is_written(
+    arguments: list[str], said: str
+) -> None:
     done = CliRunner().invoke(pretrain.__main__.app, arguments)
     assert done.exit_code == 2
     # Typer 0.16 puts the option into quotes.

@@ -32,10 +32,14 @@ def coverage(curve: Callable[[float], float], tokens: int, lengths: Sequence[int
     for _ in range(CAMPAIGNS):
         own, base = {}, {}
         for seed, shift in enumerate(random.normal(0, SEED_SD, SEEDS)):
-            base[seed] = Curve.through({t: curve(t) + shift + random.normal(0, RUN_SD) for t in TOKENS})
+            base[seed] = Curve.through(
+                {t: curve(t) + shift + random.normal(0, RUN_SD) for t in TOKENS}
+            )
             losses = {t: curve(t / RATIO) + shift + random.normal(0, RUN_SD) for t in lengths}
             own[seed] = Curve.through(losses, base[seed].slope if len(lengths) == 1 else None)
-        equal = price("", "", own, base, dict.fromkeys(own, (tokens, tokens)), dict.fromkeys(own, COST))
+        equal = price(
+            "", "", own, base, dict.fromkeys(own, (tokens, tokens)), dict.fromkeys(own, COST)
+        )
         ratio = equal.effective_compute
         hits += ratio is not None and (ratio.low or 0) <= COST * RATIO <= (ratio.high or 0)
     return hits / CAMPAIGNS
@@ -46,7 +50,9 @@ def main() -> None:
     held = []
     for tokens, lengths in (*((tokens, TOKENS) for tokens in TOKENS), (TOKENS[1], TOKENS[1:2])):
         straight, bent = (coverage(curve, tokens, lengths) for curve in CURVES)
-        print(f"{tokens:>9,} tokens, variant of {len(lengths)} lengths: {straight:.1%}, bent {bent:.1%}")
+        print(
+            f"{tokens:>9,} tokens, variant of {len(lengths)} lengths: {straight:.1%}, bent {bent:.1%}"
+        )
         held.append(0.93 <= straight <= 0.97)
     sys.exit(not all(held))
 

@@ -52,7 +52,9 @@ def campaign(
         found = []
         for arm, n, d in ((arm, n, d) for arm in FACTORS for n in sizes for d in LENGTHS):
             mean, own = law(arm, n, d) + misfit[n, d], range(int(first), int(first + seeds))
-            found.append(Cell(arm, n, d, {s: mean + alike[s] + random.normal(0, run_sd) for s in own}))
+            found.append(
+                Cell(arm, n, d, {s: mean + alike[s] + random.normal(0, run_sd) for s in own})
+            )
         return found
 
     return cells(SIZES, 0), cells((NEXT,), other_seeds)
@@ -72,7 +74,8 @@ def main() -> None:
                 inside.append(row["low"] <= cell.loss <= row["high"])
                 widths.append(row["high"] - row["low"])
             factors += [
-                low <= FACTORS[arm] <= high for arm, (_, low, high) in list(found.factors.items())[1:]
+                low <= FACTORS[arm] <= high
+                for arm, (_, low, high) in list(found.factors.items())[1:]
             ]
         least = min(least, float(np.mean(inside)))
         shares = f"{np.mean(inside):.1%} of predictions, {np.mean(factors):.1%} of factors"

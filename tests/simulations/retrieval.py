@@ -20,7 +20,14 @@ from pretrain.study.gaps import SCORES, paired_gap
 
 PAIRS, KEYS, BATCH, STEPS, TESTED, SEEDS = 4, 16, 64, 200, 512, 5
 LENGTH, VOCABULARY = 4 * PAIRS - 1, 2 * KEYS
-DESIGNS = ("vanilla", "orthogonal", "orthogonal+low_rank", "orthogonal_shared", "monarch", "low_rank")
+DESIGNS = (
+    "vanilla",
+    "orthogonal",
+    "orthogonal+low_rank",
+    "orthogonal_shared",
+    "monarch",
+    "low_rank",
+)
 SHAPE = ("num_layers=2", "hidden_size=64", "num_attention_heads=4", f"vocab_size={VOCABULARY}")
 SHIFTED = ("attention.taps=2", "attention.convolved=key")
 Drawn = tuple[np.ndarray, np.ndarray]
@@ -34,7 +41,9 @@ def recall(numbers: np.random.Generator, samples: int) -> Drawn:
     pairs = np.stack((keys, values), axis=2)
     asked = np.take_along_axis(pairs, numbers.permuted(places, axis=1)[..., None], axis=1)
     answers = (np.arange(LENGTH) >= 2 * PAIRS) & (np.arange(LENGTH) % 2 == 0)
-    return np.concatenate((pairs, asked), axis=1).reshape(samples, -1), np.tile(answers, (samples, 1))
+    return np.concatenate((pairs, asked), axis=1).reshape(samples, -1), np.tile(
+        answers, (samples, 1)
+    )
 
 
 def induction(numbers: np.random.Generator, samples: int) -> Drawn:
@@ -55,15 +64,25 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
     from pretrain.training.adamw import build_adamw
 
     variant, *adapters = (f"{design}+short_convolution" if shifted else design).split("+")
-    own = [f"attention.variant={variant}", f"attention.adapters=[{', '.join(adapters)}]", f"run.seed={seed}"]
-    own += [f"schedule.steps={STEPS}", f"schedule.warmup_steps={STEPS // 10}", *(SHIFTED if shifted else ())]
+    own = [
+        f"attention.variant={variant}",
+        f"attention.adapters=[{', '.join(adapters)}]",
+        f"run.seed={seed}",
+    ]
+    own += [
+        f"schedule.steps={STEPS}",
+        f"schedule.warmup_steps={STEPS // 10}",
+        *(SHIFTED if shifted else ()),
+    ]
     own += [f"data.sequence_length={LENGTH}", "parallel.tensor_model_parallel_size=1"]
     config = load_config("demo", [*(f"model.{key}" for key in SHAPE), *own])
     with one_process() as context:
         model = build_model(config, context)
         adamw = build_adamw(model, config.optimizer, context.tensor_parallel_group)
         for step in range(1, STEPS + 1):
-            tokens, answers = map(torch.from_numpy, draw(np.random.default_rng((seed, step)), BATCH))
+            tokens, answers = map(
+                torch.from_numpy, draw(np.random.default_rng((seed, step)), BATCH)
+            )
             rate = learning_rate(config.optimizer, config.schedule, step, STEPS)
             for group in adamw.param_groups:
                 group["lr"] = rate * group["rate_factor"]
@@ -82,7 +101,12 @@ if __name__ == "__main__":
     rows = []
     for design in DESIGNS:
         rows.append([design])
-        for draw, shifted in ((recall, False), (recall, True), (induction, False), (induction, True)):
+        for draw, shifted in (
+            (recall, False),
+            (recall, True),
+            (induction, False),
+            (induction, True),
+        ):
             right = {seed: accuracy(draw, design, shifted, seed) for seed in range(1, SEEDS + 1)}
             if gap := paired_gap("", right, dict.fromkeys(right, 0.0), SCORES):
                 rows[-1].append(f"{gap.mean:.1f} [{gap.low:.1f}, {gap.high:.1f}]")

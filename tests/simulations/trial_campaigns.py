@@ -23,7 +23,12 @@ Floats = NDArray[np.float64]
 N = np.arange(1, LAST + 1)
 LOOKS = (5, 10, 20, 50, LAST)
 CASES = (
-    *(("better", 0.0, "yes"), ("better", -1.0, "no"), ("within", 1.0, "yes"), ("within", 0.5, "yes")),
+    *(
+        ("better", 0.0, "yes"),
+        ("better", -1.0, "no"),
+        ("within", 1.0, "yes"),
+        ("within", 0.5, "yes"),
+    ),
     *(("within", 1.0, "no"), ("within", 0.2, "no")),
 )
 """(question, true gap in standard deviations, false answer); a margin of its size, of 1 where it is 0."""
@@ -44,7 +49,9 @@ def first(claimed: NDArray[np.bool_]) -> Floats:
 def answers(differences: Floats, question: str, margin: float) -> tuple[Floats, Floats]:
     """Return the pairs at "yes" and at "no" of each campaign, infinite where that is not the first answer."""
     mean, error = running(differences)
-    yes, no = (np.array([quantile(int(n), level) for n in N[FIRST - 1 :]]) * error for level in (YES, NO))
+    yes, no = (
+        np.array([quantile(int(n), level) for n in N[FIRST - 1 :]]) * error for level in (YES, NO)
+    )
     if question == "better":
         shown, refuted = mean + yes < 0, mean - no > -margin
     else:
@@ -73,8 +80,12 @@ def main() -> None:
     error = 100 * math.sqrt(YES * (1 - YES) / campaigns)
     print(f"\nfalse answers among {campaigns:,} campaigns, % by {LOOKS} pairs (5 % ± {error:.2f})")
     normal = random.standard_normal((campaigns, LAST))
-    skewed = (random.exponential(size=(campaigns, LAST)) - 1) * random.choice([-1, 1], size=(campaigns, 1))
-    for (name, noise), (question, true, wrong) in product((("normal", normal), ("skewed", skewed)), CASES):
+    skewed = (random.exponential(size=(campaigns, LAST)) - 1) * random.choice(
+        [-1, 1], size=(campaigns, 1)
+    )
+    for (name, noise), (question, true, wrong) in product(
+        (("normal", normal), ("skewed", skewed)), CASES
+    ):
         margin = abs(true) or 1.0
         at = answers(noise + true, question, margin)[wrong == "no"]
         shares = ", ".join(f"{100 * float((at <= look).mean()):.2f}" for look in LOOKS)
@@ -82,8 +93,12 @@ def main() -> None:
     at_yes, at_no = answers(normal - 1, "better", 1.0)
     pairs, power = np.minimum(np.minimum(at_yes, at_no), LAST), float(np.isfinite(at_yes).mean())
     null = np.minimum(np.minimum(*answers(normal, "better", 1.0)), LAST)
-    print(f"\nd_z = 1: mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}, 'yes' in {power:.3f}")
-    print(f"no difference: mean {null.mean():.2f} pairs, median {np.median(null):.0f}\nof one fixed t-test:")
+    print(
+        f"\nd_z = 1: mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}, 'yes' in {power:.3f}"
+    )
+    print(
+        f"no difference: mean {null.mean():.2f} pairs, median {np.median(null):.0f}\nof one fixed t-test:"
+    )
     for level, wanted in product((YES, NO), (0.8, 0.9, 0.95, 1 - NO, power)):
         fixed = next(n for n in range(3, 200) if fixed_power(n, level, 1.0) >= wanted)
         ratio = share(pairs.mean() / fixed)

@@ -27,7 +27,16 @@ from tests.ranks import ROOT, rank_environment
 from tests.slurm.configuration import ClusterFiles
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
-NAMESPACES = ("unshare", "--pid", "--fork", "--mount", "--mount-proc", "--uts", "--net", "--kill-child")
+NAMESPACES = (
+    "unshare",
+    "--pid",
+    "--fork",
+    "--mount",
+    "--mount-proc",
+    "--uts",
+    "--net",
+    "--kill-child",
+)
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 OVER = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
@@ -44,7 +53,9 @@ def missing_programs() -> list[str]:
 def require_slurm() -> None:
     """Skip the test where Slurm is not installed; one place, so that pytest reports one line for all."""
     if missing := missing_programs():
-        pytest.skip(f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge")
+        pytest.skip(
+            f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,19 @@ class Cluster:
         """Run a command where the cluster's users would, in the checkout's root."""
         inside: list[str] = []
         if self.isolated:
-            inside = ["nsenter", f"--target={self._first_process}", "--mount", "--pid", "--net", "--uts"]
+            inside = [
+                "nsenter",
+                f"--target={self._first_process}",
+                "--mount",
+                "--pid",
+                "--net",
+                "--uts",
+            ]
             inside += [f"--wd={ROOT}", "--"]
-        env = rank_environment() | {"SLURM_CONF": str(self.directory / "slurm.conf"), "PATH": _path()}
+        env = rank_environment() | {
+            "SLURM_CONF": str(self.directory / "slurm.conf"),
+            "PATH": _path(),
+        }
         return subprocess.run(
             [*inside, *map(str, command)],
             cwd=ROOT,
@@ -231,7 +252,9 @@ class Cluster:
         """Power on; returns when Slurm uses the node again."""
         self._tell(f"start {node}")
         up = ("idle", "allocated", "mixed", "completing")
-        wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs, every=1.0)
+        wait_until(
+            lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs, every=1.0
+        )
 
     def kill_controller(self) -> None:
         """Nobody answers Slurm's commands from now on; jobs go on."""
@@ -240,7 +263,9 @@ class Cluster:
     def start_controller(self) -> None:
         """Start slurmctld again; returns when it answers."""
         self._tell("start-daemon slurmctld")
-        wait_until(lambda: bool(self._states()), "slurmctld to come back", 120, self.logs, every=1.0)
+        wait_until(
+            lambda: bool(self._states()), "slurmctld to come back", 120, self.logs, every=1.0
+        )
 
     def _state_of(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
@@ -248,10 +273,16 @@ class Cluster:
     # --- starting -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        flags = [str(int(self.isolated)), str(int(self.networks)), self.bad_node if self.isolated else ""]
+        flags = [
+            str(int(self.isolated)),
+            str(int(self.networks)),
+            self.bad_node if self.isolated else "",
+        ]
         arguments = [str(self.directory), ",".join(self.nodes), *flags]
         namespaces = (
-            [word for word in NAMESPACES if word != "--net" or self.networks] if self.isolated else []
+            [word for word in NAMESPACES if word != "--net" or self.networks]
+            if self.isolated
+            else []
         )
         self._supervisor = subprocess.Popen(
             [*namespaces, sys.executable, "-m", "tests.slurm.supervisor", *arguments],

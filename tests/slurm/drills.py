@@ -23,7 +23,9 @@ EVERY = 2
 """Steps from checkpoint to checkpoint."""
 
 
-def training_overrides(shards: Path, runs: Path, name: str, ranks: int, **changes: object) -> list[str]:
+def training_overrides(
+    shards: Path, runs: Path, name: str, ranks: int, **changes: object
+) -> list[str]:
     """4 ranks: tensor parallel in pairs, data parallel across. 2 ranks: data parallel, half the starts."""
     return tiny_overrides(
         shards,
@@ -99,7 +101,9 @@ class References:
         name = f"uninterrupted_{ranks}"
         with self._one_at_a_time:
             if not (self._runs / name).exists():
-                done = train_on_warm_ranks(training_overrides(self._shards, self._runs, name, ranks), ranks)
+                done = train_on_warm_ranks(
+                    training_overrides(self._shards, self._runs, name, ranks), ranks
+                )
                 assert done.returncode == 0, done.stderr
         return self._runs / name
 
@@ -132,7 +136,8 @@ class Drills:
         """Return the settings that a user of this machine would make, and a drill's own."""
         settings = {
             "ORA_PYTHON": sys.executable,
-            "ORA_SITE": ROOT / "tests/slurm/__init__.py",  # an empty one, whatever this checkout has
+            "ORA_SITE": ROOT
+            / "tests/slurm/__init__.py",  # an empty one, whatever this checkout has
             "ORA_DOCTOR_OPTIONS": "--gpus 0",  # the nodes' GPUs are links to /dev/null
             "PYTHONPATH": f"{ROOT / 'tests/slurm/hold'}:{ROOT}",
             **values,
@@ -178,7 +183,9 @@ class Drills:
         """As `assert_finished`, but after the first steps, at another layout, losses differ by rounding."""
         assert (job.run / "state").read_text() == "finished\n", job.describe()
         assert logged_steps(job.run) == list(range(1, STEPS + 1))
-        ours, theirs = map(deterministic_metrics, (job.run, self.references.uninterrupted(job.ranks)))
+        ours, theirs = map(
+            deterministic_metrics, (job.run, self.references.uninterrupted(job.ranks))
+        )
         assert ours[:exact_steps] == theirs[:exact_steps]
         losses = [[record["loss/train"] for record in records] for records in (ours, theirs)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)

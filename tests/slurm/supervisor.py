@@ -45,8 +45,14 @@ class Supervisor:
         self._spawn(
             "munged",
             *("munged", "--foreground", "--force", f"--key-file={self.directory}/munge.key"),
-            *(f"--socket={self.directory}/run/munge.sock", f"--pid-file={self.directory}/run/munged.pid"),
-            *(f"--log-file={self.directory}/log/munged.log", f"--seed-file={self.directory}/run/munged.seed"),
+            *(
+                f"--socket={self.directory}/run/munge.sock",
+                f"--pid-file={self.directory}/run/munged.pid",
+            ),
+            *(
+                f"--log-file={self.directory}/log/munged.log",
+                f"--seed-file={self.directory}/run/munged.seed",
+            ),
         )
         _wait_for(self.directory / "run/munge.sock")
         self.start_daemon("slurmctld")
@@ -127,7 +133,19 @@ class Supervisor:
         _run("ip", "link", "set", "bridge", "up")
         for number, node in enumerate(self.nodes, start=1):
             _run("ip", "netns", "add", node)
-            _run("ip", "link", "add", f"to-{node}", "type", "veth", "peer", "name", "eth0", "netns", node)
+            _run(
+                "ip",
+                "link",
+                "add",
+                f"to-{node}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                node,
+            )
             _run("ip", "link", "set", f"to-{node}", "master", "bridge", "up")
             inside = ("ip", "-n", node)
             _run(*inside, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
@@ -185,7 +203,9 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
     except OSError:
         return {}
     entries = [entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry]
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in entries}
+    return {
+        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in entries
+    }
 
 
 def _kill(processes: list[psutil.Process]) -> None:
@@ -219,7 +239,9 @@ def main() -> None:
     directory, nodes, isolated, networks, bad_node = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C in the tests' terminal: they close stdin
-    supervisor = Supervisor(Path(directory), nodes.split(","), isolated == "1", networks == "1", bad_node)
+    supervisor = Supervisor(
+        Path(directory), nodes.split(","), isolated == "1", networks == "1", bad_node
+    )
     try:
         supervisor.start()
         print(f"ready {os.readlink('/proc/self')}", flush=True)

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timeout(1500)
 def test_time_limit(drills: Drills) -> None:
     """Slurm sends the signal half a minute to a minute after the start, and the next segment ends the run."""
     limits = ("--time=3", "--signal=B:USR1@120")
-    job = drills.train("time_limit", *limits, settings={"HOLD_AT": "3", "ORA_MAX_STALLED_SEGMENTS": 20})
+    job = drills.train(
+        "time_limit", *limits, settings={"HOLD_AT": "3", "ORA_MAX_STALLED_SEGMENTS": 20}
+    )
     ended = job.end()
     assert ended.state == "COMPLETED" and ended.restarts >= 1, job.describe()
     assert "SIGUSR1: the time limit or a preemption is near" in job.log
@@ -47,7 +49,10 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
     cluster.ranks(job.number)[1].kill()
     lost: list[str] = []
     try:
-        for step, place in ((8, 1), (10, 0)):  # the second node, then the head node with the job script
+        for step, place in (
+            (8, 1),
+            (10, 0),
+        ):  # the second node, then the head node with the job script
             job.wait_for_step(step)
             lost.append(cluster.nodes_of(job.number)[place])
             cluster.kill_node(lost[-1])
@@ -116,7 +121,9 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     drills.assert_finished(job)
     logs = job.run / f"slurm/job_{job.number}-restart_0"
     nodes = [path.stem.split("-")[1] for path in sorted(logs.glob("rank_*.log"))]
-    assert len(nodes) == 4 and nodes[0] == nodes[1] != nodes[2] == nodes[3]  # ranks 0, 1 share the layers
+    assert (
+        len(nodes) == 4 and nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    )  # ranks 0, 1 share the layers
     layout = json.loads((job.run / "environment.json").read_text())
     assert (layout["tensor_model_parallel_size"], layout["data_parallel_size"]) == (2, 2)
     assert json.loads((logs / "doctor.json").read_text())["bad_nodes"] == []
@@ -152,12 +159,17 @@ def test_scancel_saves_and_stays_dead(drills: Drills) -> None:
     assert job.end().state == "CANCELLED", job.describe()
     ended = time.monotonic()
     assert (job.run / "state").read_text() == "stopped\n", job.describe()
-    assert max(logged_steps(job.run)) == 4 and (job.run / "checkpoints/step_00000004/COMPLETE").is_file()
+    assert (
+        max(logged_steps(job.run)) == 4
+        and (job.run / "checkpoints/step_00000004/COMPLETE").is_file()
+    )
 
     again = drills.train("cancelled")
     assert again.end().state == "COMPLETED", again.describe()
     drills.assert_finished(again)
-    time.sleep(max(0.0, ended + 12 - time.monotonic()))  # a requeued job would wait 7 s on this cluster
+    time.sleep(
+        max(0.0, ended + 12 - time.monotonic())
+    )  # a requeued job would wait 7 s on this cluster
     after = drills.cluster.job(job.number)
     assert (after.state, after.restarts) == ("CANCELLED", 0)
 
@@ -167,13 +179,17 @@ def test_mistakes_are_not_requeued(drills: Drills) -> None:
     job = drills.train("mistake", model__hidden_sizes=32)
     ended = job.end()
     assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), job.describe()
-    assert any(line.startswith("error: ") and "hidden_sizes" in line for line in job.log.splitlines())
+    assert any(
+        line.startswith("error: ") and "hidden_sizes" in line for line in job.log.splitlines()
+    )
 
 
 @drill(nodes=2)
 def test_a_mistake_that_only_the_ranks_can_see_is_not_requeued(drills: Drills) -> None:
     shutil.copytree(drills.references.uninterrupted(2), drills.runs / "changed")
-    job: Submitted = drills.train("changed", attention__variant="vanilla", schedule__steps=STEPS + 2)
+    job: Submitted = drills.train(
+        "changed", attention__variant="vanilla", schedule__steps=STEPS + 2
+    )
     ended = job.end()
     assert (ended.state, ended.restarts) == ("FAILED", 0), job.describe()
     assert "error: refused, and would be again: " in job.log and "attention.variant" in job.log

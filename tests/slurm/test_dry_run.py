@@ -23,17 +23,27 @@ def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def submissions(printed: str) -> dict[str, list[str]]:
     """Shell variable -> words of the command whose job id it gets."""
     return {
-        match[1]: shlex.split(match[2]) for match in re.finditer(r"^(\w+)=\$\((.*)\)$", printed, re.MULTILINE)
+        match[1]: shlex.split(match[2])
+        for match in re.finditer(r"^(\w+)=\$\((.*)\)$", printed, re.MULTILINE)
     }
 
 
 def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("export SBATCH_ACCOUNT='my project'\n: ${ORA_INTERFACE:=ib0}\n")
-    given = ("large", "--dry-run", "--tasks", "8", "--sbatch", "pretrain=--nodes=2-4 --comment='a b'")
+    given = (
+        "large",
+        "--dry-run",
+        "--tasks",
+        "8",
+        "--sbatch",
+        "pretrain=--nodes=2-4 --comment='a b'",
+    )
     done = submit(*given, "model.dropout=0", ORA_SITE=str(site))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "mkdir -p slurm/logs" in done.stdout and "export SBATCH_ACCOUNT='my project'" in done.stdout
+    assert (
+        "mkdir -p slurm/logs" in done.stdout and "export SBATCH_ACCOUNT='my project'" in done.stdout
+    )
     chain = submissions(done.stdout)
     after = {
         name: re.findall(
@@ -50,8 +60,12 @@ def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> Non
         "large_orthogonal": ["merge"],
         "compare": ["large_vanilla", "large_orthogonal"],
     }
-    assert all(("--kill-on-invalid-dep=yes" in chain[name]) == bool(names) for name, names in after.items())
-    assert {"--array=0-7%8", "ORA_NUM_TASKS=8", "ORA_SHARDS=data/slimpajama"} <= set(chain["tokenize"])
+    assert all(
+        ("--kill-on-invalid-dep=yes" in chain[name]) == bool(names) for name, names in after.items()
+    )
+    assert {"--array=0-7%8", "ORA_NUM_TASKS=8", "ORA_SHARDS=data/slimpajama"} <= set(
+        chain["tokenize"]
+    )
     run = chain["large_orthogonal"]
     assert {"--nodes=2-4", "--comment=a b", "ORA_CONFIG=large"} <= set(run)
     assert run[run.index("slurm/pretrain_large.sh") + 1 :] == [
@@ -77,13 +91,19 @@ def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
     [
         (("mine.yaml", "--from", "pretrain"), ("config mine.yaml is your own", "--shards")),
         (("mine.yaml", "--shards", "data/x"), ("no corpus of its own", "--source")),
-        (("base", "--from", "merge", "--until", "tokenize"), ("--from merge comes after --until tokenize",)),
+        (
+            ("base", "--from", "merge", "--until", "tokenize"),
+            ("--from merge comes after --until tokenize",),
+        ),
         (
             ("base", "--sbatch", "train=--nodes=2"),
             ("--sbatch train=--nodes=2 must be STEP=WORDS", "pretrain"),
         ),
         (("base", "--variants", "vanilla,vanilla"), ("each once",)),
-        (("base", "--sbatch", "all=--x 'unclosed"), ("cannot be read as words", "No closing quotation")),
+        (
+            ("base", "--sbatch", "all=--x 'unclosed"),
+            ("cannot be read as words", "No closing quotation"),
+        ),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], fragments: tuple[str, ...]) -> None:

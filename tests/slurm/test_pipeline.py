@@ -25,7 +25,9 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 def logs_in(directory: Path) -> str:
-    return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(directory.glob("*.log")))
+    return "\n".join(
+        f"--- {path.name}\n{path.read_text()}" for path in sorted(directory.glob("*.log"))
+    )
 
 
 @drill(nodes=1)
@@ -42,7 +44,8 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
     environment = drills.environment(settings)
     log = f"--output={place}/%x-%A_%a.log"
     array = cluster.sbatch(
-        *("--array=0-2%2", *small, log, "slurm/tokenize.sh"), environment=environment | {"HOLD_TASK": "1"}
+        *("--array=0-2%2", *small, log, "slurm/tokenize.sh"),
+        environment=environment | {"HOLD_TASK": "1"},
     )
     after = (f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes")
     merge = cluster.sbatch(*small, *after, log, "slurm/merge.sh", environment=environment)
@@ -70,7 +73,9 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
 def test_sweep_of_three_variants(drills: Drills) -> None:
     cluster, place = drills.cluster, drills.new_directory("sweep")
     runs, small = place / "runs", ("--cpus-per-task=1", drills.here)
-    fixed = dict(word.split("=", 1) for word in training_overrides(drills.shards, runs, "any", ranks=2))
+    fixed = dict(
+        word.split("=", 1) for word in training_overrides(drills.shards, runs, "any", ranks=2)
+    )
     for key in ("run.name", "run.directory", "attention.variant"):
         del fixed[key]
     grid = {
@@ -125,13 +130,23 @@ def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
     }
     (place / "grid.yaml").write_text(yaml.safe_dump(grid))
     scripts = [("checkpoint.fall_back", True)]  # which the job scripts set
-    planned = plan_sweep(read_grid(str(place / "grid.yaml")), None, scripts, lambda _: 1, check_data=True)
+    planned = plan_sweep(
+        read_grid(str(place / "grid.yaml")), None, scripts, lambda _: 1, check_data=True
+    )
     for run in planned[:8]:
-        write_planned_run(run, drills.shards, 5 + 0.01 * run.config.run.seed + 0.5 * ("hardly" in run.name))
+        write_planned_run(
+            run, drills.shards, 5 + 0.01 * run.config.run.seed + 0.5 * ("hardly" in run.name)
+        )
     settings = {"ORA_GRID": place / "grid.yaml", "ORA_NUM_TASKS": 2, "ORA_DOCTOR": 0}
     settings |= {"ORA_QUESTION": "worse", "ORA_MARGIN": 1, "ORA_RANKS_PER_NODE": 1}
     array = cluster.sbatch(
-        *("--array=0-1", "--nodes=1", "--cpus-per-task=1", drills.here, f"--output={place}/%x-%A_%a.log"),
+        *(
+            "--array=0-1",
+            "--nodes=1",
+            "--cpus-per-task=1",
+            drills.here,
+            f"--output={place}/%x-%A_%a.log",
+        ),
         "slurm/sweep.sh",
         environment=drills.environment(settings),
     )
@@ -159,7 +174,10 @@ def test_the_chain_of_submit_on_the_demo_corpus(drills: Drills) -> None:
         environment=drills.environment({"ORA_DOCTOR": 0}),
     )
     assert done.returncode == 0, done.stderr
-    jobs = {name: int(number) for number, name in re.findall(r"^ *(\d+)  (\S+)", done.stdout, re.MULTILINE)}
+    jobs = {
+        name: int(number)
+        for number, name in re.findall(r"^ *(\d+)  (\S+)", done.stdout, re.MULTILINE)
+    }
     assert list(jobs)[-1] == "compare" and len(jobs) == 7, done.stdout
     cluster.wait_for_end(jobs["compare"], 900, lambda: logs_in(place))
     logs = logs_in(place)

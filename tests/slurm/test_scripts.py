@@ -37,11 +37,15 @@ def test_options_are_in_the_header(name: str) -> None:
     lines = (ROOT / "slurm" / name).read_text().splitlines()
     first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
-    options = {line.removeprefix("#SBATCH ").split("=")[0] for line in lines if line.startswith("#SBATCH ")}
+    options = {
+        line.removeprefix("#SBATCH ").split("=")[0] for line in lines if line.startswith("#SBATCH ")
+    }
     assert {"--job-name", "--open-mode", "--output", "--time", "--nodes"} <= options
     if name.startswith(("pretrain", "sweep")):
         assert {"--gres", "--exclusive", "--requeue", "--signal"} <= options
-        assert "--ntasks-per-node" not in options  # a requeued job would want as many nodes as it had
+        assert (
+            "--ntasks-per-node" not in options
+        )  # a requeued job would want as many nodes as it had
 
 
 def test_shellcheck(shellcheck: str) -> None:
@@ -59,8 +63,16 @@ def test_shellcheck(shellcheck: str) -> None:
             {"ORA_SITE": "/nowhere/site.sh"},
             "error: ORA_SITE=/nowhere/site.sh does not exist",
         ),
-        ("pretrain_small.sh", {"ORA_ROOT": "/nowhere"}, "error: /nowhere is no checkout of ora-pretrain"),
-        ("pretrain_small.sh", {"ORA_PYTHON": "/nowhere/python"}, "error: /nowhere/python is not on "),
+        (
+            "pretrain_small.sh",
+            {"ORA_ROOT": "/nowhere"},
+            "error: /nowhere is no checkout of ora-pretrain",
+        ),
+        (
+            "pretrain_small.sh",
+            {"ORA_PYTHON": "/nowhere/python"},
+            "error: /nowhere/python is not on ",
+        ),
         ("tokenize.sh", {}, "error: ORA_CORPUS is not set: see slurm/lib.sh"),
         ("compare.sh", {"ORA_RUNS": "/nowhere"}, "error: no run in ORA_RUNS=/nowhere"),
     ],
@@ -71,7 +83,9 @@ def test_a_wrong_setting_is_one_sentence(
     shape = ["--nodes=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
     if script == "tokenize.sh":
         shape.append("--array=0")
-    number = drills.cluster.sbatch(*shape, f"slurm/{script}", environment=drills.environment(settings))
+    number = drills.cluster.sbatch(
+        *shape, f"slurm/{script}", environment=drills.environment(settings)
+    )
     (ended,) = drills.cluster.wait_for_end(number)
     log = (tmp_path / "log").read_text()
     assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), log

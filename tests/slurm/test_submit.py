@@ -16,7 +16,9 @@ def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> 
     """All of them, by a shell: the tests of every script, and the chain with its dependencies, on hold."""
     hold = ("--sbatch", "all=--hold --comment='two words'")
     for config in ("small", "base", "large"):
-        printed = cluster.run(sys.executable, "slurm/submit.py", config, "--dry-run", *hold, environment=SITE)
+        printed = cluster.run(
+            sys.executable, "slurm/submit.py", config, "--dry-run", *hold, environment=SITE
+        )
         runs = f"${config}_vanilla ${config}_orthogonal"
         ids = f"echo $download $tokenizer $tokenize $merge {runs} $compare"
         done = cluster.run("bash", "-euc", f"{printed.stdout}\n{ids}", environment=SITE)
@@ -31,7 +33,10 @@ def test_a_submitted_chain_waits_in_order_and_is_printed(cluster: Cluster) -> No
         environment=SITE,
     )
     assert done.returncode == 0, done.stderr
-    ids = {name: int(number) for number, name in re.findall(r"^ *(\d+)  (\S+)  ", done.stdout, re.MULTILINE)}
+    ids = {
+        name: int(number)
+        for number, name in re.findall(r"^ *(\d+)  (\S+)  ", done.stdout, re.MULTILINE)
+    }
     assert list(ids) == [
         *("download", "tokenizer", "tokenize", "merge"),
         *("demo-vanilla", "demo-orthogonal", "compare"),
@@ -39,7 +44,9 @@ def test_a_submitted_chain_waits_in_order_and_is_printed(cluster: Cluster) -> No
     shown = cluster.output_of("scontrol", "show", "job", "-o", ids["compare"])
     waits = set(re.findall(r"afterok:(\d+)", shown))
     assert waits == {str(ids["demo-vanilla"]), str(ids["demo-orthogonal"])}
-    assert f"afterok:{ids['tokenize']}_*" in cluster.output_of("scontrol", "show", "job", "-o", ids["merge"])
+    assert f"afterok:{ids['tokenize']}_*" in cluster.output_of(
+        "scontrol", "show", "job", "-o", ids["merge"]
+    )
     everything = " ".join(str(number) for number in ids.values())
     assert f"stop:    scancel {everything}" in done.stdout and "squeue --jobs=" in done.stdout
     assert "KillOInInvalidDependent=Yes" in shown  # Slurm's own spelling
@@ -54,7 +61,9 @@ def test_what_sbatch_refuses_is_one_sentence_and_nothing_is_submitted(cluster: C
         ("all=--partition=nowhere", "invalid partition specified: nowhere"),
         ("merge=--no-such-option", "slurm/merge.sh (ora-merge)"),
     ):
-        done = cluster.run(sys.executable, "slurm/submit.py", "large", "--sbatch", option, environment=SITE)
+        done = cluster.run(
+            sys.executable, "slurm/submit.py", "large", "--sbatch", option, environment=SITE
+        )
         assert_refused(done, "sbatch --test-only refuses", reason)
     assert cluster.output_of("squeue", "-h") == before
 

@@ -32,7 +32,16 @@ from pretrain.study.seeds import Groups
 
 MOST = 0.8  # of the gap: a class with that share of it is said to hold it
 _QUARTERS = ("rarest quarter", "second quarter", "third quarter", "most frequent quarter")
-_HEADER = ("class", "variant", "tokens", "baseline's loss", "loss", "gap", "95 % interval", "of the gap")
+_HEADER = (
+    "class",
+    "variant",
+    "tokens",
+    "baseline's loss",
+    "loss",
+    "gap",
+    "95 % interval",
+    "of the gap",
+)
 Splits: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 """{split: {class: bool [samples, sequence_length], whether a prediction is in the class}}"""
 
@@ -55,9 +64,20 @@ class ClassGap:
     @property
     def cells(self) -> tuple[str, ...]:
         """Return the row of a table under _HEADER."""
-        part = "{:.0f} % [{:.0f}, {:.0f}]".format(*(100 * p for p in self.part)) if self.part else NOTHING
+        part = (
+            "{:.0f} % [{:.0f}, {:.0f}]".format(*(100 * p for p in self.part))
+            if self.part
+            else NOTHING
+        )
         gap = (NATS.signed(self.gap.mean), NATS.interval(self.gap))
-        return self.name, self.variant, f"{100 * self.share:.1f} %", *map(number, self.losses), *gap, part
+        return (
+            self.name,
+            self.variant,
+            f"{100 * self.share:.1f} %",
+            *map(number, self.losses),
+            *gap,
+            part,
+        )
 
 
 def refuse_unlike(groups: Groups[FinishedRun]) -> None:
@@ -67,9 +87,13 @@ def refuse_unlike(groups: Groups[FinishedRun]) -> None:
     for key in ("sequence_length", "validation_samples", "reset_at_document_end"):
         if len(values := {str(run.config["data"].get(key)) for run in groups.runs}) > 1:
             differ = f"these runs differ in data.{key} ({', '.join(sorted(values))})"
-            raise UserError(f"{differ}, so they have no held-out text in common; evaluate them apart")
+            raise UserError(
+                f"{differ}, so they have no held-out text in common; evaluate them apart"
+            )
     for name, base in groups.compared_with.items():
-        if not set.intersection(*({run.seed for run in groups.named(one).runs} for one in (name, base))):
+        if not set.intersection(
+            *({run.seed for run in groups.named(one).runs} for one in (name, base))
+        ):
             raise UserError(f"'{name}' and '{base}' have no seed in common; leave one out")
 
 
@@ -81,11 +105,15 @@ def score(trained: TrainedModel) -> np.ndarray:
         for rows in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
             tokens = torch.from_numpy(samples.blocks(rows)).to(device)
             with torch.no_grad():
-                losses.append(token_losses(trained.model, tokens, trained.data.boundary).double().cpu())
+                losses.append(
+                    token_losses(trained.model, tokens, trained.data.boundary).double().cpu()
+                )
     return torch.cat(losses).numpy()
 
 
-def classify(ids: np.ndarray, sources: np.ndarray, counts: np.ndarray, boundary: int | None) -> Splits:
+def classify(
+    ids: np.ndarray, sources: np.ndarray, counts: np.ndarray, boundary: int | None
+) -> Splits:
     """Return the classes, some empty; predictions made at `boundary` are in none.
 
     `ids`: `[samples, sequence_length + 1]`. `sources`: `[samples]`, their names. `counts`: `[vocabulary]`,
@@ -100,12 +128,19 @@ def classify(ids: np.ndarray, sources: np.ndarray, counts: np.ndarray, boundary:
     frequency, (rows, places) = quarters[ids[:, 1:]], np.indices(seen.shape)
     cuts = [-(-seen.shape[1] * part // 4) for part in range(5)]
     splits = {
-        "recall": {"pair seen before": pair, "token alone seen before": seen & ~pair, "not seen": ~seen},
+        "recall": {
+            "pair seen before": pair,
+            "token alone seen before": seen & ~pair,
+            "not seen": ~seen,
+        },
         "frequency": {name: frequency == quarter for quarter, name in enumerate(_QUARTERS)},
         "position": {f"{a + 1} to {b}": (places >= a) & (places < b) for a, b in pairwise(cuts)},
         "source": {str(name): sources[rows] == name for name in np.unique(sources)},
     }
-    return {split: {name: own & ~ends[:, :-1] for name, own in one.items()} for split, one in splits.items()}
+    return {
+        split: {name: own & ~ends[:, :-1] for name, own in one.items()}
+        for split, one in splits.items()
+    }
 
 
 def _repeated(keys: np.ndarray) -> np.ndarray:
@@ -116,7 +151,11 @@ def _repeated(keys: np.ndarray) -> np.ndarray:
 
 
 def dissect(
-    variant: str, baseline: str, own: Mapping[int, np.ndarray], base: Mapping[int, np.ndarray], splits: Splits
+    variant: str,
+    baseline: str,
+    own: Mapping[int, np.ndarray],
+    base: Mapping[int, np.ndarray],
+    splits: Splits,
 ) -> list[ClassGap]:
     """Return the whole gap ("all", of split "all") and that of every class that is not empty.
 
@@ -125,7 +164,9 @@ def dissect(
     whole, found = np.logical_or.reduce([*splits["recall"].values()]), list[ClassGap]()
     for split, classes in {"all": {"all": whole}, **splits}.items():
         for name, mask in ((name, mask) for name, mask in classes.items() if mask.any()):
-            values, others = ({seed: float(one[mask].mean()) for seed, one in a.items()} for a in (base, own))
+            values, others = (
+                {seed: float(one[mask].mean()) for seed, one in a.items()} for a in (base, own)
+            )
             gap = paired_gap(baseline, others, values, NATS)
             assert gap is not None
             losses = [sum(side[seed] for seed in gap.seeds) / gap.n for side in (values, others)]
@@ -143,7 +184,11 @@ def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, 
     (aa, ab), (_, bb) = np.cov(a, b) * stats.t.ppf((1 + CONFIDENCE) / 2, gap.n - 1) ** 2 / gap.n
     square, mixed = b.mean() ** 2 - bb, a.mean() * b.mean() - ab
     root = math.sqrt(max(0.0, mixed**2 - square * (a.mean() ** 2 - aa)))
-    return float(a.mean() / b.mean()), float((mixed - root) / square), float((mixed + root) / square)
+    return (
+        float(a.mean() / b.mean()),
+        float((mixed - root) / square),
+        float((mixed + root) / square),
+    )
 
 
 def anatomy_document(
@@ -154,11 +199,19 @@ def anatomy_document(
     for run, data, own in measured:  # noqa: B007 # the data of all is the same
         losses[groups.name_of(run)][run.seed] = own
     ids = {name: own.blocks(np.arange(len(own))) for name, own in data.validation.items()}
-    every, sources = np.concatenate([*ids.values()]), np.repeat([*ids], [len(own) for own in ids.values()])
+    every, sources = (
+        np.concatenate([*ids.values()]),
+        np.repeat([*ids], [len(own) for own in ids.values()]),
+    )
     splits = classify(every, sources, data.blend.train_counts(), data.boundary)
     pairs = {name: base for name, base in groups.compared_with.items() if name != base}
-    found = [dissect(name, base, losses[name], losses[base], splits) for name, base in pairs.items()]
-    rows, in_short = [gap for alike in zip(*found, strict=True) for gap in alike], [*map(in_words, found)]
+    found = [
+        dissect(name, base, losses[name], losses[base], splits) for name, base in pairs.items()
+    ]
+    rows, in_short = (
+        [gap for alike in zip(*found, strict=True) for gap in alike],
+        [*map(in_words, found)],
+    )
     page: list[Block] = ["# Anatomy of the gap", "## In short", in_short]
     for split in dict.fromkeys(row.split for row in rows):
         table = Table(_HEADER, [row.cells for row in rows if row.split == split], (0, 1))
@@ -182,9 +235,13 @@ def in_words(gaps: Sequence[ClassGap]) -> str:
     answer = "Its interval has no ends or contains 0, so no class can be said to hold it."
     if top is not None and top.part is not None:
         answer = (
-            "It is held by" if top.part[0] >= MOST else f"No class holds {share(MOST)} of it, the most has"
+            "It is held by"
+            if top.part[0] >= MOST
+            else f"No class holds {share(MOST)} of it, the most has"
         )
-        answer += f' "{top.name}" ({top.split}): {top.cells[-1]}, with {share(top.share)} of the tokens.'
+        answer += (
+            f' "{top.name}" ({top.split}): {top.cells[-1]}, with {share(top.share)} of the tokens.'
+        )
     return f"{gaps[0].variant} − {gap.baseline}: {size}. {answer}"
 
 
@@ -192,14 +249,14 @@ def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> 
     """Return the passage once for each variant, every token on a background by its difference of loss."""
 
     def span(words: str, difference: float) -> str:
-        colour = "213, 94, 0" if difference > 0 else "0, 114, 178"  # told apart by all kinds of sight
+        colour = (
+            "213, 94, 0" if difference > 0 else "0, 114, 178"
+        )  # told apart by all kinds of sight
         style = f"background: rgba({colour}, {0.55 * min(1.0, abs(difference)):.2f})"
         return f'<span style="{style}" title="{difference:+.2f} nats">{escape(words)}</span>'
 
     legend = " ".join(span(f" {step:+.1f} ", step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0))
-    body = (
-        f"<h1>The gap, token by token</h1>\n<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
-    )
+    body = f"<h1>The gap, token by token</h1>\n<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
     for variant, values in differences.items():
         spans = "".join(map(span, passage, [0.0, *values.tolist()]))
         body += f'\n<h2>{escape(variant)}</h2>\n<p style="white-space: pre-wrap">{spans}</p>'

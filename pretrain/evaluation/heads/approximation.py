@@ -139,8 +139,12 @@ class Regressor(torch.nn.Module):
         self.decoder: TransformerBlock = build_model(config, context).decoder
         width = config.model.hidden_size
         rows = partial(normal_rows, config.run.seed)
-        self.embed = torch.nn.Parameter(rows("regression.input", range(width), FEATURES, FEATURES**-0.5))
-        self.read_out = torch.nn.Parameter(rows("regression.output", range(1), width, width**-0.5)[0])
+        self.embed = torch.nn.Parameter(
+            rows("regression.input", range(width), FEATURES, FEATURES**-0.5)
+        )
+        self.read_out = torch.nn.Parameter(
+            rows("regression.output", range(1), width, width**-0.5)[0]
+        )
         self.to(context.device)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -223,13 +227,15 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
     best = errors[grid.variants[0]][largest]
     excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
     falls = [after < before for before, after in zip(small, large, strict=True)]
-    text = (
-        f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the largest model"
-    )
+    text = f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the largest model"
     if variant == grid.variants[0]:
-        return Verdict(variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)")
+        return Verdict(
+            variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)"
+        )
     held = sum(fall and more <= 100 * tolerance for fall, more in zip(falls, excess, strict=True))
-    return Verdict(variant, len(large), held, f"{text}, {seeds_text(excess, 1)} % above the baseline")
+    return Verdict(
+        variant, len(large), held, f"{text}, {seeds_text(excess, 1)} % above the baseline"
+    )
 
 
 def _tables(grid: Grid, errors: Errors) -> list[Table]:
@@ -240,7 +246,9 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
         names = (*map(str, size), str(grid.seeds))
         own = {variant: errors[variant][size] for variant in grid.variants}
         error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
-        ratio_rows.append((*names, *(_ratio_text(own[variant], own[baseline]) for variant in others)))
+        ratio_rows.append(
+            (*names, *(_ratio_text(own[variant], own[baseline]) for variant in others))
+        )
     header = ("width", "depth", "n")
     ratio_title = (
         f"Error / error of {baseline} at the same size and seed: geometric mean with its "
@@ -290,7 +298,9 @@ def _figure(grid: Grid, errors: Errors) -> Figure:
 def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int, int]]) -> None:
     """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
     for place, variant in enumerate(grid.variants):
-        shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)  # error bars must not hide one another
+        shift = 1.03 ** (
+            place - (len(grid.variants) - 1) / 2
+        )  # error bars must not hide one another
         by_size = [errors[variant][size] for size in sizes.values()]
         plot_seeds(plot, [value * shift for value in sizes], by_size, grid.variants, variant)
     plain = FuncFormatter(lambda value, _: f"{value:g}")

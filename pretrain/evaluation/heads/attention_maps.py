@@ -56,7 +56,13 @@ class AttentionMaps:
         """Return what is drawn, without the numbers."""
         heads, positions, _ = self.probabilities.shape
         run = {"name": self.name, "group": self.group, "seed": self.seed}
-        return {**run, "layer": self.layer, "heads": heads, "positions": positions, "source": self.source}
+        return {
+            **run,
+            "layer": self.layer,
+            "heads": heads,
+            "positions": positions,
+            "source": self.source,
+        }
 
 
 def chosen_layer(wanted: int | None, runs: Sequence[FinishedRun]) -> int:
@@ -88,7 +94,9 @@ def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) 
 
     with torch.no_grad(), attention_observed(trained.model, observe):
         token_losses(trained.model, tokens, trained.data.boundary)
-    return AttentionMaps(trained.run.name, group, trained.run.seed, layer, source, seen[layer].numpy())
+    return AttentionMaps(
+        trained.run.name, group, trained.run.seed, layer, source, seen[layer].numpy()
+    )
 
 
 def lowest_seeds(maps: Sequence[AttentionMaps]) -> list[AttentionMaps]:
@@ -127,7 +135,9 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
         if head >= heads[row]:
             plot.set_visible(False)
             continue
-        seen = np.ma.masked_equal(maps[row].probabilities[head], 0)  # what a query cannot see stays white
+        seen = np.ma.masked_equal(
+            maps[row].probabilities[head], 0
+        )  # what a query cannot see stays white
         plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
         plot.grid(visible=False)
         plot.locator_params(nbins=5, integer=True)
@@ -138,9 +148,12 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
         if head >= max(heads[row + 1 :], default=0):  # the last one
             plot.set_xlabel("key position")
     colours = ScalarMappable(scale, _COLOURS)
-    figure.colorbar(colours, ax=plots, label="attention probability", extend="min", aspect=40, shrink=0.9)
+    figure.colorbar(
+        colours, ax=plots, label="attention probability", extend="min", aspect=40, shrink=0.9
+    )
     figure.suptitle(
-        f"Attention in layer {maps[0].layer}: one sample, the first {positions} positions", fontsize="large"
+        f"Attention in layer {maps[0].layer}: one sample, the first {positions} positions",
+        fontsize="large",
     )
     return figure
 

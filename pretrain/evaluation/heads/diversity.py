@@ -78,16 +78,23 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
             positions += count
     one_head = model.config.num_attention_heads == 1
     measured = []
-    for layer, (divergence, nats, relative) in zip(layers, (sums / positions).tolist(), strict=True):
+    for layer, (divergence, nats, relative) in zip(
+        layers, (sums / positions).tolist(), strict=True
+    ):
         weights = head_weights(layer.self_attention)
         query, key = (
-            weight_diversity(getattr(weights, role)) if weights else None for role in ("query", "key")
+            weight_diversity(getattr(weights, role)) if weights else None
+            for role in ("query", "key")
         )
-        measured.append(LayerDiversity(query, key, None if one_head else divergence, nats, relative))
+        measured.append(
+            LayerDiversity(query, key, None if one_head else divergence, nats, relative)
+        )
     return measured
 
 
-def _attention_sums(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> tuple[np.ndarray, int]:
+def _attention_sums(
+    model: GPTModel, tokens: torch.Tensor, boundary: int | None
+) -> tuple[np.ndarray, int]:
     """Run `[batch, seq + 1]` ids; sum divergence, entropy and relative entropy over positions, `[layers, 3]`.
 
     Only positions that see two keys or more count; their number is returned too.
@@ -189,10 +196,14 @@ class RunDiversity:
     untrained: Sequence[LayerDiversity]
 
 
-def measure_run(trained: TrainedModel, group: str, context: ParallelContext, samples: int) -> RunDiversity:
+def measure_run(
+    trained: TrainedModel, group: str, context: ParallelContext, samples: int
+) -> RunDiversity:
     """Measure a run's model, and the same model at initialisation."""
     untrained = build_model(trained.config, context).eval()
-    after, before = (measure_diversity(model, trained.data, samples) for model in (trained.model, untrained))
+    after, before = (
+        measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
+    )
     return RunDiversity(trained.run.name, group, trained.run.seed, after, before)
 
 
@@ -241,7 +252,9 @@ def diversity_report(
         f"{limits.divergence:g} nat."
     )
     drawn = lowest_seeds(maps)
-    summaries = [{"trained": summary(run.trained), "untrained": summary(run.untrained)} for run in runs]
+    summaries = [
+        {"trained": summary(run.trained), "untrained": summary(run.untrained)} for run in runs
+    ]
     return Report(
         experiment="E4",
         title="Head diversity",
@@ -253,7 +266,9 @@ def diversity_report(
             "limits": asdict(limits),
             "samples_per_source": samples,
             "maps": [one.about for one in drawn],
-            "runs": [asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)],
+            "runs": [
+                asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
+            ],
         },
         figures={"diversity": lambda: _figure(groups, limits), "maps": lambda: maps_figure(drawn)},
         captions={"maps": caption(drawn)},
@@ -263,7 +278,9 @@ def diversity_report(
 
 def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdict:
     summaries = [summary(run.trained) for run in runs]
-    cosines, divergences = ([numbers[key] for numbers in summaries] for key in ("cosine_max", "divergence"))
+    cosines, divergences = (
+        [numbers[key] for numbers in summaries] for key in ("cosine_max", "divergence")
+    )
     text = f"cosine {seeds_text(cosines)}, KL {seeds_text(divergences)}"
     held = 0
     for cosine, divergence in zip(cosines, divergences, strict=True):
@@ -280,7 +297,9 @@ def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
     for group, runs in groups.items():
         for state in ("trained", "untrained"):
             numbers = [summary(getattr(run, state)) for run in runs]
-            cells = [seeds_text([one[key] for one in numbers], MEASURES[key][1]) for key in MEASURES]
+            cells = [
+                seeds_text([one[key] for one in numbers], MEASURES[key][1]) for key in MEASURES
+            ]
             rows.append((group, str(len(runs)), state, *cells))
     header = ("variant", "n", "state", *(title for title, _, _ in MEASURES.values()))
     return text_table("Whole model, mean ± sd over seeds", header, rows)

@@ -22,7 +22,15 @@ from megatron_patches.attention.heads import has_queries_and_keys
 from pretrain.errors import UserError
 from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
-from pretrain.reporting.plots import GREY, group_style, label, legend_below, new_figure, plot_seeds, remark
+from pretrain.reporting.plots import (
+    GREY,
+    group_style,
+    label,
+    legend_below,
+    new_figure,
+    plot_seeds,
+    remark,
+)
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, perplexity
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
@@ -121,16 +129,22 @@ def why_not(trained: TrainedModel, factor: float) -> str | None:
     length = trained.config.data.sequence_length
     if trained.config.model.position_embedding == "learned":
         return f"there is no learned position beyond the {length} trained"
-    if not all(has_queries_and_keys(layer.self_attention) for layer in trained.model.decoder.layers):
+    if not all(
+        has_queries_and_keys(layer.self_attention) for layer in trained.model.decoder.layers
+    ):
         return f"the score matrices have rows for the {length} trained positions only"
     return None
 
 
-def _losses(trained: TrainedModel, sources: Mapping[str, ValidationSamples], length: int) -> LengthLoss:
+def _losses(
+    trained: TrainedModel, sources: Mapping[str, ValidationSamples], length: int
+) -> LengthLoss:
     device = next(trained.model.parameters()).device
     span = 3 * trained.config.data.sequence_length
     sums, counts = np.zeros(span), np.zeros(span)
-    at_once = max(1, trained.config.data.micro_batch_size // 3)  # as many ids as a training forward pass
+    at_once = max(
+        1, trained.config.data.micro_batch_size // 3
+    )  # as many ids as a training forward pass
     for samples in sources.values():
         for first in range(0, len(samples), at_once):
             spans = samples.blocks(np.arange(first, min(first + at_once, len(samples))))
@@ -174,8 +188,12 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
         changes = [run.change(factor) for run in runs]
         reason = runs[0].reasons.get(factor)
         measured = f"{seeds_text([None if c is None else 100 * c for c in changes], 1)} %"
-        parts.append(f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}")
-    known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
+        parts.append(
+            f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}"
+        )
+    known = [
+        [change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs
+    ]
     held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
     # What cannot be measured cannot hold; what was measured can still have failed.
     answer = None if runs[0].reasons and held else held
@@ -192,7 +210,9 @@ def _table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
                 changes = [100 * (run.change(factor) or 0.0) for run in runs]
                 predictions = f"{runs[0].losses[factor].predictions:,}"
                 cells = (seeds_text(perplexities, 2), seeds_text(changes, 1), predictions)
-            rows.append((group, str(len(runs)), str(round(factor * runs[0].trained_length)), *cells))
+            rows.append(
+                (group, str(len(runs)), str(round(factor * runs[0].trained_length)), *cells)
+            )
     header = ("variant", "n", "length", "perplexity", "change, %", "predictions")
     return text_table("Perplexity by length, mean ± sd over seeds", header, rows)
 
@@ -203,10 +223,14 @@ def _gain_table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
         trained = runs[0].trained_length
         inside = seeds_text([float(run.gain()[trained // 2 : trained].mean()) for run in runs], 4)
         possible = 1.5 in runs[0].losses
-        beyond = seeds_text([float(run.gain()[trained:].mean()) if possible else None for run in runs], 4)
+        beyond = seeds_text(
+            [float(run.gain()[trained:].mean()) if possible else None for run in runs], 4
+        )
         rows.append((group, str(len(runs)), inside, beyond))
     header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2")
-    return text_table("What context gives: change of loss against blocks of T/2, in nats", header, rows)
+    return text_table(
+        "What context gives: change of loss against blocks of T/2, in nats", header, rows
+    )
 
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
@@ -279,7 +303,9 @@ def _plot_gain(plot: Axes, groups: Mapping[str, Sequence[RunLengths]]) -> None:
         buckets = pairwise(length * index // _BUCKETS for index in range(_BUCKETS + 1))
         spans = [(start, stop) for start, stop in buckets if stop > start]
         middles = [(start + stop) / 2 / trained for start, stop in spans]
-        means = [statistics.mean(run.gain()[start:stop].mean() for run in runs) for start, stop in spans]
+        means = [
+            statistics.mean(run.gain()[start:stop].mean() for run in runs) for start, stop in spans
+        ]
         plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
     plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
     remark(plot, "trained length", (1.0, 1), (3, -10), ("data", "axes fraction"))

@@ -60,9 +60,14 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
         )
     data = open_data(trained.config, trained.blend)
     model = load_model(trained, context)
-    loss = validation_metrics(held_out_losses(model, data, trained.config, context))[VALIDATION_LOSS.tag]
+    loss = validation_metrics(held_out_losses(model, data, trained.config, context))[
+        VALIDATION_LOSS.tag
+    ]
     logged = run.result.validation_loss
-    if logged is None or not abs(loss / logged - 1) <= LOSS_TOLERANCE[trained.config.precision.dtype]:
+    if (
+        logged is None
+        or not abs(loss / logged - 1) <= LOSS_TOLERANCE[trained.config.precision.dtype]
+    ):
         raise UserError(
             f"the model loaded from {trained.checkpoint} has validation loss {loss:.6f} but run '{run.name}' "
             f"logged {logged}: the weights are not those of that step; restore the run's directory"

@@ -115,7 +115,9 @@ def load_tasks(
                 raise
             except Exception as error:  # whatever a task's file, its code and its data can raise
                 mend = _remedy() if _on_hub(manager, [name]) else "mend the task, or leave it out"
-                raise UserError(f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}") from error
+                raise UserError(
+                    f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}"
+                ) from error
             for one in _measured(parts.get("groups", {}).get(name), tasks):
                 loaded.setdefault(one.name, one)
     return list(loaded.values())
@@ -160,9 +162,12 @@ def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
             yield from _parts(manager, sorted(entry.tags))
         elif isinstance(parts, list):
             named = [
-                part.get("task", part.get("group")) if isinstance(part, Mapping) else part for part in parts
+                part.get("task", part.get("group")) if isinstance(part, Mapping) else part
+                for part in parts
             ]
-            yield from _parts(manager, (part for part in named if isinstance(part, str) and part != name))
+            yield from _parts(
+                manager, (part for part in named if isinstance(part, str) and part != name)
+            )
         else:
             yield name
 
@@ -171,7 +176,9 @@ def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
     """Return those of the tasks whose data are not in local files."""
     entries = {name: manager.task_index.get(name) for name in _parts(manager, names)}
     paths = {name: str((e.cfg or {}).get("dataset_path", "")) for name, e in entries.items() if e}
-    return sorted(name for name, path in paths.items() if path not in _LOCAL and not Path(path).exists())
+    return sorted(
+        name for name, path in paths.items() if path not in _LOCAL and not Path(path).exists()
+    )
 
 
 def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
@@ -190,7 +197,9 @@ def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
         pass  # an answer
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        raise UserError(f"--tasks {tasks[0]}: {hub} does not answer ({reason}); {_remedy()}") from error
+        raise UserError(
+            f"--tasks {tasks[0]}: {hub} does not answer ({reason}); {_remedy()}"
+        ) from error
 
 
 def _offline() -> bool:
@@ -210,7 +219,9 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
     if group is None:
         yield from (Measured(name, (task,)) for name, task in tasks.items())
     elif group.has_aggregation:
-        yield Measured(group.name, tuple(tasks[task.task_name] for task in group.get_all_tasks()), group)
+        yield Measured(
+            group.name, tuple(tasks[task.task_name] for task in group.get_all_tasks()), group
+        )
     else:
         for part in group.get_all_tasks(recursive=False):
             yield Measured(part.task_name, (tasks[part.task_name],))
@@ -221,7 +232,9 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
     """Prepare a task as the harness does before an evaluation."""
     given = task.get_config("num_fewshot")
-    if given is None or (shots is not None and given != 0):  # a task that says 0 keeps it, as in the harness
+    if given is None or (
+        shots is not None and given != 0
+    ):  # a task that says 0 keeps it, as in the harness
         task.set_config("num_fewshot", shots or 0)
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
@@ -237,9 +250,12 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
 def _digest(task: Task, config: Mapping[str, Any]) -> str:
     """Return the SHA-256 of every request and item, and of the way answers are scored."""
     counts = {
-        key: config.get(key) for key in ("output_type", "metric_list", "filter_list", "process_results")
+        key: config.get(key)
+        for key in ("output_type", "metric_list", "filter_list", "process_results")
     }
-    digest = hashlib.sha256(_ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode())
+    digest = hashlib.sha256(
+        _ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode()
+    )
     for instance in task.instances:
         item = [instance.request_type, instance.args, instance.doc]
         digest.update(json.dumps(item, default=str, sort_keys=True).encode())
@@ -266,7 +282,9 @@ class Harness:
                     use_safetensors=True,
                 )
             except (OSError, ValueError) as error:
-                raise UserError(f"transformers cannot load {directory}: {_reason(error)}") from error
+                raise UserError(
+                    f"transformers cannot load {directory}: {_reason(error)}"
+                ) from error
 
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
         """Evaluate one task.
@@ -284,10 +302,15 @@ class Harness:
         with _quiet():
             try:
                 results = evaluator.evaluate(
-                    self._model, {"tasks": {loaded.name: loaded.task}}, limit=limit, bootstrap_iters=BOOTSTRAP
+                    self._model,
+                    {"tasks": {loaded.name: loaded.task}},
+                    limit=limit,
+                    bootstrap_iters=BOOTSTRAP,
                 )
             except torch.OutOfMemoryError as error:
-                raise UserError(f"{loaded.name}: {_reason(error)}; give a smaller --batch-size") from error
+                raise UserError(
+                    f"{loaded.name}: {_reason(error)}; give a smaller --batch-size"
+                ) from error
             except Exception as error:
                 reason = _reason(error)
                 raise UserError(

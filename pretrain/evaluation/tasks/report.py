@@ -51,8 +51,12 @@ class TaskReport:
     def document(self) -> Document:
         """Return all forms of the report."""
         comparison, remarks = self.comparison, notes(self)
-        tested, others = ([one for one in comparison.contrasts if one.tested is t] for t in (True, False))
-        in_short = [gap_sentence(f"{one.task}: {one.variant}", one.gap, one.metric) for one in tested]
+        tested, others = (
+            [one for one in comparison.contrasts if one.tested is t] for t in (True, False)
+        )
+        in_short = [
+            gap_sentence(f"{one.task}: {one.variant}", one.gap, one.metric) for one in tested
+        ]
         results = _results_table(comparison.results)
         page: list[Block] = [
             "# Tasks",
@@ -64,9 +68,14 @@ class TaskReport:
         if comparison.contrasts:
             gaps = _gap_table(tested, (PAIRS, GAP, INTERVAL, EFFECT, *TESTS), claims=True)
             page += ["## Gaps to the baseline, paired by seed", gaps]
-            summary.append(_gap_table(tested, (PAIRS, GAP, INTERVAL, replace(T_HOLM, title="p, Holm"))))
+            summary.append(
+                _gap_table(tested, (PAIRS, GAP, INTERVAL, replace(T_HOLM, title="p, Holm")))
+            )
         if others:
-            page += ["## Gaps by the other metrics (not tested)", _gap_table(others, (PAIRS, GAP, INTERVAL))]
+            page += [
+                "## Gaps by the other metrics (not tested)",
+                _gap_table(others, (PAIRS, GAP, INTERVAL)),
+            ]
         if comparison.item_tests:
             page += ["## Item by item, one model against one", _item_table(comparison.item_tests)]
         page += ["## Tasks and models", *_inputs(self)]
@@ -92,7 +101,9 @@ def _results_table(results: Sequence[Result]) -> Table:
     return Table(header, rows, text_columns=(0, 1, 2))
 
 
-def _gap_table(contrasts: Sequence[Contrast], columns: Sequence[GapColumn], claims: bool = False) -> Table:
+def _gap_table(
+    contrasts: Sequence[Contrast], columns: Sequence[GapColumn], claims: bool = False
+) -> Table:
     rows = [GapRow((one.task, one.metric, one.variant), one.gap, one.metric) for one in contrasts]
     return gap_table(("task", "metric", "variant"), rows, columns, claims=claims)
 
@@ -136,7 +147,9 @@ def notes(report: TaskReport) -> list[str]:
         )
     if differing := _differing_settings(report.groups):
         remarks.append(f"The runs also differ in {', '.join(differing)}.")
-    steps = sorted({str(one.step or "unknown") for group in report.groups.groups for one in group.runs})
+    steps = sorted(
+        {str(one.step or "unknown") for group in report.groups.groups for one in group.runs}
+    )
     if len(steps) > 1:
         remarks.append(
             f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant alone."
@@ -149,17 +162,29 @@ def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
     files = [RunDirectory(one.path).config for one in groups.runs]
     configs = [read_yaml(file, str(file)).values for file in files if file.is_file()]
     settings = [
-        {f"{section}.{key}": value for section, content in config.items() for key, value in content.items()}
+        {
+            f"{section}.{key}": value
+            for section, content in config.items()
+            for key, value in content.items()
+        }
         for config in configs
     ]
     keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
-    return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
+    return [
+        key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1
+    ]
 
 
 def _inputs(report: TaskReport) -> list[Block]:
     """Return the tables of the tasks and of the models."""
     tasks = [
-        (one.name, part.name if one.group else NOTHING, part.version, str(part.shots), part.asked[:12])
+        (
+            one.name,
+            part.name if one.group else NOTHING,
+            part.version,
+            str(part.shots),
+            part.asked[:12],
+        )
         for one in report.measured
         for part in one.tasks
     ]
@@ -201,7 +226,9 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
             "seed": one.seed,
             "step": one.step,
             "path": str(one.path),
-            "tasks": {name: _without_items(scores) for name, scores in report.scores[one.path].items()},
+            "tasks": {
+                name: _without_items(scores) for name, scores in report.scores[one.path].items()
+            },
         }
         for group in report.groups.groups
         for one in group.runs
@@ -222,7 +249,8 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
         "models": models,
         **asdict(report.comparison),
         "contrasts": [
-            asdict(one) | {"gap": one.gap and gap_content(one.gap)} for one in report.comparison.contrasts
+            asdict(one) | {"gap": one.gap and gap_content(one.gap)}
+            for one in report.comparison.contrasts
         ],
     }
 

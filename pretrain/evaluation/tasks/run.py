@@ -84,6 +84,8 @@ def _scores(content: Mapping[str, Any]) -> TaskScores:
     """Return the scores of a file, whose numbers that are not finite are null."""
     scores = {}
     for metric, score in content["scores"].items():
-        value, *items = (math.nan if one is None else float(one) for one in (score["value"], *score["items"]))
+        value, *items = (
+            math.nan if one is None else float(one) for one in (score["value"], *score["items"])
+        )
         scores[metric] = Score(value, score["stderr"], score["higher_is_better"], tuple(items))
     return TaskScores(scores, content["items"], content["cut"])

@@ -42,10 +42,16 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
     result, better = results["results"][name], results["higher_is_better"].get(name) or {}
     scores = {}
     for metric, which, value, error in _metrics(result):
-        items = [sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which]
-        numeric = all(map(_is_number, items))  # what is aggregated from pairs, such as F1, has no such items
+        items = [
+            sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which
+        ]
+        numeric = all(
+            map(_is_number, items)
+        )  # what is aggregated from pairs, such as F1, has no such items
         own_items = tuple(map(float, items)) if numeric else ()
-        scores[_named(metric, which)] = Score(value, error, better.get(metric) is not False, own_items)
+        scores[_named(metric, which)] = Score(
+            value, error, better.get(metric) is not False, own_items
+        )
     return TaskScores(scores, int(result["sample_len"]), cut)
 
 
@@ -57,7 +63,9 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
         for metric, score in part.scores.items():
             key, _, which = metric.partition(",")
             flat[name][f"{key},{which or 'none'}"] = score.value
-            flat[name][f"{key}_stderr,{which or 'none'}"] = "N/A" if score.stderr is None else score.stderr
+            flat[name][f"{key}_stderr,{which or 'none'}"] = (
+                "N/A" if score.stderr is None else score.stderr
+            )
     whole = group.aggregate(flat)
     first = next(iter(parts.values())).scores
     scores = {}

@@ -16,7 +16,9 @@ def test_a_replaced_file_has_the_new_content_and_nothing_beside_it(tmp_path: Pat
     assert (tmp_path / "new/file").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize(("write", "error"), [(replace_file, OSError), (write_atomically, DataError)])
+@pytest.mark.parametrize(
+    ("write", "error"), [(replace_file, OSError), (write_atomically, DataError)]
+)
 def test_what_cannot_be_written_is_named_and_leaves_nothing(write, error, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "directory").mkdir()
     with pytest.raises(error, match="directory"):
@@ -34,7 +36,9 @@ def test_the_hash_of_a_file(tmp_path: Path) -> None:
     content = bytes(range(256)) * 40_000
     (tmp_path / "file").write_bytes(content)
     counts: list[int] = []
-    assert hash_file(tmp_path / "file", progress=counts.append) == hashlib.sha256(content).hexdigest()
+    assert (
+        hash_file(tmp_path / "file", progress=counts.append) == hashlib.sha256(content).hexdigest()
+    )
     assert sum(counts) == len(content) and len(counts) > 1
     with pytest.raises(OSError):
         hash_file(tmp_path / "missing")

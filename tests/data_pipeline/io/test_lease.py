@@ -52,14 +52,17 @@ def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds:
 @pytest.mark.distributed
 @pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.full)])
 @pytest.mark.parametrize("starters", [2, 3, 6])
-def test_of_starters_at_once_one_takes_a_dead_ones_lease(starters: int, rounds: int, tmp_path: Path) -> None:
+def test_of_starters_at_once_one_takes_a_dead_ones_lease(
+    starters: int, rounds: int, tmp_path: Path
+) -> None:
     dead = gone()
     for number in range(rounds):
         left(tmp_path / str(number), dead)
     fork = get_context("fork")
     barriers, holders = [fork.Barrier(starters) for _ in range(2)], fork.Array("i", rounds)
     processes = [
-        fork.Process(target=start, args=(tmp_path, *barriers, holders, rounds)) for _ in range(starters)
+        fork.Process(target=start, args=(tmp_path, *barriers, holders, rounds))
+        for _ in range(starters)
     ]
     for process in processes:
         process.start()

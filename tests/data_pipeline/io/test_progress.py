@@ -24,7 +24,9 @@ def test_the_time_left_is_that_of_the_bytes_left() -> None:
 
 
 @pytest.mark.distributed
-def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_in_a_log(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = find_inputs([workshop.corpus]).files
     seen: list[Progress] = []
     with ProgressLine(sum(file.size for file in files), log_seconds=0) as line:
@@ -38,7 +40,9 @@ def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.Captu
     assert len(lines) == len(seen) > 16
     assert lines[-1].startswith("100.0%, ETA 0:00:00: ") and "tokens joined to shards" in lines[-1]
     units = [line for line in lines if "tokens/s" in line]
-    assert units and all(re.match(r"\d+\.\d%, ETA (\d+:\d\d:\d\d|unknown): ", line) for line in units)
+    assert units and all(
+        re.match(r"\d+\.\d%, ETA (\d+:\d\d:\d\d|unknown): ", line) for line in units
+    )
     assert any("; reading demo-0000" in line for line in units)
     assert sum(p.documents for p in seen) == sum(shard.documents for shard in manifest.shards)
     assert sum(p.tokens for p in seen) == sum(shard.tokens for shard in manifest.shards)
@@ -55,7 +59,15 @@ def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("columns", [200, 80, 40])
 def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path, columns: int) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "x"]
+    command = [
+        sys.executable,
+        "-m",
+        "data_pipeline",
+        "tokenize",
+        str(workshop.corpus),
+        "--name",
+        "x",
+    ]
     command += ["--tokenizer", str(workshop.model), "--out", str(tmp_path / "out")]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)}
     done = subprocess.Popen(
@@ -75,4 +87,6 @@ def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path, columns: int) -
     # The share and the time left come first, so that a narrow terminal cuts something else.
     bars = re.findall(r"\d+\.\d%, ETA [^\r\n\x1b]*", text)
     assert bars and all(len(bar) <= columns for bar in bars)
-    assert columns < 80 or re.search(r"tokens, [\d,]+/s, \d+\.\d MB/s", text)  # 80 columns are enough
+    assert columns < 80 or re.search(
+        r"tokens, [\d,]+/s, \d+\.\d MB/s", text
+    )  # 80 columns are enough

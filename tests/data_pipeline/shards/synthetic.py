@@ -40,16 +40,29 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
                 stream.write(pattern[: total - start].tobytes())
         index = index_bytes(lengths, "uint16")
         Path(f"{prefix}.idx").write_bytes(index)
-        facts = {"name": prefix.name, "number": 0, "split": "train", "source": source, "documents": count}
+        facts = {
+            "name": prefix.name,
+            "number": 0,
+            "split": "train",
+            "source": source,
+            "documents": count,
+        }
         facts |= {"units": [number], "unit_documents": [count]}
-        facts |= {"tokens": total, "text_bytes": 4 * total, "bin_bytes": 2 * total, "idx_bytes": len(index)}
+        facts |= {
+            "tokens": total,
+            "text_bytes": 4 * total,
+            "bin_bytes": 2 * total,
+            "idx_bytes": len(index),
+        }
         digests = {"bin_sha256": hashlib.sha256(f"{seed} {number}".encode()).hexdigest()}
         digests["idx_sha256"] = hashlib.sha256(index).hexdigest()
         made.append(shard_from_json(facts | digests))
     return _with_manifest(directory, made)
 
 
-def sparse_shards(directory: Path, tokens: int, sources: int, shard_bytes: int = 1_000_000_000) -> Manifest:
+def sparse_shards(
+    directory: Path, tokens: int, sources: int, shard_bytes: int = 1_000_000_000
+) -> Manifest:
     """About `tokens` ids in shards of `shard_bytes`: real .idx files, and .bin files that are holes."""
     directory.mkdir(parents=True)
     generator = np.random.Generator(np.random.Philox(0))
@@ -65,8 +78,18 @@ def sparse_shards(directory: Path, tokens: int, sources: int, shard_bytes: int =
         with open(directory / f"{name}.bin", "wb") as stream:
             stream.truncate(2 * total)
         facts = {"name": name, "number": number_of_source, "split": "train", "source": source}
-        facts |= {"documents": count, "tokens": total, "text_bytes": 4 * total, "bin_bytes": 2 * total}
-        facts |= {"idx_bytes": len(index), "idx_sha256": digest, "units": [number], "unit_documents": [count]}
+        facts |= {
+            "documents": count,
+            "tokens": total,
+            "text_bytes": 4 * total,
+            "bin_bytes": 2 * total,
+        }
+        facts |= {
+            "idx_bytes": len(index),
+            "idx_sha256": digest,
+            "units": [number],
+            "unit_documents": [count],
+        }
         made.append(shard_from_json(facts | {"bin_sha256": f"{number:064}"}))
     return _with_manifest(directory, made)
 
@@ -76,6 +99,8 @@ def _with_manifest(directory: Path, shards: list[Shard]) -> Manifest:
     model.write_bytes(b"no model")
     digest = hashlib.sha256(b"no model").hexdigest()
     tokenizer = TokenizerIdentity(model.name, digest, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)
-    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(shards), {})
+    manifest = Manifest(
+        directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(shards), {}
+    )
     write_manifest(manifest)
     return manifest

@@ -32,7 +32,8 @@ def documents(first: int, lengths: list[int]) -> list[list[int]]:
     """Documents whose ids are all different, from `first` on."""
     starts = first + np.cumsum([0, *lengths])
     return [
-        list(range(start, start + length)) for start, length in zip(starts.tolist(), lengths, strict=False)
+        list(range(start, start + length))
+        for start, length in zip(starts.tolist(), lengths, strict=False)
     ]
 
 
@@ -85,12 +86,16 @@ def origins(blocks: np.ndarray) -> list[int]:
 def test_a_single_directory_is_what_it_was(web: Manifest) -> None:
     plain, blended = TrainingSamples(web, LENGTH, seed=5), make_blend([Member(web, 3.0)])
     numbers = np.arange(3 * plain.samples_per_epoch)
-    assert np.array_equal(blended.training_samples(LENGTH, 5).blocks(numbers), plain.blocks(numbers))
+    assert np.array_equal(
+        blended.training_samples(LENGTH, 5).blocks(numbers), plain.blocks(numbers)
+    )
     assert blended.fingerprint == web.fingerprint
 
 
 def test_every_part_gives_its_share_in_every_stretch(web: Manifest, stories: Manifest) -> None:
-    blend = make_blend([Member(web, 0.75, {"Wiki": 2, "Book": 1}), Member(stories, 0.25, {"Tales": 1})])
+    blend = make_blend(
+        [Member(web, 0.75, {"Wiki": 2, "Book": 1}), Member(stories, 0.25, {"Tales": 1})]
+    )
     blocks = blend.training_samples(LENGTH, seed=1).blocks(np.arange(1200))
     found = np.array(origins(blocks))
     for thousand, share in ((2, 0.5), (1, 0.25), (5, 0.25)):
@@ -107,13 +112,19 @@ def test_a_blend_tells_the_document_of_every_id(web: Manifest, stories: Manifest
                 assert token == 2 or f"-{SOURCES[token // 1000]}_" in name
 
 
-def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(web: Manifest, stories: Manifest) -> None:
-    samples = make_blend([Member(web, 0.9), Member(stories, 0.1, {"Tales": 1})]).training_samples(LENGTH, 7)
+def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(
+    web: Manifest, stories: Manifest
+) -> None:
+    samples = make_blend([Member(web, 0.9), Member(stories, 0.1, {"Tales": 1})]).training_samples(
+        LENGTH, 7
+    )
     blocks = samples.blocks(np.arange(3000))
     of_tales = np.array([row[0] >= 5000 or row[-1] >= 5000 for row in blocks])
     for rows, member in ((blocks[of_tales], 0), (blocks[~of_tales], 1)):
         per_epoch = sorted(m.samples_per_epoch for m in samples.members)[member]
-        epochs = [rows[start : start + per_epoch] for start in range(0, len(rows) - per_epoch, per_epoch)]
+        epochs = [
+            rows[start : start + per_epoch] for start in range(0, len(rows) - per_epoch, per_epoch)
+        ]
         assert len(epochs) > 3
         for epoch in epochs:  # every token at most once as a target
             targets = Counter(epoch[:, 1:].ravel().tolist())
@@ -147,13 +158,18 @@ def test_the_order_depends_on_data_seed_and_number_only(
 def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Manifest) -> None:
     whole = make_blend([Member(web, 1), Member(stories, 1)])
     sets = whole.validation_samples(LENGTH, 6)
-    assert list(sets) == ["Book", "Wiki"] and whole.validation_tokens() == {"Book": 41 + 61, "Wiki": 42}
+    assert list(sets) == ["Book", "Wiki"] and whole.validation_tokens() == {
+        "Book": 41 + 61,
+        "Wiki": 42,
+    }
     assert origins(sets["Book"].blocks(np.arange(6))) in ([3, 3, 3, 7, 7, 7], [7, 7, 7, 3, 3, 3])
     assert len(whole.validation_samples(LENGTH, 5)["Book"]) == 5
     assert len(whole.validation_samples(LENGTH, 1)["Book"]) == 1
     assert len(whole.validation_samples(LENGTH, 10_000)["Book"]) == 40 // 8 + 60 // 8
     # Only what is trained on.
-    assert list(make_blend([Member(web, 1, {"Wiki": 1}), Member(stories, 1)]).validation_tokens()) == [
+    assert list(
+        make_blend([Member(web, 1, {"Wiki": 1}), Member(stories, 1)]).validation_tokens()
+    ) == [
         "Book",
         "Wiki",
     ]
@@ -175,7 +191,10 @@ def test_refusals(web: Manifest, stories: Manifest) -> None:
         ([Member(web, 1, {"Wiki": -1})], "weight -1 must be"),
         ([Member(web, 1, {})], "with no sources"),
         ([Member(web, 1, {"wiki": 1})], "no train documents of source 'wiki'; it has Book, Wiki"),
-        ([Member(web, 1), Member(web, 2)], f"same data twice, as {web.directory} and {web.directory}"),
+        (
+            [Member(web, 1), Member(web, 2)],
+            f"same data twice, as {web.directory} and {web.directory}",
+        ),
         ([Member(web, 1), Member(web, 2, {"Wiki": 1})], f"same data twice, as {web.directory} and"),
     ]
     for members, words in cases:
@@ -196,8 +215,13 @@ def test_what_changed_is_said_with_names(
     members = [Member(web, 0.7, {"Wiki": 1, "Book": 3}), Member(stories, 0.3)]
     blend = make_blend(members)
     assert changes(blend, blend) == []
-    moved = dataclasses.replace(web, directory=web.directory.rename(web.directory.with_name("moved")))
-    assert changes(blend, make_blend([members[1], dataclasses.replace(members[0], manifest=moved)])) == []
+    moved = dataclasses.replace(
+        web, directory=web.directory.rename(web.directory.with_name("moved"))
+    )
+    assert (
+        changes(blend, make_blend([members[1], dataclasses.replace(members[0], manifest=moved)]))
+        == []
+    )
 
     reweighted = make_blend([Member(moved, 0.7, {"Wiki": 1, "Book": 1}), members[1]])
     assert changes(blend, reweighted) == [
@@ -212,7 +236,8 @@ def test_what_changed_is_said_with_names(
     assert any(
         "the tokenizer is another one" in c
         for c in changes(
-            make_blend([Member(moved)]), make_blend([Member(dataclasses.replace(moved, tokenizer=tokenizer))])
+            make_blend([Member(moved)]),
+            make_blend([Member(dataclasses.replace(moved, tokenizer=tokenizer))]),
         )
     )
 
@@ -230,13 +255,19 @@ def test_what_changed_is_said_with_names(
     ]
     other = [("train", "Tales", 0, documents(5001, [21, 8, 60, 12, 5, 77, 10])), specs[1]]
     again.directory.rename(again.directory.with_name("older"))
-    assert changes(make_blend([Member(again)]), make_blend([Member(make_directory("stories", other))])) == [
+    assert changes(
+        make_blend([Member(again)]), make_blend([Member(make_directory("stories", other))])
+    ) == [
         f"{again.directory} source Tales has as many tokens as before but others, or in another order"
     ]
 
 
-def test_unigram_perplexity_of_a_case_done_by_hand(make_directory: MakeDirectory, workshop: Workshop) -> None:
-    first = make_directory("first", [("train", "a", 0, [[5, 5, 5, 6]]), ("validation", "a", 0, [[5, 7]])])
+def test_unigram_perplexity_of_a_case_done_by_hand(
+    make_directory: MakeDirectory, workshop: Workshop
+) -> None:
+    first = make_directory(
+        "first", [("train", "a", 0, [[5, 5, 5, 6]]), ("validation", "a", 0, [[5, 7]])]
+    )
     # Train: 5 three times, 6 once, 2 (the end) once; 5 tokens, 60,000 pieces. Held out: 5, 7, 2.
     total = 5 + 60_000
     expected = math.exp(-(math.log(4 / total) + math.log(1 / total) + math.log(2 / total)) / 3)
@@ -252,7 +283,9 @@ def test_unigram_perplexity_of_a_case_done_by_hand(make_directory: MakeDirectory
         make_blend([Member(second)]).unigram_perplexity()
 
 
-def _tokenized(workshop: Workshop, out: Path, files: slice = slice(None), **options: object) -> Manifest:
+def _tokenized(
+    workshop: Workshop, out: Path, files: slice = slice(None), **options: object
+) -> Manifest:
     """Shards of some files of the corpus, with other options than the workshop's."""
     wanted = find_inputs([workshop.corpus]).files[files]
     settings = TokenizeOptions(**({"name": "x"} | options))  # type: ignore[arg-type]
@@ -269,7 +302,9 @@ def test_the_same_text_in_different_splits_is_refused(workshop: Workshop, tmp_pa
     assert len(make_blend([Member(usual), Member(cut)]).parts) == 2  # other inputs
     (entry,) = more.inputs
     renamed = dataclasses.replace(more, inputs=(dataclasses.replace(entry, name="elsewhere.txt"),))
-    piece = dataclasses.replace(entry, sha256="1" * 64, end=entry.size - 1)  # of a file read in parts
+    piece = dataclasses.replace(
+        entry, sha256="1" * 64, end=entry.size - 1
+    )  # of a file read in parts
     parts = [dataclasses.replace(one, inputs=(piece,)) for one in (usual, more)]
     for pair in ((usual, renamed), parts):
         with pytest.raises(DataError, match="hold text of the same inputs"):
@@ -297,9 +332,13 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
         settings = TokenizeOptions(name="x", validation_fraction=fraction)
         files = find_inputs([tmp_path / f"{name}.jsonl"]).files
         held_out[name] = tokenize(files, workshop.model, tmp_path / name, settings, 1, quiet)[0]
-    make_blend([Member(manifest) for manifest in held_out.values()])  # their inputs are different files
+    make_blend(
+        [Member(manifest) for manifest in held_out.values()]
+    )  # their inputs are different files
     settings = TokenizeOptions(name="x", validation_fraction=0.5)
-    count = sum(settings.split_of(f"document {n} of a few words".encode()) != "train" for n in range(30, 40))
+    count = sum(
+        settings.split_of(f"document {n} of a few words".encode()) != "train" for n in range(30, 40)
+    )
     said = run("verify", tmp_path / "one", "--against", tmp_path / "two").sentence()
     assert f"two trains on {count} documents that {tmp_path / 'one'} holds out" in said and count
     fine = run("verify", workshop.shards, "--against", tmp_path / "two")

@@ -51,7 +51,9 @@ def test_an_error_in_a_thread_comes_out_of_the_call_that_wanted_the_blocks(
     cache.write_text("no directory any more")
     next_epoch = np.arange(4) + samples.samples_per_epoch
     loader.blocks(np.arange(4, 8), [next_epoch])
-    with pytest.raises(DataError, match=r"cannot write the sample cache in .*cache: Not a directory"):
+    with pytest.raises(
+        DataError, match=r"cannot write the sample cache in .*cache: Not a directory"
+    ):
         loader.blocks(next_epoch)
     loader.close()
 
@@ -62,8 +64,12 @@ def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
-        with pytest.raises(DataError, match=r"cannot write the sample cache in .*: File too large; make"):
-            TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(np.arange(4))
+        with pytest.raises(
+            DataError, match=r"cannot write the sample cache in .*: File too large; make"
+        ):
+            TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(
+                np.arange(4)
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -71,7 +77,9 @@ def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop
 @pytest.mark.distributed
 def test_resident_memory_does_not_grow_with_the_samples_read(tmp_path: Path) -> None:
     """Shards of 1 GB, of which a few thousand blocks touch nearly every stretch."""
-    samples = TrainingSamples(random_shards(tmp_path / "shards", tokens=512_000_000, shards=4), 1024, seed=1)
+    samples = TrainingSamples(
+        random_shards(tmp_path / "shards", tokens=512_000_000, shards=4), 1024, seed=1
+    )
     process = psutil.Process()
     samples.blocks(np.arange(1))
     start = process.memory_info().rss

@@ -92,7 +92,9 @@ def test_a_manifest_of_another_tokenizer_is_named(shards: Path, other_model: Pat
 
 def test_a_file_the_manifest_does_not_know_is_named(shards: Path) -> None:
     shutil.copy(next(shards.glob("*_00000.bin")), shards / "stray_00001.bin")
-    assert find_problems(read_manifest(shards)) == [f"{shards / 'stray_00001.bin'} is not in the manifest"]
+    assert find_problems(read_manifest(shards)) == [
+        f"{shards / 'stray_00001.bin'} is not in the manifest"
+    ]
 
 
 def rewrite(directory: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
@@ -121,13 +123,18 @@ def test_counts_that_do_not_match_the_files(shards: Path) -> None:
         (lambda value: value.update(format_version=99), "format version 99"),
         (lambda value: value.pop("tokenizer"), "not a complete manifest"),
         (lambda value: value["shards"][0].update(tokens="12"), "not a complete manifest"),
-        (lambda value: value["tokenizer"].update({"\n": 1}), r"TokenizerIdentity: '\\n' should be nothing"),
+        (
+            lambda value: value["tokenizer"].update({"\n": 1}),
+            r"TokenizerIdentity: '\\n' should be nothing",
+        ),
         (lambda value: value["inputs"][0].pop("size"), "InputRecord: 'size' should be int"),
         (lambda value: value["shards"][0].update(tokens=12), "contradicts itself"),
         (lambda value: value["shards"].pop(), "contradicts itself"),
     ],
 )
-def test_manifests_that_cannot_be_right(shards: Path, change: Callable[[dict], None], message: str) -> None:  # type: ignore[type-arg]
+def test_manifests_that_cannot_be_right(
+    shards: Path, change: Callable[[dict], None], message: str
+) -> None:  # type: ignore[type-arg]
     rewrite(shards, change)
     with pytest.raises(DataError, match=message):
         read_manifest(shards)

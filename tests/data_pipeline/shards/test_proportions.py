@@ -34,7 +34,9 @@ def test_never_a_sample_away_from_the_exact_proportion(weights: list[float]) -> 
     for member, share in enumerate(exact_shares(weights)):
         given = np.cumsum(members == member)
         # |given - share * position| < 1, in whole numbers so that nothing is rounded.
-        assert np.abs(given * share.denominator - position * share.numerator).max() < share.denominator
+        assert (
+            np.abs(given * share.denominator - position * share.numerator).max() < share.denominator
+        )
         assert np.array_equal(numbers[members == member], np.arange(given[-1]))
         assert [proportions.before(n)[member] for n in (0, 1, 17, count)] == [
             0,
@@ -53,12 +55,25 @@ def test_a_number_far_out_needs_no_walk() -> None:
     )
     assert np.array_equal(members, near)
     for member, share in enumerate(exact_shares(SLIMPAJAMA)):
-        assert (numbers - first)[members == member].tolist() == [share * far] * int((members == member).sum())
+        assert (numbers - first)[members == member].tolist() == [share * far] * int(
+            (members == member).sum()
+        )
 
 
 def test_the_pattern_is_pinned() -> None:
     # A change here changes the data order of every blended run that is resumed.
-    assert Proportions([5, 3, 2]).locate(np.arange(10))[0].tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
+    assert Proportions([5, 3, 2]).locate(np.arange(10))[0].tolist() == [
+        0,
+        1,
+        0,
+        2,
+        0,
+        1,
+        0,
+        1,
+        0,
+        2,
+    ]
 
 
 def test_weights_are_taken_as_written_and_in_any_unit() -> None:

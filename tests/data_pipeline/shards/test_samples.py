@@ -41,7 +41,9 @@ def epoch_of(samples: TrainingSamples, epoch: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sequence_length", [1, 5, 16, 150])
-def test_an_epoch_has_every_token_once_in_its_place(numbered: Manifest, sequence_length: int) -> None:
+def test_an_epoch_has_every_token_once_in_its_place(
+    numbered: Manifest, sequence_length: int
+) -> None:
     samples = TrainingSamples(numbered, sequence_length, seed=3)
     total = sum(LENGTHS) + len(LENGTHS)
     assert samples.samples_per_epoch == (total - 1) // sequence_length
@@ -62,7 +64,9 @@ def test_an_epoch_has_every_token_once_in_its_place(numbered: Manifest, sequence
         for row in blocks.tolist():
             for token, following in itertools.pairwise(row):
                 assert (
-                    following in first if token == EOD else following == (EOD if token in last else token + 1)
+                    following in first
+                    if token == EOD
+                    else following == (EOD if token in last else token + 1)
                 )
 
 
@@ -80,9 +84,13 @@ def test_neighbouring_blocks_overlap_by_one_token(numbered: Manifest) -> None:
 def test_epochs_differ_and_seeds_differ(numbered: Manifest) -> None:
     samples = TrainingSamples(numbered, 8, seed=1)
     assert not np.array_equal(epoch_of(samples, 0), epoch_of(samples, 1))
-    assert not np.array_equal(epoch_of(samples, 0), epoch_of(TrainingSamples(numbered, 8, seed=2), 0))
+    assert not np.array_equal(
+        epoch_of(samples, 0), epoch_of(TrainingSamples(numbered, 8, seed=2), 0)
+    )
     # The blocks themselves are new in the next epoch, not only their order.
-    assert {tuple(row) for row in epoch_of(samples, 0)} != {tuple(row) for row in epoch_of(samples, 1)}
+    assert {tuple(row) for row in epoch_of(samples, 0)} != {
+        tuple(row) for row in epoch_of(samples, 1)
+    }
 
 
 def test_resume_at_any_number_and_any_layout(numbered: Manifest) -> None:
@@ -119,7 +127,9 @@ def test_the_order_is_the_same_when_few_numbers_are_sorted_at_a_time(
     monkeypatch.setattr("data_pipeline.shards.permutation.AT_ONCE", at_once)
     pieces = list(permutation(1000, "key"))
     assert len(pieces) > 500 // at_once and max(map(len, pieces)) < 3 * at_once + 10
-    assert np.array_equal(np.concatenate(pieces), whole) and sorted(whole.tolist()) == list(range(1000))
+    assert np.array_equal(np.concatenate(pieces), whole) and sorted(whole.tolist()) == list(
+        range(1000)
+    )
     for cache in (None, tmp_path):
         samples = TrainingSamples(numbered, 8, seed=1, cache_directory=cache)
         assert np.array_equal(samples.blocks(numbers), expected)
@@ -152,7 +162,9 @@ def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_pat
 
 
 @pytest.mark.parametrize("part", ["documents", "ends", "blocks", "addresses"])
-def test_a_cache_that_is_damaged_is_made_again(numbered: Manifest, tmp_path: Path, part: str) -> None:
+def test_a_cache_that_is_damaged_is_made_again(
+    numbered: Manifest, tmp_path: Path, part: str
+) -> None:
     numbers = np.arange(20)
     expected = TrainingSamples(numbered, 8, seed=1, cache_directory=tmp_path).blocks(numbers)
     (path,) = tmp_path.glob(f"*-{part}.npy")
@@ -175,7 +187,9 @@ def test_shards_are_opened_when_they_are_read_and_closed_again(numbered: Manifes
     numbers = np.arange(samples.samples_per_epoch)
     expected = samples.blocks(numbers)
     pool = ShardPool(numbered, numbered.shards_of("train"), most_open=2)
-    everything = [pool.tokens(number) for number in range(len(numbered.shards_of("train"))) for _ in range(2)]
+    everything = [
+        pool.tokens(number) for number in range(len(numbered.shards_of("train"))) for _ in range(2)
+    ]
     assert len(everything) > 4  # arrays stay valid after their shards have been closed
     for shard, tokens in zip(numbered.shards_of("train"), everything[::2], strict=True):
         assert np.array_equal(tokens, open_shard(numbered, shard).tokens)
@@ -207,7 +221,10 @@ def test_validation_is_sequential_and_of_one_source(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     for source in manifest.sources("validation"):
         stream = np.concatenate(
-            [np.array(open_shard(manifest, s).tokens) for s in manifest.shards_of("validation", source)]
+            [
+                np.array(open_shard(manifest, s).tokens)
+                for s in manifest.shards_of("validation", source)
+            ]
         ).astype(np.int64)
         samples = ValidationSamples([manifest], source, 32, max_samples=10_000)
         assert len(samples) == (len(stream) - 1) // 32
@@ -227,7 +244,9 @@ def test_too_few_tokens_and_unknown_source(workshop: Workshop, numbered: Manifes
     with pytest.raises(DataError, match=r"sequence_length 0"):
         TrainingSamples(numbered, 0, seed=0)
     manifest = read_manifest(workshop.shards)
-    with pytest.raises(DataError, match=r"no validation documents of source 'Books'; it has PydocTopics"):
+    with pytest.raises(
+        DataError, match=r"no validation documents of source 'Books'; it has PydocTopics"
+    ):
         ValidationSamples([manifest], "Books", 8, 1)
     with pytest.raises(DataError, match=r"too few for one block of sequence_length 1000000"):
         ValidationSamples([manifest], "PydocTopics", 1_000_000, 1)
@@ -248,13 +267,19 @@ def test_the_document_of_every_id_is_told(numbered: Manifest, sequence_length: i
     for number in (*range(5), samples.samples_per_epoch + 3):
         (ids,), told = samples.blocks(np.array([number])), samples.origins(number)
         assert len(told) == sequence_length + 1
-        documents = [(token, name) for token, name in zip(ids.tolist(), told, strict=True) if token != EOD]
+        documents = [
+            (token, name) for token, name in zip(ids.tolist(), told, strict=True) if token != EOD
+        ]
         assert all(home[token] == name for token, name in documents) and len(documents) > 0
-        for (token, name), after in zip(zip(ids.tolist(), told, strict=True), told[1:], strict=False):
+        for (token, name), after in zip(
+            zip(ids.tolist(), told, strict=True), told[1:], strict=False
+        ):
             assert token == EOD or name == after  # a document goes on up to the id that ends it
 
 
-def test_an_index_of_other_documents_and_files_without_bytes(numbered: Manifest, tmp_path: Path) -> None:
+def test_an_index_of_other_documents_and_files_without_bytes(
+    numbered: Manifest, tmp_path: Path
+) -> None:
     shard = numbered.shards_of("train")[0]
     assert lengths_of(numbered, shard).sum() == shard.tokens
     for other in ({"documents": shard.documents + 1}, {"tokens": shard.tokens - 1}):

@@ -54,7 +54,9 @@ def documents(directory: Path, split: str, source: str | None) -> list[np.ndarra
     manifest, found = manifest_of(directory), []
     for shard in manifest["shards"]:
         if shard["split"] == split and source in (None, shard["source"]):
-            ids = np.fromfile(directory / f"{shard['name']}.bin", manifest["dtype"]).astype(np.int64)
+            ids = np.fromfile(directory / f"{shard['name']}.bin", manifest["dtype"]).astype(
+                np.int64
+            )
             ends = np.flatnonzero(ids == manifest["tokenizer"]["eod_id"]) + 1
             found += np.split(ids, ends[:-1])
     return found
@@ -110,7 +112,9 @@ def test_a_blend(directories: list[Path]) -> None:
     one, two = directories
     sources = sorted({shard["source"] for shard in manifest_of(one)["shards"]})[:2]
     weights = dict(zip(sources, (2, 1), strict=True))
-    blend = make_blend([Member(read_manifest(one), 0.75, weights), Member(read_manifest(two), 0.25)])
+    blend = make_blend(
+        [Member(read_manifest(one), 0.75, weights), Member(read_manifest(two), 0.25)]
+    )
     shares = {
         (one, sources[0]): Fraction(1, 2),
         (one, sources[1]): Fraction(1, 4),

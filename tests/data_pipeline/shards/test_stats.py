@@ -50,7 +50,9 @@ def test_the_command_draws_every_source(workshop: Workshop, tmp_path: Path) -> N
     for colour in ((31, 119, 180), (255, 127, 14), (44, 160, 44)):
         area = counts[(colours == colour).all(axis=1)]
         assert area.size and area[0] > 500
-    assert "cannot write" in run("stats", workshop.shards, "--png", tmp_path / "x.nonsense").sentence()
+    assert (
+        "cannot write" in run("stats", workshop.shards, "--png", tmp_path / "x.nonsense").sentence()
+    )
 
 
 def test_an_index_that_is_damaged_is_named(workshop: Workshop, tmp_path: Path) -> None:

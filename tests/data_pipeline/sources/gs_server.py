@@ -81,7 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # gcsfs asks two questions at once and hangs up on the slower one
+        with suppress(
+            ConnectionError
+        ):  # gcsfs asks two questions at once and hangs up on the slower one
             super().handle()
 
     def do_GET(self) -> None:

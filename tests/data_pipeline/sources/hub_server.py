@@ -64,8 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
         """What is known of some paths: of a directory that it is one, of other names nothing."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
         found = [self.hub.entry(name) for name in asked if name in self.hub.files]
-        directories = [name for name in asked if any(file.startswith(f"{name}/") for file in self.hub.files)]
-        found += [{"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in directories]
+        directories = [
+            name for name in asked if any(file.startswith(f"{name}/") for file in self.hub.files)
+        ]
+        found += [
+            {"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in directories
+        ]
         self._json(found)
 
     def do_GET(self) -> None:
@@ -76,7 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
             if revision not in ("main", self.hub.commit):
                 self._json({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
             else:
-                self._json({"id": self.hub.repository, "sha": self.hub.commit, "siblings": [], "tags": []})
+                self._json(
+                    {"id": self.hub.repository, "sha": self.hub.commit, "siblings": [], "tags": []}
+                )
         elif path.startswith((f"{api}/tree/{self.hub.commit}", f"{api}/tree/main")):
             self._tree(path.removeprefix(f"{api}/tree/").partition("/")[2])
         elif path.startswith("/api/"):
@@ -107,7 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(entries, 200, headers)
 
     def _file(self, body: bool) -> None:
-        path = unquote(urlsplit(self.path).path).replace("/resolve/main/", f"/resolve/{self.hub.commit}/")
+        path = unquote(urlsplit(self.path).path).replace(
+            "/resolve/main/", f"/resolve/{self.hub.commit}/"
+        )
         prefix = f"/datasets/{self.hub.repository}/resolve/{self.hub.commit}/"
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in self.hub.files:
@@ -144,7 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[start:])
 
     def _json(
-        self, value: object, status: int = 200, headers: dict[str, str] | None = None, body: bool = True
+        self,
+        value: object,
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+        body: bool = True,
     ) -> None:
         content = json.dumps(value).encode()
         self.send_response(status)

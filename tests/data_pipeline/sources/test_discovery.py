@@ -49,7 +49,10 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
 
 
 def test_only_a_large_plain_jsonl_is_cut(tmp_path: Path) -> None:
-    for name, expected in (("a.jsonl", [(0, 40), (40, 80), (80, 100)]), ("a.jsonl.zst", [(0, 100)])):
+    for name, expected in (
+        ("a.jsonl", [(0, 40), (40, 80), (80, 100)]),
+        ("a.jsonl.zst", [(0, 100)]),
+    ):
         pieces = cut_into_pieces(InputFile(tmp_path / name, name, 100), 40)
         assert [(piece.start, piece.end) for piece in pieces] == expected
     assert len(cut_into_pieces(InputFile(tmp_path / "a.jsonl", "a.jsonl", 100), 100)) == 1

@@ -73,12 +73,19 @@ def test_parquet(tmp_path: Path) -> None:
     rows = [*RECORDS, {"text": None}, {"text": ""}] * 400  # more than one batch of rows
     meta = pyarrow.struct([("redpajama_set_name", pyarrow.string())])
     schema = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string()), ("meta", meta)])
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path, row_group_size=300)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows, schema=schema), path, row_group_size=300
+    )
     found = documents(path)
     assert [(document.text, document.source) for document in found] == EXPECTED * 400
     assert found[-1].id == "a.parquet:1998"
-    assert [(r.line, r.reason) for r in rejects(path)[-2:]] == [(1999, "missing_text"), (2000, "empty_text")]
-    with pytest.raises(DataError, match='has no column "body", it has id, text, meta; set --text-key'):
+    assert [(r.line, r.reason) for r in rejects(path)[-2:]] == [
+        (1999, "missing_text"),
+        (2000, "empty_text"),
+    ]
+    with pytest.raises(
+        DataError, match='has no column "body", it has id, text, meta; set --text-key'
+    ):
         records(path, RecordKeys(text="body"))
     path.write_bytes(path.read_bytes()[:-100])
     assert [reject.reason for reject in rejects(path)] == ["damaged"]
@@ -138,7 +145,9 @@ def test_the_cuts_of_a_text(text: str, parts: list[str]) -> None:
 
 
 def test_keys_can_be_chosen(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": {"raw": "hello"}, "from": "mail"}\n{"body": {"raw": "x"}}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"body": {"raw": "hello"}, "from": "mail"}\n{"body": {"raw": "x"}}\n'
+    )
     first, second = documents(tmp_path / "a.jsonl", RecordKeys("body.raw", "from", "letters"))
     assert (first.text, first.source) == ("hello", "mail")
     assert (second.text, second.source) == ("x", "letters")
@@ -164,7 +173,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "jsonl.gz"])
-def test_hostile_lines_are_named_by_reason_and_the_rest_is_intact(tmp_path: Path, ending: str) -> None:
+def test_hostile_lines_are_named_by_reason_and_the_rest_is_intact(
+    tmp_path: Path, ending: str
+) -> None:
     content = b"".join(LINES + line + b"\n" for line, _ in HOSTILE) + LINES
     pack = {"jsonl": bytes, "jsonl.zst": zstandard.compress, "jsonl.gz": gzip.compress}[ending]
     path = tmp_path / f"a.{ending}"
@@ -187,9 +198,13 @@ def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
-def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(tmp_path: Path, name: str) -> None:
+def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(
+    tmp_path: Path, name: str
+) -> None:
     # Text that compresses badly, so that the file has many blocks.
-    lines = b"".join(json.dumps({"text": f"{n * 7919**9 % 10**30}"}).encode() + b"\n" for n in range(30_000))
+    lines = b"".join(
+        json.dumps({"text": f"{n * 7919**9 % 10**30}"}).encode() + b"\n" for n in range(30_000)
+    )
     checked = zstandard.ZstdCompressor(write_checksum=True)  # as the zstd program and gzip do
     whole = checked.compress(lines) if name.endswith("zst") else gzip.compress(lines)
     path = tmp_path / name
@@ -220,7 +235,9 @@ def test_parts_of_any_size_are_the_whole(tmp_path: Path, content: bytes) -> None
         found: list[Document | Reject] = []
         for start in range(0, len(content), size):
             found += RecordReader(Piece(file, start, min(start + size, len(content))), RecordKeys())
-        assert [getattr(r, "text", None) for r in found] == [getattr(r, "text", None) for r in whole]
+        assert [getattr(r, "text", None) for r in found] == [
+            getattr(r, "text", None) for r in whole
+        ]
 
 
 def test_progress_through_the_file(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ pytestmark = [
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks and short waits."""
     monkeypatch.setattr(remote, "BLOCK_BYTES", _BLOCK)
-    monkeypatch.setattr(stores, "PATIENCE", stores.Patience(attempts=5, first_pause=0.01, seconds=20))
+    monkeypatch.setattr(
+        stores, "PATIENCE", stores.Patience(attempts=5, first_pause=0.01, seconds=20)
+    )
 
 
 @pytest.fixture
@@ -69,7 +71,11 @@ def bucket(workshop: Workshop) -> Iterator[str]:
 
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in keys.items():
             patch.setenv(name, value)
@@ -106,7 +112,9 @@ def test_a_bucket_gives_the_shards_of_the_same_files_on_disk(
     assert "already up to date" in again.out and contents(tmp_path / "out") == before
 
 
-def test_a_tokenizer_is_trained_from_a_bucket(workshop: Workshop, bucket: str, tmp_path: Path) -> None:
+def test_a_tokenizer_is_trained_from_a_bucket(
+    workshop: Workshop, bucket: str, tmp_path: Path
+) -> None:
     command = ["train-tokenizer", bucket, "--out", tmp_path / "t", "--vocab-size", "1000"]
     assert run(*command, "--sample-bytes", "400000").code == 0
     assert (tmp_path / "t.model").read_bytes() == workshop.model.read_bytes()
@@ -175,7 +183,9 @@ def test_an_object_that_changes_is_named(bucket: str, workshop: Workshop, tmp_pa
     put("changing/a.jsonl", b'{"text": "one"}\n' * 50)
     files = find_inputs(["s3://texts/changing"]).files
     put("changing/a.jsonl", b'{"text": "two"}\n' * 50)
-    with pytest.raises(DataError, match=r"s3://texts/changing/a\.jsonl changed while .* its version is"):
+    with pytest.raises(
+        DataError, match=r"s3://texts/changing/a\.jsonl changed while .* its version is"
+    ):
         files[0].open()
     out = arguments(workshop, tmp_path / "out", "--validation-fraction", "0")
     assert run("tokenize", "s3://texts/changing", *out).code == 0
@@ -253,7 +263,9 @@ def test_a_server_that_fails_is_named_and_the_same_command_continues(
     if "silent" in misbehaviour:
         monkeypatch.setattr(stores, "PATIENCE", stores.Patience(3, 0.01, 0.3))
     sentence = (
-        run("tokenize", *urls, *arguments(workshop, tmp_path / "out")).sentence().replace("FSTimeout", "")
+        run("tokenize", *urls, *arguments(workshop, tmp_path / "out"))
+        .sentence()
+        .replace("FSTimeout", "")
     )
     assert said in sentence and web.address in sentence
     assert not list((tmp_path / "out").glob("*.bin"))
@@ -331,7 +343,11 @@ def test_a_data_set_of_the_hub_is_read_where_it_lies(workshop: Workshop, tmp_pat
         if path.is_file()
     }
     with hub_server.serve(files) as hub:
-        environment = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/nonexistent"}
+        environment = {
+            "HF_ENDPOINT": hub.address,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HOME": "/nonexistent",
+        }
         place = f"hf://datasets/{hub_server.REPOSITORY}/train"
         what = arguments(workshop, tmp_path / "out", "--workers", "2")
         done = run_apart("tokenize", place, *what, environment=environment)

@@ -40,7 +40,9 @@ def bucket(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buck
         monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")
         # fsspec reads the variable only when it is imported.
         monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
-        monkeypatch.setattr(stores, "PATIENCE", stores.Patience(attempts=3, first_pause=0.01, seconds=20))
+        monkeypatch.setattr(
+            stores, "PATIENCE", stores.Patience(attempts=3, first_pause=0.01, seconds=20)
+        )
         stores.filesystem("gs://texts").clear_instance_cache()
         yield server
         stores.filesystem("gs://texts").clear_instance_cache()
@@ -64,10 +66,21 @@ def test_a_bucket_gives_the_shards_of_the_same_files_on_disk(
 
 
 def test_what_lies_below_a_prefix_is_accounted_for_and_patterns_choose(bucket: Bucket) -> None:
-    names = ("C# und 数据/a b.jsonl", "chunk1/a.jsonl", "chunk1/deep/er/b.jsonl", "x.bin", "README.md")
+    names = (
+        "C# und 数据/a b.jsonl",
+        "chunk1/a.jsonl",
+        "chunk1/deep/er/b.jsonl",
+        "x.bin",
+        "README.md",
+    )
     bucket.objects |= {f"more/{name}": _LINE for name in names}
     # What a console makes as a folder is an empty object.
-    bucket.objects |= {"more/": b"", "more/chunk1/": b"", "more/empty.jsonl": b"", "moreover/c.jsonl": _LINE}
+    bucket.objects |= {
+        "more/": b"",
+        "more/chunk1/": b"",
+        "more/empty.jsonl": b"",
+        "moreover/c.jsonl": _LINE,
+    }
     found = find_inputs(["gs://texts/more"])
     assert [file.name for file in found.files] == list(names[:3])
     assert {entry.name: entry.reason for entry in found.passed_over} == {
@@ -95,12 +108,16 @@ def test_a_connection_that_breaks_once_is_made_again_and_one_that_keeps_breaking
     assert bucket.cut == 0 and bucket.served[key] == len(bucket.objects[key])
     bucket.cut = 99
     # Shorter than gcsfs itself goes on trying.
-    monkeypatch.setattr(stores, "PATIENCE", stores.Patience(attempts=2, first_pause=0.01, seconds=0.4))
+    monkeypatch.setattr(
+        stores, "PATIENCE", stores.Patience(attempts=2, first_pause=0.01, seconds=0.4)
+    )
     said = run("tokenize", f"gs://texts/{key}", *arguments(workshop, tmp_path / "out")).sentence()
     assert f"cannot read gs://texts/{key}" in said and "2 attempts in" in said
     assert not list((tmp_path / "out").glob("*.bin"))
     bucket.cut = 0
-    monkeypatch.setattr(stores, "PATIENCE", stores.Patience(attempts=2, first_pause=0.01, seconds=20))
+    monkeypatch.setattr(
+        stores, "PATIENCE", stores.Patience(attempts=2, first_pause=0.01, seconds=20)
+    )
     assert run("tokenize", f"gs://texts/{key}", *arguments(workshop, tmp_path / "out")).code == 0
 
 
@@ -114,7 +131,8 @@ def test_what_does_not_exist_ends_with_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "may not be read with"), (403, "may not be read with"), (400, "cannot read")]
+    ("status", "said"),
+    [(401, "may not be read with"), (403, "may not be read with"), (400, "cannot read")],
 )
 def test_an_answer_that_asking_again_does_not_change_is_given_at_once(
     bucket: Bucket, status: int, said: str
@@ -133,7 +151,9 @@ def test_credentials_that_do_not_fit_are_named_without_a_traceback(
     what = ["tokenize", "gs://texts/text", *arguments(workshop, tmp_path / "out")]
     (tmp_path / "key.json").write_text("{}")
     said = run_apart(*what, environment={"FSSPEC_GS_TOKEN": str(tmp_path / "key.json")}).sentence()
-    assert "credentials for gs:// cannot be used" in said and "GOOGLE_APPLICATION_CREDENTIALS" in said
+    assert (
+        "credentials for gs:// cannot be used" in said and "GOOGLE_APPLICATION_CREDENTIALS" in said
+    )
     bucket.status = 401
     assert "GOOGLE_APPLICATION_CREDENTIALS" in run_apart(*what).sentence()
 
@@ -142,5 +162,7 @@ def test_an_object_that_changes_is_named(bucket: Bucket) -> None:
     bucket.objects["changing/a.jsonl"] = _LINE
     (file,) = find_inputs(["gs://texts/changing"]).files
     bucket.objects["changing/a.jsonl"] = _LINE.replace(b"x", b"y")
-    with pytest.raises(DataError, match=r"gs://texts/changing/a\.jsonl changed while .* its version is"):
+    with pytest.raises(
+        DataError, match=r"gs://texts/changing/a\.jsonl changed while .* its version is"
+    ):
         file.open()

@@ -51,7 +51,14 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_companions_of_the_data_are_left_out_and_listed(tmp_path: Path) -> None:
-    for name in ("README.md", "readme.txt", "LICENSE", "LICENCE.txt", ".gitattributes", "download.json"):
+    for name in (
+        "README.md",
+        "readme.txt",
+        "LICENSE",
+        "LICENCE.txt",
+        ".gitattributes",
+        "download.json",
+    ):
         (tmp_path / name).write_bytes(LINE)
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "part.jsonl").write_bytes(LINE)
@@ -98,7 +105,9 @@ def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
     finally:
         os.seteuid(before)
     assert [file.path for file in found.files] == [open_directory / "a.jsonl"]
-    assert [(entry.name, entry.reason) for entry in found.passed_over] == [("closed", "permission denied")]
+    assert [(entry.name, entry.reason) for entry in found.passed_over] == [
+        ("closed", "permission denied")
+    ]
 
 
 def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: Path) -> None:
@@ -118,7 +127,16 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     (root / "README.md").write_bytes(b"about")
     (root / "notes.docx").write_bytes(b"?")
     os.mkfifo(root / "pipe.jsonl")
-    command = ["tokenize", root, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x"]
+    command = [
+        "tokenize",
+        root,
+        "--tokenizer",
+        workshop.model,
+        "--out",
+        tmp_path / "out",
+        "--name",
+        "x",
+    ]
     done = run(*command)
     assert done.code == 0, done.err
     assert done.err == "  not read (a pipe): pipe.jsonl\n  not read (unknown ending): notes.docx\n"
@@ -126,7 +144,11 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     manifest = read_manifest(tmp_path / "out")
     assert sum(entry.documents for entry in manifest.inputs) == len(contents)
     stated = {entry["name"]: entry["reason"] for entry in manifest.passed_over}
-    assert stated == {"README.md": COMPANION, "notes.docx": "unknown ending", "pipe.jsonl": "a pipe"}
+    assert stated == {
+        "README.md": COMPANION,
+        "notes.docx": "unknown ending",
+        "pipe.jsonl": "a pipe",
+    }
     command[command.index(tmp_path / "out")] = tmp_path / "strict"
     assert "not read (a pipe): pipe.jsonl" in run(*command, "--strict").sentence()
     assert not (tmp_path / "strict").exists()
@@ -138,7 +160,9 @@ def test_an_input_that_holds_nothing_is_said(workshop: Workshop, tmp_path: Path)
     (tmp_path / "a.jsonl").write_bytes(LINE)
     (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(b""))
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"]
-    done = run("tokenize", *files, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x")
+    done = run(
+        "tokenize", *files, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x"
+    )
     assert done.code == 0 and "1 inputs hold no lines: b.jsonl.zst" in done.out, done.err
 
 

@@ -15,7 +15,13 @@ from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.sources.records import Document
 from data_pipeline.tokenizer import encoder
-from data_pipeline.tokenizer.encoder import Encoded, Encoder, GigatokenEncoder, open_encoder, why_not
+from data_pipeline.tokenizer.encoder import (
+    Encoded,
+    Encoder,
+    GigatokenEncoder,
+    open_encoder,
+    why_not,
+)
 from data_pipeline.tokenizer.tokenizer import load_tokenizer, open_tokenizer, read_model
 from data_pipeline.tokenizing.encode_unit import UnitEncoder
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
@@ -45,7 +51,9 @@ def _texts(seed: int) -> list[str]:
     runs = [character * count for character in "=-# ._\n0ab" for count in range(1, 40)]
     few = ["".join(generator.choices(alphabet, k=30)) for alphabet in alphabets for _ in range(100)]
     code_points = [*range(0x20, 0x500), *range(0x3000, 0x3100), *range(0x1F600, 0x1F640)]
-    return runs + few + ["".join(map(chr, generator.choices(code_points, k=30))) for _ in range(300)]
+    return (
+        runs + few + ["".join(map(chr, generator.choices(code_points, k=30))) for _ in range(300)]
+    )
 
 
 @pytest.mark.distributed
@@ -65,7 +73,9 @@ def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     assert [one.document(n).tolist() for n in range(len(texts))] == expected
 
 
-def test_control_pieces_that_overlap_what_is_put_between_texts(workshop: Workshop, tmp_path: Path) -> None:
+def test_control_pieces_that_overlap_what_is_put_between_texts(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     """With a control piece `x</s>` a text that ends in x loses it, and the piece behind it, to that one."""
     proto = read_model(workshop.model)
     assert [piece.piece for piece in proto.pieces[:3]] == ["<unk>", "<s>", "</s>"]
@@ -94,10 +104,14 @@ def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop
     assert not any(ids.size and ids.min() < 3 for ids in engine.encode(reserved, 2).documents())
     assert engine.fast is not None
     alone = engine.fast.encode([b"</s>"], 2).ids
-    assert alone.tolist() == [2, 2], "gigatoken has learned it: texts with reserved pieces may go to it"
+    assert alone.tolist() == [2, 2], (
+        "gigatoken has learned it: texts with reserved pieces may go to it"
+    )
 
 
-def test_the_memory_of_words_is_given_up(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_words_is_given_up(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(encoder, "_RENEW_AFTER", 100)
     text = b"the quick brown fox " * 3
     encoded = set()
@@ -114,7 +128,9 @@ def test_the_memory_of_words_is_given_up(workshop: Workshop, monkeypatch: pytest
 def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    lines = [{"text": text} for text in [*RESERVED, *(f"document {n} of many" for n in range(1500))]]
+    lines = [
+        {"text": text} for text in [*RESERVED, *(f"document {n} of many" for n in range(1500))]
+    ]
     corpus = tmp_path / "in" / "x.jsonl"
     corpus.parent.mkdir()
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -140,7 +156,9 @@ class _Wrong(GigatokenEncoder):
 
     def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
         found = super().encode(texts, eod_id).documents()
-        made = [ids[:-1] if b"wrong" in text else ids for text, ids in zip(texts, found, strict=True)]
+        made = [
+            ids[:-1] if b"wrong" in text else ids for text, ids in zip(texts, found, strict=True)
+        ]
         return Encoded.of(made, eod_id)
 
 
@@ -154,11 +172,16 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
     encode(documents)
     for batch in (
         [*documents, Document("wrong", "b", "f:11")],  # the first of a source
-        [Document("</s>", "a", "f:0"), Document("wrong", "a", "f:1")],  # the first that gigatoken is given
+        [
+            Document("</s>", "a", "f:0"),
+            Document("wrong", "a", "f:1"),
+        ],  # the first that gigatoken is given
         [Document("wrong " * 40_000, "a", "f:0")],  # too long to be compared whole
         [*documents * 100, Document("wrong", "a", "f:1000")],  # one of the sample
     ):
-        with pytest.raises(DataError, match=r"f:\d+: gigatoken .* and sentencepiece .* make different ids"):
+        with pytest.raises(
+            DataError, match=r"f:\d+: gigatoken .* and sentencepiece .* make different ids"
+        ):
             encode(batch)
 
 
@@ -169,7 +192,10 @@ def test_what_gigatoken_cannot_do(
     arguments = ("tokenize", corpus, "--name", "x", "--out", tmp_path / "out", "--tokenizer")
     refused = run(*arguments, unigram_model, "--engine", "gigatoken")
     assert "other.model is a unigram model, not BPE; leave --engine out" in refused.sentence()
-    assert "--engine 'fast' is unknown" in run(*arguments, workshop.model, "--engine", "fast").sentence()
+    assert (
+        "--engine 'fast' is unknown"
+        in run(*arguments, workshop.model, "--engine", "fast").sentence()
+    )
     assert not (tmp_path / "out").exists()
     done = run(*arguments, unigram_model)
     assert done.code == 0 and "not encoded by gigatoken: " in done.out

@@ -25,7 +25,11 @@ def _train(workshop: Workshop, path: Path, **settings: Any) -> Path:
     lines = [line for d in all_documents(workshop.corpus)[:300] for line in d.text.split("\n")]
     with open(path, "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=stream, vocab_size=500, minloglevel=2, **settings
+            sentence_iterator=iter(lines),
+            model_writer=stream,
+            vocab_size=500,
+            minloglevel=2,
+            **settings,
         )
     return path
 
@@ -44,7 +48,9 @@ def test_an_unknown_piece_is_refused(workshop: Workshop, tmp_path: Path) -> None
     sentence = run("tokenize", bad, *arguments, "--out", tmp_path / "bad").sentence()
     assert "bad.jsonl:2: u.model loses text of this document: '\u2603 is not' becomes" in sentence
     assert "--allow-lossy" in sentence
-    assert not list((tmp_path / "bad").rglob("*.ids")) and not list((tmp_path / "bad").glob("*.bin"))
+    assert not list((tmp_path / "bad").rglob("*.ids")) and not list(
+        (tmp_path / "bad").glob("*.bin")
+    )
     done = run("tokenize", bad, *arguments, "--out", tmp_path / "lossy", "--allow-lossy")
     assert done.code == 0
     manifest = read_manifest(tmp_path / "lossy")
@@ -87,7 +93,9 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    corpus = _corpus(tmp_path / "x.jsonl", _KNOWN, _UNKNOWN, "an <|end|> that is text", "two  spaces\n")
+    corpus = _corpus(
+        tmp_path / "x.jsonl", _KNOWN, _UNKNOWN, "an <|end|> that is text", "two  spaces\n"
+    )
     arguments = ("tokenize", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--name", "x")
     assert "give --eod-token" in run(*arguments, "--out", tmp_path / "out").sentence()
     named = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|no|>").sentence()
@@ -101,7 +109,9 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     verified = run("verify", tmp_path / "out")
     assert verified.code == 0 and "documents of 1 units are as in the source text" in verified.out
     # What its configuration names needs no option.
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|end|>"}})
+    )
     assert identify(tmp_path / "tokenizer.json").eod_id == 0
     # One that loses text is found out by its text.
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()

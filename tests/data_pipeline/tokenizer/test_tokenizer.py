@@ -51,7 +51,9 @@ def test_the_whole_corpus_survives(workshop: Workshop) -> None:
         for d in read_documents(file.whole, RecordKeys())
     ]
     decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
-    assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
+    assert [
+        new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")
+    ] == []
 
 
 def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
@@ -77,7 +79,9 @@ def test_scores_of_a_unigram_model_are_rounded(unigram_model: Path) -> None:
     report = json.loads(unigram_model.with_suffix(".json").read_bytes())
     assert report["sha256"] == sha256_file(unigram_model), "rounded after it was hashed"
     pieces = [piece for piece in read_model(unigram_model).pieces if piece.type == piece.NORMAL]
-    assert len(pieces) > 300 and all(piece.score * 64 == round(piece.score * 64) for piece in pieces)
+    assert len(pieces) > 300 and all(
+        piece.score * 64 == round(piece.score * 64) for piece in pieces
+    )
     assert len({piece.score for piece in pieces}) > 100
     content = unigram_model.read_bytes()
     assert round_scores(content) == content
@@ -110,7 +114,9 @@ def test_training_is_deterministic(
 def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) -> None:
     # One line of 40,000 bytes a document: SentencePiece alone would skip it and learn nothing.
     path = tmp_path / "long.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200)))
+    path.write_text(
+        "".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200))
+    )
     settings = TrainerSettings(vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
     train_tokenizer(find_inputs([path]).files, tmp_path / "long", settings, RecordKeys())
     processor = load_tokenizer(tmp_path / "long.model")
@@ -119,18 +125,26 @@ def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) ->
 
 def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
     path = tmp_path / "few.jsonl"
-    texts = [f"{number} " + "the quick brown fox jumps over a lazy dog " * 200 for number in range(3)]
+    texts = [
+        f"{number} " + "the quick brown fox jumps over a lazy dog " * 200 for number in range(3)
+    ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     settings = TrainerSettings(vocab_size=300, model_type="bpe", sample_bytes=100_000)
     report, _ = train_tokenizer(find_inputs([path]).files, tmp_path / "few", settings, RecordKeys())
     assert report["held_out_documents"] == 1
 
 
-@pytest.mark.parametrize(("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")])
-def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")]
+)
+def test_impossible_sizes(
+    workshop: Workshop, tmp_path: Path, vocab_size: int, message: str
+) -> None:
     settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
     with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}: .*{message}"):
-        train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "t", settings, RecordKeys())
+        train_tokenizer(
+            find_inputs([workshop.corpus]).files, tmp_path / "t", settings, RecordKeys()
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +155,9 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "junk.model")
     with pytest.raises(DataError, match=r"absent\.model"):
         identify(tmp_path / "absent.model")
-    texts = [d.text for d in read_documents(find_inputs([workshop.corpus]).files[0].whole, RecordKeys())]
+    texts = [
+        d.text for d in read_documents(find_inputs([workshop.corpus]).files[0].whole, RecordKeys())
+    ]
     with open(tmp_path / "lossy.model", "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("\n".join(texts).split("\n")),
@@ -158,7 +174,9 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     settings = TrainerSettings(vocab_size=400, sample_bytes=300_000)
-    report, _ = train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys())
+    report, _ = train_tokenizer(
+        find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys()
+    )
     sizes: dict[str, int] = {}
     for document in all_documents(workshop.corpus):
         sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
@@ -172,7 +190,9 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
         for d in all_documents(workshop.corpus)
     ]
     (tmp_path / "one.jsonl").write_text("\n".join(reversed(lines)))
-    train_tokenizer(find_inputs([tmp_path / "one.jsonl"]).files, tmp_path / "b", settings, RecordKeys())
+    train_tokenizer(
+        find_inputs([tmp_path / "one.jsonl"]).files, tmp_path / "b", settings, RecordKeys()
+    )
     assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
 
 
@@ -188,8 +208,12 @@ def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Pat
 
 
 def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
-    settings = TrainerSettings(vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",))
-    report, _ = train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys())
+    settings = TrainerSettings(
+        vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",)
+    )
+    report, _ = train_tokenizer(
+        find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys()
+    )
     assert list(report["training_bytes_by_source"]) == ["PydocTopics", "StdlibDocstrings"]
 
 
@@ -221,7 +245,9 @@ def test_a_model_that_is_not_its_reports_is_refused(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("before", "ending"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["usual", "ignored"]
+    ("before", "ending"),
+    [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)],
+    ids=["usual", "ignored"],
 )
 def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
     program = f"""
@@ -232,5 +258,7 @@ with ended_by_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 assert signal.getsignal(signal.SIGINT) == signal.{before}
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (ending, b"")

@@ -37,7 +37,9 @@ def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path)
             assert [shard.number for shard in shards] == list(range(len(shards)))
             units = [unit for shard in shards for unit in shard.units]
             assert units == sorted(set(units))  # a unit is in one shard of a source
-            assert all(s.bin_bytes + s.idx_bytes <= SMALL.shard_bytes or len(s.units) == 1 for s in shards)
+            assert all(
+                s.bin_bytes + s.idx_bytes <= SMALL.shard_bytes or len(s.units) == 1 for s in shards
+            )
             assert all(sum(s.unit_documents) == s.documents for s in shards)
             # One after the other they are the one large shard, as megatron-core reads it.
             (whole,) = large.shards_of(split, source)
@@ -69,7 +71,9 @@ class EndedError(Exception):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("after", [1, 5, 12])
-def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: Path, after: int) -> None:
+def test_joining_goes_on_where_it_was_interrupted(
+    workshop: Workshop, tmp_path: Path, after: int
+) -> None:
     files, out = find_inputs([workshop.corpus]).files, tmp_path / "out"
     tokenize(files, workshop.model, tmp_path / "whole", SMALL, 1, quiet)
     make_task(files, workshop.model, out, SMALL, 1, quiet, Task(0, 2))
@@ -124,7 +128,16 @@ def finished(workshop: Workshop, tmp_path: Path) -> Path:
 
 def tokenize_command(workshop: Workshop, out: Path) -> list[str | Path]:
     """The command that made the workshop's shards."""
-    return ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+    return [
+        "tokenize",
+        workshop.corpus,
+        "--tokenizer",
+        workshop.model,
+        "--out",
+        out,
+        "--name",
+        "small",
+    ]
 
 
 @pytest.mark.parametrize("ending", ["bin", pytest.param("idx", marks=pytest.mark.distributed)])
@@ -145,7 +158,10 @@ def test_a_finished_directory_with_damage_is_named_and_made_again_as_the_remedy_
     sentence = run(*command, "--verify").sentence()
     assert str(path) in sentence and f"`python -m data_pipeline verify {finished}`" in sentence
     told = run("verify", finished).sentence()
-    assert str(path) in told and f"or delete {finished} and run the same tokenize command again" in told
+    assert (
+        str(path) in told
+        and f"or delete {finished} and run the same tokenize command again" in told
+    )
     shutil.rmtree(finished)
     assert run(*command).code == 0
     assert contents(finished) == contents(workshop.shards)
@@ -174,7 +190,9 @@ def test_a_flipped_bit_in_what_describes_the_shards_is_found(
     assert contents(out) == contents(workshop.shards)
 
 
-def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "fine"}\n' * 300 + "{bad\n")
     files, out = find_inputs([tmp_path / "in.jsonl"]).files, tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=3000)
@@ -217,7 +235,10 @@ def test_a_directory_of_an_older_version_is_refused_with_the_remedy(
     (finished / "manifest.json").write_bytes(to_json({"format_version": 2}))
     remedy = "tokenise again into a new directory"
     sentence = run("verify", finished).sentence()
-    assert "manifest.json has format version 2, this program reads 3" in sentence and remedy in sentence
+    assert (
+        "manifest.json has format version 2, this program reads 3" in sentence
+        and remedy in sentence
+    )
     (finished / "plan.json").write_bytes(to_json({"format_version": 2}))
     sentence = run(*tokenize_command(workshop, finished)).sentence()
     assert "plan.json is of another version of this program" in sentence and remedy in sentence

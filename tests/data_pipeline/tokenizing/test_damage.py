@@ -67,7 +67,12 @@ def test_reading_goes_on_at_the_next_frame(tmp_path: Path, damage: str, checksum
     whole = set(range(COUNT)) | set(range(2 * COUNT, 4 * COUNT))
     assert whole <= found <= set(range(4 * COUNT))
     assert (found == set(range(4 * COUNT))) is (damage == "garbage between")
-    assert {reject.reason for reject in rejects} <= {"damaged", "bad_json", "invalid_utf8", "nul_byte"}
+    assert {reject.reason for reject in rejects} <= {
+        "damaged",
+        "bad_json",
+        "invalid_utf8",
+        "nul_byte",
+    }
     lost = [reject for reject in rejects if reject.lost]
     assert lost and "reading goes on at byte" in lost[0].detail
 
@@ -98,7 +103,9 @@ def test_a_window_of_two_gigabytes(tmp_path: Path) -> None:
 def test_members_one_after_the_other(tmp_path: Path, ending: str) -> None:
     pack = {"gz": gzip.compress, "xz": lzma.compress}[ending]
     path = tmp_path / f"a.jsonl.{ending}"
-    path.write_bytes(pack(lines(0, COUNT)[:-9]) + pack(lines(0, COUNT)[-9:] + lines(COUNT, 5)) + bytes(8))
+    path.write_bytes(
+        pack(lines(0, COUNT)[:-9]) + pack(lines(0, COUNT)[-9:] + lines(COUNT, 5)) + bytes(8)
+    )
     assert read(path) == (set(range(COUNT + 5)), [])
     path.write_bytes(pack(lines(0, COUNT))[:-500])
     found, (reject,) = read(path)
@@ -111,13 +118,19 @@ def _packed(ending: str, parts: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "gz", "xz", "zst"])
-def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(tmp_path: Path, ending: str) -> None:
+def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(
+    tmp_path: Path, ending: str
+) -> None:
     path = tmp_path / ("a.jsonl" if ending == "jsonl" else f"a.jsonl.{ending}")
     first, second = _packed(ending, [lines(0, 20), lines(20, 10)])
     path.write_bytes(first + second)
     (file,) = find_inputs([path]).files
     middle = file.size // 3
-    pieces = [file.whole] if ending != "jsonl" else [Piece(file, 0, middle), Piece(file, middle, file.size)]
+    pieces = (
+        [file.whole]
+        if ending != "jsonl"
+        else [Piece(file, 0, middle), Piece(file, middle, file.size)]
+    )
     for content in (first, first + second[:20] if ending == "jsonl" else first):
         path.write_bytes(content)  # it ends where a line, or a part that is packed by itself, ends
         records = [record for piece in pieces for record in RecordReader(piece, RecordKeys())]
@@ -152,10 +165,16 @@ def test_any_damage_of_a_parquet_file_is_named(tmp_path: Path, compression: str)
         path.write_bytes(whole[:start] + random.bytes(40) + whole[start + 40 :])
         (file,) = find_inputs([path]).files
         records = list(RecordReader(file.whole, RecordKeys()))
-        assert [record for record in records if isinstance(record, Reject) and record.reason == "damaged"]
+        assert [
+            record
+            for record in records
+            if isinstance(record, Reject) and record.reason == "damaged"
+        ]
 
 
-def test_a_damaged_parquet_file_does_not_stop_the_others(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_does_not_stop_the_others(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     root.mkdir()
     texts = [json.loads(line)["text"] for line in lines(0, 2000).splitlines()]
@@ -178,9 +197,21 @@ def test_damaged_inputs_end_with_exit_code_3_after_everything_else(
     root = tmp_path / "in"
     root.mkdir()
     for number, content in enumerate(frames(True)):
-        (root / f"{number}.jsonl.zst").write_bytes(content[: len(content) // (2 if number == 1 else 1)])
+        (root / f"{number}.jsonl.zst").write_bytes(
+            content[: len(content) // (2 if number == 1 else 1)]
+        )
     out = tmp_path / "out"
-    command = ["tokenize", root, "--tokenizer", workshop.model, "--name", "x", "--workers", "2", "--out"]
+    command = [
+        "tokenize",
+        root,
+        "--tokenizer",
+        workshop.model,
+        "--name",
+        "x",
+        "--workers",
+        "2",
+        "--out",
+    ]
     first = run(*command, out)
     assert first.code == 3 and "Traceback" not in first.err
     assert "damaged input 1.jsonl.zst: truncated: the file is cut short" in first.err
@@ -199,7 +230,9 @@ def test_damaged_inputs_end_with_exit_code_3_after_everything_else(
     assert run(*command, tmp_path / "strict", "--strict").sentence().count("remove the file") == 1
 
 
-def test_too_many_bad_lines_stop_the_run_and_name_the_files(workshop: Workshop, tmp_path: Path) -> None:
+def test_too_many_bad_lines_stop_the_run_and_name_the_files(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     root.mkdir()
     (root / "good.jsonl").write_bytes(lines(0, 900))
@@ -210,9 +243,7 @@ def test_too_many_bad_lines_stop_the_run_and_name_the_files(workshop: Workshop, 
     with (root / "mixed.jsonl").open("ab") as stream:
         stream.write(b"{bad\n")
     files, out = find_inputs([root]).files, tmp_path / "more"
-    message = (
-        r"11 of 1,001 lines are no documents, more than --max-reject-rate 0\.01 .*: mixed\.jsonl \(11 of"
-    )
+    message = r"11 of 1,001 lines are no documents, more than --max-reject-rate 0\.01 .*: mixed\.jsonl \(11 of"
     for _ in range(2):
         with pytest.raises(DataError, match=message):
             tokenize(files, workshop.model, out, options, 1, quiet)
@@ -230,7 +261,9 @@ def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: 
     with pytest.raises(DataError, match=r"12,000 of 12,000 lines are no documents"):
         tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet)
     with pytest.raises(DataError, match=r"--max-reject-rate 2\.0 must be from 0 to 1"):
-        tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet, Limits(max_reject_rate=2.0))
+        tokenize(
+            files, workshop.model, out, TokenizeOptions("x"), 1, quiet, Limits(max_reject_rate=2.0)
+        )
 
 
 def test_train_tokenizer_names_its_damaged_inputs(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, make_tas
 def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     with Lease(path, "making x"):
-        with pytest.raises(BusyError, match=rf"process {os.getpid()} on .* is making x; leave it to"):
+        with pytest.raises(
+            BusyError, match=rf"process {os.getpid()} on .* is making x; leave it to"
+        ):
             Lease(path, "making x").__enter__()
         started = time.monotonic()
         with pytest.raises(BusyError, match=r"is making x after 0 s of waiting|after 0 s"):
@@ -52,7 +54,9 @@ def test_a_holder_that_nobody_has_waited_for_yet_is_gone(tmp_path: Path) -> None
     program = "import os; from pathlib import Path; from data_pipeline.io.lease import Lease; "
     program += f"Lease(Path({str(path)!r}), 'making x').__enter__(); os._exit(9)"
     with subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY) as process:
-        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None  # ended, and not reaped
+        assert (
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+        )  # ended, and not reaped
         with Lease(path, "making x"):
             pass
 
@@ -82,7 +86,9 @@ def test_a_lease_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert os.stat(tmp_path / "x.lock").st_mtime > 2
 
 
-def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(workshop: Workshop, tmp_path: Path) -> None:
+def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     files, options = find_inputs([workshop.corpus]).files, TokenizeOptions("small")
     me = rf"process {os.getpid()} on .*"
@@ -107,10 +113,20 @@ def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(workshop: Worksho
 @pytest.mark.distributed
 def test_two_jobs_at_once_give_the_same_bytes(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "small"]
+    command = [
+        sys.executable,
+        "-m",
+        "data_pipeline",
+        "tokenize",
+        str(workshop.corpus),
+        "--name",
+        "small",
+    ]
     command += ["--tokenizer", str(workshop.model), "--out", str(out)]
     jobs = [
-        subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, cwd=REPOSITORY, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     said = [job.communicate(timeout=200) for job in jobs]

@@ -47,7 +47,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected_rejects() -> list[tuple[str, int, str]]:
     """(file, line, reason) of all but the last file."""
     in_a = [("a.jsonl", 2 * number + 2, reason) for number, (_, reason) in enumerate(HOSTILE[:10])]
-    return in_a + [("b.jsonl.zst", 2 * number + 2, reason) for number, (_, reason) in enumerate(HOSTILE[10:])]
+    return in_a + [
+        ("b.jsonl.zst", 2 * number + 2, reason) for number, (_, reason) in enumerate(HOSTILE[10:])
+    ]
 
 
 @pytest.mark.distributed
@@ -58,7 +60,10 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     command = ["tokenize", hostile, "--tokenizer", workshop.model, "--out", out, "--name", "x"]
     more = ("--validation-fraction", "0", "--max-reject-rate", "1")
     first = run(*command, "--workers", "2", *more)
-    assert first.code == 3 and "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
+    assert (
+        first.code == 3
+        and "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
+    )
     assert "2 empty" not in first.out and "1 truncated" in first.out, first.err
     found = [json.loads(entry) for entry in (out / "rejects.jsonl").read_bytes().splitlines()]
     assert [(r["file"], r["line"], r["reason"]) for r in found[:-1]] == expected_rejects()
@@ -82,7 +87,10 @@ def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
     files = find_inputs([hostile / "a.jsonl"]).files
     manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, ANY)
     assert units > 5
-    found = [json.loads(entry) for entry in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()]
+    found = [
+        json.loads(entry)
+        for entry in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()
+    ]
     assert [(r["file"], r["line"], r["reason"]) for r in found] == expected_rejects()[:10]
     assert texts_of(manifest)["train", "default"] == GOOD[:10]
 
@@ -96,7 +104,9 @@ def test_strict_stops_at_the_line_and_keeps_finished_shards(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.jsonl").write_bytes(line("fine"))
-    (tmp_path / "in" / "1.jsonl").write_bytes((hostile / "c.jsonl").read_bytes() + b"{bad\n" + line("more"))
+    (tmp_path / "in" / "1.jsonl").write_bytes(
+        (hostile / "c.jsonl").read_bytes() + b"{bad\n" + line("more")
+    )
     files, out = find_inputs([tmp_path / "in"]).files, tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=range_bytes)
     with pytest.raises(DataError, match=r"in/1\.jsonl:11: bad_json: .*--strict"):

@@ -32,11 +32,22 @@ def arguments(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> l
     ]
     for number in range(FILES):
         (corpus / f"{number}.jsonl").write_bytes(b"".join(parts[number % 2 :]) * 2)
-    return ["tokenize", str(corpus), "--tokenizer", str(workshop.model), "--name", "cut", "--workers", "2"]
+    return [
+        "tokenize",
+        str(corpus),
+        "--tokenizer",
+        str(workshop.model),
+        "--name",
+        "cut",
+        "--workers",
+        "2",
+    ]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def uninterrupted(
+    arguments: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("whole") / "out"
     assert run(*arguments, "--out", out).code == 0
     return contents(out)
@@ -59,7 +70,9 @@ def start(arguments: list[str], out: Path, new_session: bool = False) -> subproc
 def workers_of(parent: int) -> list[int]:
     """Process ids of the parent's workers (not of multiprocessing's resource tracker)."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def running(pid: int) -> bool:
@@ -78,11 +91,15 @@ def documents_in_units(out: Path) -> int:
 def assert_continues(arguments: list[str], out: Path, expected: dict[str, bytes]) -> None:
     """The same command makes what is missing, and only that."""
     before = documents_in_units(out)
-    everything = sum(shard["documents"] for shard in json.loads(expected["manifest.json"])["shards"])
+    everything = sum(
+        shard["documents"] for shard in json.loads(expected["manifest.json"])["shards"]
+    )
     assert 0 < before < everything
     assert not (out / "manifest.json").exists()
     done = run(*arguments, "--out", out)
-    assert done.code == 0 and f" {everything - before:,} documents, " in done.out, done.out + done.err
+    assert done.code == 0 and f" {everything - before:,} documents, " in done.out, (
+        done.out + done.err
+    )
     assert contents(out) == expected  # no temporary file is left either
 
 
@@ -100,7 +117,9 @@ def test_ctrl_c(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_parent_killed(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+def test_parent_killed(
+    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = start(arguments, out)
     wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
@@ -113,13 +132,17 @@ def test_parent_killed(arguments: list[str], uninterrupted: dict[str, bytes], tm
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_worker_killed(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+def test_worker_killed(
+    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = start(arguments, out)
     wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
     os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors  # another one takes its place, and its unit is made once more
+    assert process.returncode == 0, (
+        errors
+    )  # another one takes its place, and its unit is made once more
     assert contents(out) == uninterrupted
 
 
@@ -129,17 +152,29 @@ def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
 ) -> None:
     # A limit on the size of a file stands for a full disk: write() fails in the middle of a shard.
     out = tmp_path / "out"
-    command = ["tokenize", str(workshop.corpus), "--tokenizer", str(workshop.model), "--out", str(out)]
+    command = [
+        "tokenize",
+        str(workshop.corpus),
+        "--tokenizer",
+        str(workshop.model),
+        "--out",
+        str(out),
+    ]
     command += ["--name", "small", "--workers", workers]
     limit = workshop.model.stat().st_size + 1000
     program = (
         f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
         f"sys.argv[1:] = {command!r}; runpy.run_module('data_pipeline', run_name='__main__')"
     )
-    failed = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    failed = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert failed.returncode == 2, failed.stderr
     (sentence,) = failed.stderr.strip().splitlines()
-    assert sentence.startswith("error: cannot write the shards of demo-0000") and "File too large" in sentence
+    assert (
+        sentence.startswith("error: cannot write the shards of demo-0000")
+        and "File too large" in sentence
+    )
     assert not (out / "manifest.json").exists()
     assert run(*command).code == 0
     assert contents(out) == contents(workshop.shards)
@@ -185,7 +220,9 @@ NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 def may_mount() -> bool:
     try:
-        done = subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True)
+        done = subprocess.run(
+            [*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
+        )
     except FileNotFoundError:
         return False
     return done.returncode == 0
@@ -196,7 +233,15 @@ def test_a_full_disk(workshop: Workshop, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     half = sum(path.stat().st_size for path in workshop.shards.rglob("*")) * 6 // 10
-    command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "small"]
+    command = [
+        sys.executable,
+        "-m",
+        "data_pipeline",
+        "tokenize",
+        str(workshop.corpus),
+        "--name",
+        "small",
+    ]
     command += ["--tokenizer", str(workshop.model), "--out", str(disk / "out"), "--workers", "2"]
     environment = os.environ | {"DISK": str(disk), "COPY": str(tmp_path / "copy")}
     done = subprocess.run(
@@ -208,6 +253,9 @@ def test_a_full_disk(workshop: Workshop, tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "No space left on device" in sentence and "run the same command again to continue" in sentence
+    assert (
+        "No space left on device" in sentence
+        and "run the same command again to continue" in sentence
+    )
     assert "\nsmall_0000" in done.stderr  # some units were finished
     assert contents(tmp_path / "copy") == contents(workshop.shards)

@@ -57,9 +57,13 @@ def test_directories_of_many_shards_are_read_under_the_limit(
 ) -> None:
     """Make one shard for every unit, split and source: 1,400 at a limit of 256."""
     options = TokenizeOptions("x", 0.2, range_bytes=text.stat().st_size // 700, shard_bytes=1)
-    manifest, _ = tokenize(find_inputs([text]).files, workshop.model, tmp_path / "out", options, 4, quiet)
+    manifest, _ = tokenize(
+        find_inputs([text]).files, workshop.model, tmp_path / "out", options, 4, quiet
+    )
     assert len(manifest.shards) > 1400
-    said = under_the_limit("tests.data_pipeline.tokenizing.many_units", tmp_path / "out", tmp_path / "cache")
+    said = under_the_limit(
+        "tests.data_pipeline.tokenizing.many_units", tmp_path / "out", tmp_path / "cache"
+    )
     assert all(int(line.split()[1]) < 10 for line in said.splitlines()), said
 
 
@@ -89,10 +93,17 @@ def test_more_units_than_descriptors_are_tokenised_and_trained_from(
         "run": {"name": "many", "directory": tmp_path / "runs"},
         "model": {"vocab_size": 1000, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
         "schedule": {"steps": 4, "warmup_steps": 1},
-        "data": {"directory": shards, "sequence_length": 32, "validate_every": 2, "validation_samples": 8},
+        "data": {
+            "directory": shards,
+            "sequence_length": 32,
+            "validate_every": 2,
+            "validation_samples": 8,
+        },
         "checkpoint": {"every": 4},
     }
-    changes = [f"{part}.{key}={value}" for part, of in settings.items() for key, value in of.items()]
+    changes = [
+        f"{part}.{key}={value}" for part, of in settings.items() for key, value in of.items()
+    ]
     under_the_limit("pretrain", "train", "demo", *changes, "--local-ranks", "2")
     summary = json.loads((tmp_path / "runs" / "many" / "summary.json").read_bytes())
     assert summary["step"] == 4, summary

@@ -46,7 +46,10 @@ def write(path: Path, sources: list[str]) -> None:
 
 def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", NAMES)
-    files, options = find_inputs([tmp_path / "in.jsonl"]).files, TokenizeOptions("x", validation_fraction=0)
+    files, options = (
+        find_inputs([tmp_path / "in.jsonl"]).files,
+        TokenizeOptions("x", validation_fraction=0),
+    )
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
     assert {source: texts[0] for (_, source), texts in texts_of(manifest).items()} == {
         name: f"of {name}" for name in NAMES
@@ -61,7 +64,10 @@ def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
-    files, options = find_inputs([tmp_path / "in.jsonl"]).files, TokenizeOptions("x", validation_fraction=0)
+    files, options = (
+        find_inputs([tmp_path / "in.jsonl"]).files,
+        TokenizeOptions("x", validation_fraction=0),
+    )
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 8, quiet)
     assert len(manifest.shards) == SOURCES == len(set(manifest.sources("train")))
@@ -76,7 +82,8 @@ def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_pa
     done = run(*command, "--out", tmp_path / "out", "--exclude-source", "Boks")
     assert (
         done.code == 0
-        and "--exclude-source 'Boks': no document is of that source; there are Books, Web" in (done.out)
+        and "--exclude-source 'Boks': no document is of that source; there are Books, Web"
+        in (done.out)
     )
     done = run(*command, "--out", tmp_path / "b", "--exclude-source", "Books", "--max-tokens", "40")
     assert "no document is of" not in done.out and "--max-tokens 40: " in done.out, done.err
@@ -102,7 +109,10 @@ def test_oddities_outside_the_text_do_not_cost_the_document(
     good = f'{{"text": "fine", "score": {value}}}\n'
     bad = '{"text": "half a pair: \\udc00"}\n'
     (tmp_path / "in.jsonl").write_text(good * 3 + bad)
-    files, options = find_inputs([tmp_path / "in.jsonl"]).files, TokenizeOptions("x", validation_fraction=0)
+    files, options = (
+        find_inputs([tmp_path / "in.jsonl"]).files,
+        TokenizeOptions("x", validation_fraction=0),
+    )
     manifest, _ = tokenize(
         files, workshop.model, tmp_path / "out", options, 1, quiet, Limits(max_reject_rate=1)
     )

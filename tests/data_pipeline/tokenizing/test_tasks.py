@@ -29,16 +29,32 @@ from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 
 @pytest.mark.distributed
-def test_tasks_and_merging_give_the_bytes_of_one_machine(workshop: Workshop, tmp_path: Path) -> None:
+def test_tasks_and_merging_give_the_bytes_of_one_machine(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+    command = [
+        "tokenize",
+        workshop.corpus,
+        "--tokenizer",
+        workshop.model,
+        "--out",
+        out,
+        "--name",
+        "small",
+    ]
     for task in ("2", "0"):
         done = run(*command, "--task", task, "--num-tasks", "3", "--workers", "2")
         assert done.code == 0 and f"task {task} of 3" in done.out, done.err
     assert not (out / "manifest.json").exists() and not list(out.glob("*.bin"))
-    assert "3 of 8 units are missing, the first is small_00001.json" in run("merge-manifests", out).sentence()
+    assert (
+        "3 of 8 units are missing, the first is small_00001.json"
+        in run("merge-manifests", out).sentence()
+    )
     assert run(*command, "--task", "1", "--num-tasks", "3").code == 0
-    assert len(list(out.glob("*.bin"))) == 6 and not list((out / "units").glob("*.ids"))  # the last one joins
+    assert len(list(out.glob("*.bin"))) == 6 and not list(
+        (out / "units").glob("*.ids")
+    )  # the last one joins
     assert "already up to date" in run(*command, "--task", "1", "--num-tasks", "3").out
     assert run("merge-manifests", out).code == 0
     assert contents(out) == contents(workshop.shards)
@@ -55,10 +71,14 @@ def test_tasks_in_directories_of_their_own(workshop: Workshop, tmp_path: Path) -
     assert contents(tmp_path / "all") == contents(workshop.shards)
     lost = tmp_path / "cut" / "units" / "small_00003.ids"
     lost.write_bytes(lost.read_bytes()[:-1])
-    with pytest.raises(DataError, match=rf"{lost.name} is missing or cut short; run the tokenize command"):
+    with pytest.raises(
+        DataError, match=rf"{lost.name} is missing or cut short; run the tokenize command"
+    ):
         merge_manifests(tmp_path / "cut")
     (tmp_path / "all" / "small-train-PydocTopics_00000.idx").unlink()
-    with pytest.raises(DataError, match=r"PydocTopics_00000\.idx is missing; .* verify .* says what to do"):
+    with pytest.raises(
+        DataError, match=r"PydocTopics_00000\.idx is missing; .* verify .* says what to do"
+    ):
         merge_manifests(tmp_path / "all")
 
 
@@ -66,7 +86,9 @@ def test_records_of_another_run_are_not_merged(workshop: Workshop, tmp_path: Pat
     out = tmp_path / "out"
     files = find_inputs([workshop.corpus]).files
     for index in range(2):
-        make_task(files, workshop.model, out / str(index), workshop.options, 1, quiet, Task(index, 2))
+        make_task(
+            files, workshop.model, out / str(index), workshop.options, 1, quiet, Task(index, 2)
+        )
     shutil.copytree(out / "1", out / "0", dirs_exist_ok=True)
     record = out / "0" / "units" / "small_00002.json"
     value = json.loads(record.read_bytes())
@@ -82,7 +104,10 @@ def test_the_task_comes_from_the_options_or_a_slurm_array() -> None:
     assert which_task(None, 64, array) == Task(5, 64)
     assert which_task(3, 64, array) == Task(3, 64)
     assert which_task(None, None, array) is None  # how many tasks there are is never guessed
-    for task, num_tasks, message in ((1, None, "needs --num-tasks"), (None, 4, "needs --task, or a Slurm")):
+    for task, num_tasks, message in (
+        (1, None, "needs --num-tasks"),
+        (None, 4, "needs --task, or a Slurm"),
+    ):
         with pytest.raises(DataError, match=message):
             which_task(task, num_tasks, {})
 
@@ -119,7 +144,9 @@ def test_sources_are_selected(workshop: Workshop, tmp_path: Path) -> None:
     first, _ = tokenize(files, workshop.model, tmp_path / "a", without, 1, quiet)
     second, _ = tokenize(files, workshop.model, tmp_path / "b", only, 1, quiet)
     assert first.shards == second.shards
-    assert first.shards == tuple(shard for shard in everything.shards if shard.source != "StdlibComments")
+    assert first.shards == tuple(
+        shard for shard in everything.shards if shard.source != "StdlibComments"
+    )
     comments = [d for d in all_documents(workshop.corpus) if d.source == "StdlibComments"]
     assert first.excluded_documents == {"StdlibComments": len(comments)}
     assert (
@@ -141,7 +168,9 @@ def test_sources_are_selected(workshop: Workshop, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_test_split_moves_no_document_between_the_others(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     files = find_inputs([workshop.corpus]).files
     options = TokenizeOptions("small", validation_fraction=0.05, test_fraction=0.1)
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
@@ -159,11 +188,17 @@ def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, t
 
 
 @pytest.mark.distributed
-def test_a_large_file_in_parts_has_the_documents_of_the_whole(workshop: Workshop, tmp_path: Path) -> None:
-    lines = [json.dumps({"text": document.text}) + "\n" for document in all_documents(workshop.corpus)]
+def test_a_large_file_in_parts_has_the_documents_of_the_whole(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    lines = [
+        json.dumps({"text": document.text}) + "\n" for document in all_documents(workshop.corpus)
+    ]
     (tmp_path / "in.jsonl").write_text("".join(lines))
     files = find_inputs([tmp_path / "in.jsonl"]).files
-    whole, units = tokenize(files, workshop.model, tmp_path / "whole", TokenizeOptions("x"), 1, quiet)
+    whole, units = tokenize(
+        files, workshop.model, tmp_path / "whole", TokenizeOptions("x"), 1, quiet
+    )
     assert units == 1
     options = TokenizeOptions("x", range_bytes=300_000)
     parts, units = tokenize(files, workshop.model, tmp_path / "parts", options, 2, quiet)
@@ -177,11 +212,15 @@ def test_max_tokens_of_a_source_that_lies_in_few_inputs(workshop: Workshop, tmp_
     root.mkdir()
     for number in range(8):
         source = "rare" if number == 5 else "common"
-        texts = ({"text": f"{number} {n} " + "words of a text " * 8, "of": source} for n in range(400))
+        texts = (
+            {"text": f"{number} {n} " + "words of a text " * 8, "of": source} for n in range(400)
+        )
         (root / f"{number}.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     keys = RecordKeys(source="of")
     limit = 6000
-    options = TokenizeOptions("x", max_tokens=limit, sources=("rare",), keys=keys, range_bytes=20_000)
+    options = TokenizeOptions(
+        "x", max_tokens=limit, sources=("rare",), keys=keys, range_bytes=20_000
+    )
     plain = find_inputs([root]).files
     alone, _ = tokenize(plain, workshop.model, tmp_path / "alone", options, 1, quiet)
     tokens = sum(shard.tokens for shard in alone.shards)

@@ -41,7 +41,9 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     found = texts_of(manifest)
     expected = [
-        d for file in find_inputs([workshop.corpus]).files for d in read_documents(file.whole, RecordKeys())
+        d
+        for file in find_inputs([workshop.corpus]).files
+        for d in read_documents(file.whole, RecordKeys())
     ]
     for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
         texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
@@ -52,10 +54,14 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
         assert validation == [text for text in texts if text in held_out]
         assert 0.01 < len(validation) / len(texts) < 0.12
     assert sum(s.text_bytes for s in manifest.shards) == sum(len(d.text.encode()) for d in expected)
-    assert manifest.tokens("train") + manifest.tokens("validation") == sum(s.tokens for s in manifest.shards)
+    assert manifest.tokens("train") + manifest.tokens("validation") == sum(
+        s.tokens for s in manifest.shards
+    )
     assert manifest.dtype == "uint16" and manifest.tokenizer.vocab_size == 1000
     stated = json.loads((workshop.shards / "manifest.json").read_bytes())
-    assert {key: stated["tokenizer"][key] for key in ("unk_id", "bos_id", "eos_id", "pad_id", "eod_id")} == {
+    assert {
+        key: stated["tokenizer"][key] for key in ("unk_id", "bos_id", "eos_id", "pad_id", "eod_id")
+    } == {
         "unk_id": 0,
         "bos_id": 1,
         "eos_id": 2,
@@ -67,7 +73,9 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("workers", [2, 16])
-def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path, workers: int) -> None:
+def test_same_bytes_for_any_number_of_workers(
+    workshop: Workshop, tmp_path: Path, workers: int
+) -> None:
     workshop.tokenize(tmp_path / "out", workers=workers)
     assert contents(tmp_path / "out") == contents(workshop.shards)
 
@@ -93,7 +101,9 @@ def tokenize_into(
 ) -> Manifest:
     """The manifest of these inputs under the workshop's tokenizer, made in this process."""
     chosen = TokenizeOptions(name="x", **options)
-    return tokenize(find_inputs(inputs).files, workshop.model, out, chosen, 1, quiet, limits or Limits())[0]
+    return tokenize(
+        find_inputs(inputs).files, workshop.model, out, chosen, 1, quiet, limits or Limits()
+    )[0]
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
@@ -105,7 +115,10 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     files = find_inputs([workshop.corpus]).files[:2]
     base = TokenizeOptions(name="small")
     for changed, expected in (
-        (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
+        (
+            dataclasses.replace(base, validation_fraction=0.1),
+            r"validation_fraction 0\.05, not 0\.1",
+        ),
         (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
         (dataclasses.replace(base, files_per_shard=2), "files_per_shard 1, not 2"),
     ):
@@ -118,7 +131,9 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     assert contents(out) == before
 
 
-def test_an_input_that_changed_without_changing_size_is_named(workshop: Workshop, tmp_path: Path) -> None:
+def test_an_input_that_changed_without_changing_size_is_named(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "aaaa"}\n' * 3)
     options = TokenizeOptions(name="x")
@@ -135,7 +150,9 @@ def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_pa
         assert texts and set(texts) <= set(everything[split, source])
 
 
-def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Workshop, tmp_path: Path) -> None:
+def test_grouping_files_changes_the_shards_but_not_the_documents(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     options = TokenizeOptions(name="small", files_per_shard=3)
     manifest, units = tokenize(
         find_inputs([workshop.corpus]).files, workshop.model, tmp_path / "out", options, 1, quiet
@@ -147,14 +164,18 @@ def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Works
 def test_nothing_but_empty_documents(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
     with pytest.raises(DataError, match=r"hold no usable text \(1 empty_text\)"):
-        tokenize_into(tmp_path / "out", workshop, [tmp_path / "in.jsonl"], Limits(max_reject_rate=1))
+        tokenize_into(
+            tmp_path / "out", workshop, [tmp_path / "in.jsonl"], Limits(max_reject_rate=1)
+        )
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> None:
     generator = np.random.Generator(np.random.Philox(7))
-    documents = [generator.integers(0, 65_536, size=size, dtype=np.int32) for size in (1, 0, 5, 300, 2)]
+    documents = [
+        generator.integers(0, 65_536, size=size, dtype=np.int32) for size in (1, 0, 5, 300, 2)
+    ]
     writer = ShardWriter(tmp_path / "ours", dtype)
     write_documents(writer, documents[:2])
     write_documents(writer, documents[2:])
@@ -164,7 +185,9 @@ def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> 
         theirs.add_document([*document.tolist(), 2], [len(document) + 1])
     theirs.finalize(str(tmp_path / "theirs.idx"))
     for ending in ("bin", "idx"):
-        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (
+            tmp_path / f"theirs.{ending}"
+        ).read_bytes()
     assert (counts["documents"], counts["tokens"]) == (5, 313)
 
 

@@ -53,13 +53,17 @@ def test_a_text_that_is_not_the_sources_is_found_and_named(shards: Path) -> None
     assert found == []  # every hash and count is right
     problems, _ = compare_with_source(manifest)
     assert len(problems) == 1
-    assert problems[0].startswith(f"{manifest.prefix(manifest.shards[0])}.bin: document 0 is no document")
+    assert problems[0].startswith(
+        f"{manifest.prefix(manifest.shards[0])}.bin: document 0 is no document"
+    )
 
 
 def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
     manifest = read_manifest(shards)
     swapped = {"train": "validation", "validation": "train"}
-    wrong = tuple(replace(s, split=swapped[s.split]) if 0 in s.units else s for s in manifest.shards)
+    wrong = tuple(
+        replace(s, split=swapped[s.split]) if 0 in s.units else s for s in manifest.shards
+    )
     problems, _ = compare_with_source(replace(manifest, shards=wrong), None, 1)
     assert any("is no document of this split" in problem for problem in problems)
     fewer = tuple(shard for shard in manifest.shards if shard is not manifest.shards[0])
@@ -67,7 +71,9 @@ def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
     assert any("unit 0 has 0 documents of PydocTopics in train" in problem for problem in problems)
 
 
-def test_inputs_that_moved_changed_or_are_gone(workshop: Workshop, shards: Path, tmp_path: Path) -> None:
+def test_inputs_that_moved_changed_or_are_gone(
+    workshop: Workshop, shards: Path, tmp_path: Path
+) -> None:
     moved = Path(shutil.copytree(workshop.corpus, tmp_path / "moved"))
     manifest, gone = read_manifest(shards), tmp_path / "gone"
     (shards / "location.json").write_bytes(to_checked_json({"inputs": str(gone)}))
@@ -87,7 +93,9 @@ def test_inputs_that_moved_changed_or_are_gone(workshop: Workshop, shards: Path,
 def test_samples_and_parts_agree_with_their_source(
     workshop: Workshop, tmp_path: Path, options: dict[str, int]
 ) -> None:
-    texts = "".join(json.dumps({"text": f"text {n} \u2581 \u0000 {n * 77}"}) + "\n" for n in range(4000))
+    texts = "".join(
+        json.dumps({"text": f"text {n} \u2581 \u0000 {n * 77}"}) + "\n" for n in range(4000)
+    )
     (tmp_path / "in.jsonl").write_text(texts)
     chosen = TokenizeOptions("x", **options)  # type: ignore[arg-type]
     files = find_inputs([workshop.corpus, tmp_path / "in.jsonl"]).files

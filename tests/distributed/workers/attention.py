@@ -95,7 +95,9 @@ def _attention_case(
         output.backward(full_grad[rows])
 
     reference = _reference(full, full_grad, recipe, groups)
-    heads = slice(*(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size))
+    heads = slice(
+        *(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size)
+    )
     value_grad = (
         attention.linear_qkv.value_weight.grad
         if hasattr(attention.linear_qkv, "value_weight")
@@ -121,7 +123,9 @@ def _reference(
     def bank(role: str, heads: int) -> torch.Tensor:
         if recipe is not None:
             return layer_shard(recipe, 0, role, 0, 1, torch.float64)
-        return normal_rows(SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02).double()
+        return normal_rows(
+            SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02
+        ).double()
 
     x = x.clone().requires_grad_()
     value_weight = normal_rows(
@@ -137,7 +141,11 @@ def _reference(
         .unflatten(-1, (groups, HEAD_DIM))
         .repeat_interleave(HEADS // groups, dim=2)
     )
-    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    value = (
+        (x @ value_weight.t())
+        .unflatten(-1, (groups, HEAD_DIM))
+        .repeat_interleave(HEADS // groups, dim=2)
+    )
     scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
     future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
     probabilities = scores.masked_fill(future, -math.inf).softmax(dim=-1)
@@ -155,7 +163,8 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     for variant in payload["variants"]:
         model, _ = build(context, variant, payload["groups"], False, torch.float32)
         answer[variant] = {
-            name: _digest(weight) for name, weight in full_weights(model, context, payload["groups"])
+            name: _digest(weight)
+            for name, weight in full_weights(model, context, payload["groups"])
         }
     shutdown_distributed(context)
     return answer

@@ -38,7 +38,9 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
             name: _corrupted(load_config("demo", overrides), CORRUPTIONS[name.split("-")[0]])
             for name, overrides in payload["corrupted"].items()
         },
-        "clipping": [_clipping(load_config("demo", overrides)) for overrides in payload["clipping"]],
+        "clipping": [
+            _clipping(load_config("demo", overrides)) for overrides in payload["clipping"]
+        ],
     }
 
 
@@ -55,7 +57,9 @@ def _engine(config: Config) -> dict[str, Any]:
             "after": audit_rank(run.engine),
             "bank_unchanged": _bank(run.engine.module) == bank,
             "banks": len(bank),
-            "gradients_between_micro_batches": _gradients_between_micro_batches(run, config.total_steps),
+            "gradients_between_micro_batches": _gradients_between_micro_batches(
+                run, config.total_steps
+            ),
             "tensor_parallel_rank": run.context.tensor_parallel_rank,
         }
         ranks: list[Any] = [None] * run.context.world_size
@@ -84,7 +88,9 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     stage 3).
     """
     run.engine.backward(
-        token_losses(run.engine, run.batches.at(_position(run.config, step).consumed_samples)[0]).mean()
+        token_losses(
+            run.engine, run.batches.at(_position(run.config, step).consumed_samples)[0]
+        ).mean()
     )
     stage, optimizer = run.engine.zero_optimization_stage(), run.engine.optimizer
     if stage == 3 or hasattr(optimizer, "fp32_groups_gradients_flat"):
@@ -156,7 +162,9 @@ def _clipping(config: Config) -> dict[str, Any]:
             start, end = (_own_part(plain[when][name], parameter, run) for when in ("start", "end"))
             weight = safe_get_full_fp32_param(parameter).view_as(end)
             # The last bit of a weight may fall either way: of a norm's, near 1, it is 2e-4 of these steps.
-            beyond_rounding = ((weight - end).abs() - torch.finfo(end.dtype).eps * end.abs()).clamp(min=0)
+            beyond_rounding = ((weight - end).abs() - torch.finfo(end.dtype).eps * end.abs()).clamp(
+                min=0
+            )
             worst = torch.maximum(worst, beyond_rounding.norm() / (end - start).norm())
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return {

@@ -51,7 +51,13 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
         }
     tiny = Grid(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
     trials = [[asdict(trial) for trial in run_grid(tiny)] for _ in range(2)]
-    return {"states": states, "losses": losses, "heads": heads, "refusals": refusals, "trials": trials}
+    return {
+        "states": states,
+        "losses": losses,
+        "heads": heads,
+        "refusals": refusals,
+        "trials": trials,
+    }
 
 
 def _another_bank(run: Path) -> None:
@@ -76,7 +82,10 @@ def _other_weights(run: Path) -> None:
 
 def _mark_again(checkpoint: Path) -> None:
     files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        file.name: {
+            "bytes": file.stat().st_size,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
         for file in checkpoint.iterdir()
         if file.name not in ("COMPLETE", "PROVEN")
     }
@@ -127,7 +136,9 @@ def _heads(config: Config, context: ParallelContext) -> dict[str, float]:
         float((torch.einsum("sbn,hdn->sbhd", hidden.double(), w) - image).abs().max())
         for w, image in ((weights.query, query), (weights.key, key))
     )
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, config.model.vocab_size, (2, 13)))
+    tokens = torch.from_numpy(
+        np.random.default_rng(0).integers(0, config.model.vocab_size, (2, 13))
+    )
     boundary = int(tokens[0, 4])
     return {
         "linear": linear,
@@ -141,7 +152,10 @@ def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> f
     caught, observed = [], {}
     core = model.decoder.layers[1].self_attention.core_attention
     handle = core.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[:2]))
-    with torch.no_grad(), attention_observed(model, lambda layer, *seen: observed.update({layer: seen})):
+    with (
+        torch.no_grad(),
+        attention_observed(model, lambda layer, *seen: observed.update({layer: seen})),
+    ):
         watched = token_losses(model, tokens, boundary)
     handle.remove()
     with torch.no_grad():

@@ -60,8 +60,16 @@ def stock(name: str, directory: Path, **changes: Any) -> None:
 
     torch.manual_seed(len(name))
     if name == "gpt2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "activation_function": "gelu"}
-        model: Any = GPT2LMHeadModel(GPT2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes}))
+        sizes = {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 48,
+            "activation_function": "gelu",
+        }
+        model: Any = GPT2LMHeadModel(
+            GPT2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes})
+        )
     else:
         sizes = {
             "hidden_size": 32,
@@ -93,7 +101,9 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
     """Largest |difference| of a logit between what was imported and what transformers makes of it."""
     from transformers import AutoModelForCausalLM
 
-    config = load_config(str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"])
+    config = load_config(
+        str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"]
+    )
     tokens = torch.arange(96).view(2, 48) * 5
     own = own_logits(build_model(config, context).eval(), tokens, config.model.vocab_size)
     theirs = AutoModelForCausalLM.from_pretrained(root / name).eval()
@@ -106,7 +116,10 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "activation": ("gpt2", {"activation_function": "gelu_new"}),
     "window": ("starcoder2", {"sliding_window": 16}),
-    "scaled": ("starcoder2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "scaled": (
+        "starcoder2",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     "bias": ("starcoder2", {"use_bias": True}),
     "exists": ("gpt2", {}),
     "type": ("gpt2", {}),

@@ -74,7 +74,9 @@ def _live(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad, name
-        cut = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        cut = (
+            parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        )
         phase = getattr(parameter, "optimizer_group", 0)
         rows[name] = [list(parameter.shape), cut, phase, decay[id(parameter)]]
     for name, buffer in model.named_buffers():

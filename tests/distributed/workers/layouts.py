@@ -76,5 +76,7 @@ def _save_beside(run: Run, path: Path) -> None:
         layout=Layout.of(run.config, run.context).as_dict(),
     )
     if run.context.is_first:
-        declare_complete(path, join_parts(path, run.context.world_size, about, 60, threading.Event()))
+        declare_complete(
+            path, join_parts(path, run.context.world_size, about, 60, threading.Event())
+        )
     dist.barrier()

@@ -42,7 +42,9 @@ def _case(
     config = _config(context, variant, positions, groups, sequence_parallel)
     model = build_model(config, context)
     reduce_partial_gradients(model, context.tensor_parallel_group)
-    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)  # no dropout, but megatron-core asks
+    set_seeds(
+        config.run.seed, 1, 0, context.tensor_parallel_rank
+    )  # no dropout, but megatron-core asks
     packed = [*FIRST, *SECOND]
     changed = [*FIRST]
     changed[1] += 1

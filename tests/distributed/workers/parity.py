@@ -22,7 +22,9 @@ def train_all(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
             {
                 "loss": [record["loss/train"] for record in records],
                 "gradient_norm": [record["optim/grad_norm"] for record in records],
-                "validation": [record["loss/valid"] for record in records if "loss/valid" in record],
+                "validation": [
+                    record["loss/valid"] for record in records if "loss/valid" in record
+                ],
             }
         )
     return curves

@@ -31,13 +31,18 @@ def curves(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
 
 def curves_and_reference(payload: dict[str, Any]) -> dict[str, Any]:
     """On one rank: `curves`, and the same training written out without DeepSpeed and without our Function."""
-    return {"curves": curves(payload), "reference": _reference(load_config("demo", payload["reference"]))}
+    return {
+        "curves": curves(payload),
+        "reference": _reference(load_config("demo", payload["reference"])),
+    }
 
 
 def _reference(config: Config) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
     with open_run(config) as run:  # for its data
-        plain = config.attention.model_copy(update={"variant": "orthogonal_trainable", "penalty": None})
+        plain = config.attention.model_copy(
+            update={"variant": "orthogonal_trainable", "penalty": None}
+        )
         model = build_model(config.model_copy(update={"attention": plain}), run.context)
         optimizer = plain_optimizer(model, config)
         for step in range(1, config.total_steps + 1):
@@ -53,7 +58,9 @@ def _penalty(model: torch.nn.Module, config: Config) -> torch.Tensor:
     total = torch.zeros(())
     for layer in model.decoder.layers:
         weight = layer.self_attention.linear_qkv.weight
-        for group in weight.view(config.num_query_groups, -1, config.head_dim, config.model.hidden_size):
+        for group in weight.view(
+            config.num_query_groups, -1, config.head_dim, config.model.hidden_size
+        ):
             for rows in group[:-1]:
                 total = total + (rows @ rows.T - torch.eye(config.head_dim)).square().sum()
     return config.policy().penalty * total

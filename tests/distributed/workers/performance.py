@@ -50,12 +50,19 @@ def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def _compare(
-    context: ParallelContext, overrides: list[str], ways: dict[str, list[str]], by_operator: str = ""
+    context: ParallelContext,
+    overrides: list[str],
+    ways: dict[str, list[str]],
+    by_operator: str = "",
 ) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
     found = {
-        name: _pass(context, load_config("demo", [*overrides, *own]), Tile() if name == by_operator else None)
+        name: _pass(
+            context,
+            load_config("demo", [*overrides, *own]),
+            Tile() if name == by_operator else None,
+        )
         for name, own in ways.items()
     }
     (one, facts), (other, other_facts) = found["one"], found["other"]
@@ -109,7 +116,10 @@ def _pass(
     saved = sum(kept.values())
     total.backward()
     gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": losses.detach(), **gradients}, {"saved": saved, "collectives": dict(log.collectives)}
+    return {"loss": losses.detach(), **gradients}, {
+        "saved": saved,
+        "collectives": dict(log.collectives),
+    }
 
 
 def structured_choices(payload: dict[str, Any]) -> list[Any]:
@@ -131,9 +141,13 @@ def structured_choices(payload: dict[str, Any]) -> list[Any]:
 def some_tokens(config: Config) -> torch.Tensor:
     """`[micro batch, sequence + 1]`, with a document's end here and there."""
     size = (config.data.micro_batch_size, config.data.sequence_length + 1)
-    tokens = torch.randint(3, config.model.vocab_size, size, generator=torch.Generator().manual_seed(7))
+    tokens = torch.randint(
+        3, config.model.vocab_size, size, generator=torch.Generator().manual_seed(7)
+    )
     tokens[:, 4::7] = EOD
-    tokens[0, 5] = tokens[-1, -2] = EOD  # a document of one token, and one that ends with the sample
+    tokens[0, 5] = tokens[-1, -2] = (
+        EOD  # a document of one token, and one that ends with the sample
+    )
     tokens[-1, :20] = 3  # and a longer one
     return tokens
 
@@ -142,7 +156,9 @@ def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
     """Losses and gradient norms of a few steps of the program's engine, config by config."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    found = [_engine_losses(context, load_config("demo", overrides)) for overrides in payload["runs"]]
+    found = [
+        _engine_losses(context, load_config("demo", overrides)) for overrides in payload["runs"]
+    ]
     shutdown_distributed(context)
     return found
 

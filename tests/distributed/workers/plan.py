@@ -48,12 +48,16 @@ def kept_for_backward(payload: dict[str, Any]) -> list[list[int]]:
 def _kept(config: Config) -> list[int]:
     """Storages that saved-tensor hooks see, each once, without weights and frozen bank."""
     context, model = _model(config)
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    own = {
+        tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
+    }
     kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other gets its address
+            kept[tensor.untyped_storage().data_ptr()] = (
+                tensor  # held, so that no other gets its address
+            )
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -95,7 +99,9 @@ def _model(config: Config) -> tuple[ParallelContext, torch.nn.Module]:
 
 def _loss(model: torch.nn.Module, config: Config) -> torch.Tensor:
     size = (config.data.micro_batch_size, config.data.sequence_length + 1)
-    tokens = torch.randint(0, config.model.vocab_size, size, generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, config.model.vocab_size, size, generator=torch.Generator().manual_seed(0)
+    )
     losses = token_losses(model, tokens, BOUNDARY if config.data.reset_at_document_end else None)
     return sum(take_auxiliary_losses(model).values(), losses.sum())
 

@@ -40,7 +40,9 @@ def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, 
     for number, prompt in enumerate(prompts.ids):
         ids, ended, sure = list(prompt), False, True
         while not ended and sure and len(ids) < len(prompt) + prompts.tokens:
-            with torch.no_grad():  # one prompt alone, nothing behind it, the logits of all its positions
+            with (
+                torch.no_grad()
+            ):  # one prompt alone, nothing behind it, the logits of all its positions
                 logits = model(torch.tensor([ids]), torch.arange(len(ids))[None], None)[0, -1]
             first, second = logits.topk(2).values.tolist()
             chosen, sure = int(logits.argmax()), first - second > SURE

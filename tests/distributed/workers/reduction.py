@@ -18,7 +18,9 @@ from pretrain.training.open_run import Run, open_run
 
 def steps(payload: dict[str, Any]) -> dict[str, Any]:
     """{run: losses, norms, a digest of all ranks' weights, what a step's reductions were}"""
-    reduction.PACKED_ELEMENTS = 4096  # of the tiny model some weights alone, the rest in several packs
+    reduction.PACKED_ELEMENTS = (
+        4096  # of the tiny model some weights alone, the rest in several packs
+    )
     return {name: _steps(overrides) for name, overrides in payload["runs"].items()}
 
 
@@ -37,7 +39,9 @@ def _steps(overrides: list[str]) -> dict[str, Any]:
             digest.update(weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
         digests: list[Any] = [None] * run.context.world_size
         dist.all_gather_object(digests, digest.hexdigest())
-        left = [name for name, weight in run.engine.module.named_parameters() if weight.grad is not None]
+        left = [
+            name for name, weight in run.engine.module.named_parameters() if weight.grad is not None
+        ]
         trainable = sum(w.numel() for w in run.engine.module.parameters() if w.requires_grad)
     return {
         "trainable": trainable,

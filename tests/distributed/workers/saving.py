@@ -21,7 +21,9 @@ from pretrain.training.loop import train
 
 def trained(payload: dict[str, Any]) -> str:
     """Train several configurations one after another; return the last one's state."""
-    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]][-1]
+    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]][
+        -1
+    ]
 
 
 def killed_at_open(payload: dict[str, Any]) -> str:

@@ -62,7 +62,9 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
         attention = layer.self_attention
         block.norm_attention.load_state_dict(layer.input_layernorm.state_dict())
         block.norm_mlp.load_state_dict(layer.pre_mlp_layernorm.state_dict())
-        by_head = attention.linear_qkv.weight.unflatten(0, (block.heads, 3, -1))  # theirs: head by head
+        by_head = attention.linear_qkv.weight.unflatten(
+            0, (block.heads, 3, -1)
+        )  # theirs: head by head
         block.query_key_value.weight.copy_(by_head.transpose(0, 1).flatten(0, 2))
         block.projection.weight.copy_(attention.linear_proj.weight)
         block.up.weight.copy_(layer.mlp.linear_fc1.weight)
@@ -73,7 +75,9 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     """Return ClippingAdamW's difference from torch's clipping followed by AdamW, and the effect of a NaN."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    ours, theirs = (torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2))
+    ours, theirs = (
+        torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2)
+    )
     theirs.load_state_dict(ours.state_dict())
     section, reference = config.optimizer, plain_optimizer(theirs, config)
     reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
@@ -93,10 +97,14 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             one.grad = scale * torch.randn_like(one)
             other.grad = one.grad.clone()
-        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), section.gradient_clip or float("inf"))
+        norm = torch.nn.utils.clip_grad_norm_(
+            theirs.parameters(), section.gradient_clip or float("inf")
+        )
         reference.step()
         optimizer.step()
-        norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))  # a later hook finds this step's norm
+        norm_error = max(
+            norm_error, abs(seen[-1] / float(norm) - 1)
+        )  # a later hook finds this step's norm
         pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
         worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
     before = [parameter.clone() for parameter in ours.parameters()]
@@ -118,7 +126,10 @@ def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
             optimizer = run.engine.basic_optimizer
             moments = [state["exp_avg"] for state in optimizer.state.values()]
             norm = torch.stack([moment.norm() for moment in moments]).norm()
-            found[name] = [result.gradient_norm, norm.item() / (1 - optimizer.param_groups[0]["betas"][0])]
+            found[name] = [
+                result.gradient_norm,
+                norm.item() / (1 - optimizer.param_groups[0]["betas"][0]),
+            ]
     return found
 
 

@@ -30,7 +30,9 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             spoil = _Spoil(run, steps=(2,), ranks=(1,))
             for _ in range(3):
                 result, _ = train_step(run, before, StopSignals())
-                before = before.after_step(8, 256, result.loss, result.gradient_norm, result.updated)
+                before = before.after_step(
+                    8, 256, result.loss, result.gradient_norm, result.updated
+                )
                 states.append(_state(run))
                 made.append(result.updated)
                 norms.append(result.gradient_norm)
@@ -122,7 +124,9 @@ def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
             times = _GRADIENT_TIMES.get(kind())
             return times * own if times and run.context.rank == 1 else None
 
-        def logits(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+        def logits(
+            module: torch.nn.Module, inputs: Any, output: torch.Tensor
+        ) -> torch.Tensor | None:
             return 30 * output if kind() == "loss" else None
 
         model = run.engine.module

@@ -52,7 +52,11 @@ def build(
     dtype: torch.dtype = torch.float64,
 ) -> GPTModel:
     """A one-layer model, initialised by the product."""
-    axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
+    axes = (
+        {}
+        if variant == "vanilla"
+        else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
+    )
     policy = policy_for(variant, axes)
     recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
     return one_layer_model(
@@ -107,14 +111,20 @@ def _case(
     trainable: bool,
     sequence_parallel: bool,
 ) -> dict[str, Any]:
-    model = build(context, variant, groups, trainable=trainable, sequence_parallel=sequence_parallel)
+    model = build(
+        context, variant, groups, trainable=trainable, sequence_parallel=sequence_parallel
+    )
     attention = model.decoder.layers[0].self_attention
     generator = torch.Generator().manual_seed(0)
     full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     mask = _documents(length) if masked else None
     share = length // context.world_size
-    rows = slice(context.rank * share, (context.rank + 1) * share) if sequence_parallel else slice(None)
+    rows = (
+        slice(context.rank * share, (context.rank + 1) * share)
+        if sequence_parallel
+        else slice(None)
+    )
     hidden = full[rows].clone().requires_grad_()
 
     forward, backward = OperationLog(), OperationLog()
@@ -197,7 +207,9 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
 def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
     """A changed input moves nothing before it, bit for bit; an input longer than the matrices is refused."""
     attention = build(context, variant).decoder.layers[0].self_attention
-    x = torch.randn(LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = torch.randn(
+        LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     changed = x.clone()
     changed[5] += 1.0
     with torch.no_grad():

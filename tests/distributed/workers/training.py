@@ -36,12 +36,16 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
     states = {}
     for name, overrides in payload["runs"].items():
         if name == "full again":  # as a kill between the marker and `latest` would leave it
-            RunDirectory(load_config("demo", overrides).run_path).latest.write_text("step_00000002\n")
+            RunDirectory(load_config("demo", overrides).run_path).latest.write_text(
+                "step_00000002\n"
+            )
         states[name] = _train(overrides)
     states["damaged marker"] = _train_with_a_damaged_marker(payload["damaged marker"])
     config = load_config("demo", payload["model"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    samples = TrainingSamples(read_manifest(config.data.directory), config.data.sequence_length, seed=0)
+    samples = TrainingSamples(
+        read_manifest(config.data.directory), config.data.sequence_length, seed=0
+    )
     tokens = torch.from_numpy(samples.blocks(np.arange(4)))
     model = _Models(config, context, tokens)
     models = {
@@ -76,7 +80,9 @@ def _train_with_a_damaged_marker(overrides: list[str]) -> str:
 def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """On two ranks: `held_out_losses` beside every sample on its own; and a few runs' final states."""
     return {
-        "held_out": [_held_out(load_config("demo", overrides)) for overrides in payload["held_out"]],
+        "held_out": [
+            _held_out(load_config("demo", overrides)) for overrides in payload["held_out"]
+        ],
         "runs": [_train(overrides) for overrides in payload["runs"]],
     }
 
@@ -88,7 +94,9 @@ def _held_out(config: Config) -> dict[str, Any]:
         run.engine.eval()
         with torch.no_grad():
             one_by_one = {
-                source: [_sample_loss(run.engine, samples, number) for number in range(len(samples))]
+                source: [
+                    _sample_loss(run.engine, samples, number) for number in range(len(samples))
+                ]
                 for source, samples in run.data.validation.items()
             }
     return {"found": found, "one_by_one": one_by_one, "training_again": training_again}
@@ -152,17 +160,23 @@ class _Models:
         with torch.no_grad():
             for (_, bank), layer in zip(frozen_layers(frozen), copied.decoder.layers, strict=True):
                 head_dim = frozen.config.kv_channels
-                query, key = (rows.unflatten(0, (-1, head_dim)) for _, _, rows in bank.frozen_shards())
+                query, key = (
+                    rows.unflatten(0, (-1, head_dim)) for _, _, rows in bank.frozen_shards()
+                )
                 fused = _by_group(layer.self_attention.linear_qkv.weight, groups, head_dim)
                 fused[:, :-2] = query.unflatten(0, (groups, -1))
                 fused[:, -2] = key
         born_equal = self.build("orthogonal_trainable", num_query_groups=groups)
         losses, gradients = zip(
-            *(self._loss_and_gradients(m, groups) for m in (frozen, copied, born_equal)), strict=True
+            *(self._loss_and_gradients(m, groups) for m in (frozen, copied, born_equal)),
+            strict=True,
         )
         size = torch.stack([gradient.norm() for gradient in gradients[0].values()]).norm()
         worst = [
-            max(float((other[name] - gradient).norm() / size) for name, gradient in gradients[0].items())
+            max(
+                float((other[name] - gradient).norm() / size)
+                for name, gradient in gradients[0].items()
+            )
             for other in gradients[1:]
         ]
         return {
@@ -171,7 +185,9 @@ class _Models:
             "shared_gradients": len(gradients[0]),
         }
 
-    def _loss_and_gradients(self, model: GPTModel, groups: int) -> tuple[float, dict[str, torch.Tensor]]:
+    def _loss_and_gradients(
+        self, model: GPTModel, groups: int
+    ) -> tuple[float, dict[str, torch.Tensor]]:
         """The loss, and the gradients of everything but W_Q and W_K, V's under one name in both layouts."""
         loss = token_losses(model, self.tokens).mean()
         loss.backward()

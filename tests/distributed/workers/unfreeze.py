@@ -70,7 +70,9 @@ def _reference(config: Config) -> dict[str, list[float]]:
             assert model is not None
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
             loss = token_losses(model, batch).mean()
-            norm, rate = plain_step(model, optimizer, (loss,), config, step, phase.learning_rate_factor)
+            norm, rate = plain_step(
+                model, optimizer, (loss,), config, step, phase.learning_rate_factor
+            )
             for tag, value in zip(found, (loss.item(), norm, rate), strict=True):
                 found[tag].append(value)
             states = {name: optimizer.state[p] for name, p in model.named_parameters()}
@@ -78,12 +80,18 @@ def _reference(config: Config) -> dict[str, list[float]]:
 
 
 def _next_model(
-    config: Config, run: Run, phase: int, old: torch.nn.Module | None, states: dict[str, dict[str, Any]]
+    config: Config,
+    run: Run,
+    phase: int,
+    old: torch.nn.Module | None,
+    states: dict[str, dict[str, Any]],
 ) -> tuple[torch.nn.Module, torch.optim.AdamW]:
     model = build_model(config, run.context, phase)
     if old is not None:
         missing, unexpected = model.load_state_dict(old.state_dict(), strict=False)
-        assert not unexpected and all(name.endswith("trained_query_key") for name in missing), missing
+        assert not unexpected and all(name.endswith("trained_query_key") for name in missing), (
+            missing
+        )
     optimizer = plain_optimizer(model, config)
     for name, parameter in model.named_parameters():
         if name in states:
@@ -110,7 +118,10 @@ def _watch(config: Config) -> dict[str, Any]:
                 seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
             result, _ = train_step(run, position, StopSignals())
             position = position.after_step(
-                config.data.global_batch_size, config.tokens_per_step, result.loss, result.gradient_norm
+                config.data.global_batch_size,
+                config.tokens_per_step,
+                result.loss,
+                result.gradient_norm,
             )
             seen["moved"].append(_moved(run))
         steps = [state["step"] for state in _adam_states(run)]
@@ -120,7 +131,8 @@ def _watch(config: Config) -> dict[str, Any]:
 
 def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
     full = {
-        name: safe_get_full_fp32_param(p).cpu().clone() for name, p in run.engine.module.named_parameters()
+        name: safe_get_full_fp32_param(p).cpu().clone()
+        for name, p in run.engine.module.named_parameters()
     }
     return TrainingState.of(run.engine), full, run.engine.micro_steps
 
@@ -133,11 +145,16 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
     moments = [tensor for _, after in kept for tensor in after.adam.values() if tensor.ndim]
     rounded = [(after.master, after.master.bfloat16().float()) for _, after in kept]
     report = {
-        "weights": all(torch.equal(new.weights[name], weight) for name, weight in old.weights.items()),
-        "masters by DeepSpeed": all(torch.equal(new_full[name], full) for name, full in old_full.items()),
+        "weights": all(
+            torch.equal(new.weights[name], weight) for name, weight in old.weights.items()
+        ),
+        "masters by DeepSpeed": all(
+            torch.equal(new_full[name], full) for name, full in old_full.items()
+        ),
         "masters": all(torch.equal(a.master, b.master) and a.start == b.start for a, b in kept),
         "moments and steps": all(
-            a.adam.keys() == b.adam.keys() and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
+            a.adam.keys() == b.adam.keys()
+            and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
             for a, b in kept
         ),
         "moments are not zero": all(bool(tensor.any()) for tensor in moments)
@@ -172,7 +189,12 @@ def _moved(run: Run) -> list[float]:
         dtype = layer.query_key_weight.dtype
         bank = [
             layer_shard(
-                recipe, layer.layer, role, context.tensor_parallel_rank, context.tensor_parallel_size, dtype
+                recipe,
+                layer.layer,
+                role,
+                context.tensor_parallel_rank,
+                context.tensor_parallel_size,
+                dtype,
             )
             for role in ROLES
         ]
@@ -222,10 +244,19 @@ def _copy_up_to(source: Path, target: Path, step: int) -> None:
 
 def _phases(run_path: Path) -> list[dict[str, Any]]:
     audit = json.loads((run_path / "audit.json").read_text())
-    keys = ("phase", "first_step", "learning_rate_factor", "newly_trainable_layers", "frozen_in_zero")
+    keys = (
+        "phase",
+        "first_step",
+        "learning_rate_factor",
+        "newly_trainable_layers",
+        "frozen_in_zero",
+    )
     return [
         {key: entry[key] for key in keys}
-        | {key: entry["totals"][key] for key in ("model_trainable_parameters", "model_frozen_parameters")}
+        | {
+            key: entry["totals"][key]
+            for key in ("model_trainable_parameters", "model_frozen_parameters")
+        }
         for entry in audit["phases"]
     ]
 

@@ -69,7 +69,8 @@ def timeouts(payload: dict[str, Any]) -> list[list[float]]:
     for seconds in payload["timeouts"]:
         context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=seconds)
         backends = [
-            group._get_backend(torch.device("cpu")) for group in set(_world.pg_map) - context.earlier_groups
+            group._get_backend(torch.device("cpu"))
+            for group in set(_world.pg_map) - context.earlier_groups
         ]
         found.append(sorted({backend.options._timeout.total_seconds() for backend in backends}))
         shutdown_distributed(context)

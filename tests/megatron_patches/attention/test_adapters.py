@@ -28,12 +28,15 @@ def inputs(seed: int = 1) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     rows = ((HEADS, HEAD_DIM), (GROUPS, HEAD_DIM), (GROUPS, HEAD_DIM), (2 * RANK,), (2 * RANK,))
     query, key, value, low_rank, gelu = (
-        torch.randn((SEQ, BATCH, *shape), generator=generator, dtype=torch.float64) for shape in rows
+        torch.randn((SEQ, BATCH, *shape), generator=generator, dtype=torch.float64)
+        for shape in rows
     )
     return Heads(query, key, value), {LOW_RANK: low_rank, GELU: gelu}
 
 
-@pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in ("qk_norm", "short_convolution")])
+@pytest.mark.parametrize(
+    "name", [name for name in ADAPTERS if name not in ("qk_norm", "short_convolution")]
+)
 def test_all_but_the_norm_and_the_convolution_start_as_the_identity(name: str) -> None:
     heads, shared = inputs()
     ours = adapters(name)(heads, shared)
@@ -79,16 +82,24 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
     for head in range(HEADS):
         rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
         for step in range(SEQ):
-            vector = heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
+            vector = (
+                heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
+            )
             vector += made.gelu_up[rows] @ torch.nn.functional.gelu(shared[GELU][step, 0])
             vector = made.core[head] @ vector + made.query_bias[rows]
-            vector = norm(vector, made.query_gain[rows]) * made.log_scale[rows].exp() * made.logit_scale[head]
+            vector = (
+                norm(vector, made.query_gain[rows])
+                * made.log_scale[rows].exp()
+                * made.logit_scale[head]
+            )
             close(ours.query[step, 0, head], vector)
     for group in range(GROUPS):
         rows = slice(group * HEAD_DIM, (group + 1) * HEAD_DIM)
         keys, values = [], []
         for step in range(SEQ):
-            vector = heads.key[step, 0, group] + made.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
+            vector = (
+                heads.key[step, 0, group] + made.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
+            )
             keys.append(norm(vector + made.key_bias[rows], made.key_gain[rows]))
             values.append(heads.value[step, 0, group])
             close(ours.key[step, 0, group], mixed(keys, made.key_taps[rows]))
@@ -109,12 +120,16 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
             for parameter in made.parameters():
                 parameter.normal_(generator=torch.Generator().manual_seed(3))
 
-        def applied(heads: Heads, shared: dict[str, torch.Tensor], made: HeadAdapters = made) -> torch.Tensor:
+        def applied(
+            heads: Heads, shared: dict[str, torch.Tensor], made: HeadAdapters = made
+        ) -> torch.Tensor:
             return torch.cat(made(heads, shared)[:3], dim=2)
 
         together = applied(added, {name: products[name] + products_2[name] for name in products})
         linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
-        assert linear == (declared.linear or name == "short_convolution"), name  # which mixes tokens
+        assert linear == (declared.linear or name == "short_convolution"), (
+            name
+        )  # which mixes tokens
     assert not ADAPTERS["short_convolution"].linear
 
 

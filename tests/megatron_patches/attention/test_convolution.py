@@ -23,7 +23,9 @@ def plain(inputs: torch.Tensor, taps: torch.Tensor, starts: torch.Tensor) -> tor
         samples = []
         for sample in range(inputs.size(1)):
             seen = range(int(starts[sample, step]), step + 1)
-            terms = [inputs[t, sample] * by_tap[..., step - t] for t in seen if step - t < taps.size(1)]
+            terms = [
+                inputs[t, sample] * by_tap[..., step - t] for t in seen if step - t < taps.size(1)
+            ]
             samples.append(torch.stack(terms).sum(0))
         rows.append(torch.stack(samples))
     return torch.stack(rows)
@@ -32,7 +34,9 @@ def plain(inputs: torch.Tensor, taps: torch.Tensor, starts: torch.Tensor) -> tor
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize("form", ["sample", "documents", "mask"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # in fp32 whole samples go by oneDNN
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32]
+)  # in fp32 whole samples go by oneDNN
 def test_values_and_gradients_are_those_of_the_formula(
     length: int, taps: int, form: str, dtype: torch.dtype
 ) -> None:
@@ -44,7 +48,10 @@ def test_values_and_gradients_are_those_of_the_formula(
     inputs = drawn(length, BATCH, HEADS, HEAD_DIM, dtype=dtype).requires_grad_()
     weights = drawn(HEADS * HEAD_DIM, taps, seed=1, dtype=dtype).requires_grad_()
     gradient = drawn(length, BATCH, HEADS, HEAD_DIM, seed=2, dtype=dtype)
-    found, expected = convolve(inputs, weights, reach_of(visible, taps)), plain(inputs, weights, starts)
+    found, expected = (
+        convolve(inputs, weights, reach_of(visible, taps)),
+        plain(inputs, weights, starts),
+    )
     torch.testing.assert_close(found, expected)
     for mine, theirs in zip(
         torch.autograd.grad(found, (inputs, weights), gradient),

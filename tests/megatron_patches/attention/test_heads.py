@@ -37,7 +37,11 @@ def test_effective_matrices_are_the_rows_of_the_layer(
     query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
     torch.testing.assert_close(found.query, query.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.key, key.detach(), rtol=1e-12, atol=1e-12)
-    assert found.query.shape == (HEADS, HEAD_DIM, HIDDEN) and found.key.shape == (groups, HEAD_DIM, HIDDEN)
+    assert found.query.shape == (HEADS, HEAD_DIM, HIDDEN) and found.key.shape == (
+        groups,
+        HEAD_DIM,
+        HIDDEN,
+    )
 
 
 def test_scores_without_such_matrices_have_none(one_rank: dist.ProcessGroup) -> None:
@@ -65,11 +69,16 @@ def test_observed_distributions_and_scores_are_the_formulas(
     core = model.decoder.layers[1].self_attention.core_attention
     generator = torch.Generator().manual_seed(3)
     query, key, value = (
-        torch.randn(SEQ, BATCH, heads, HEAD_DIM, generator=generator) for heads in (HEADS, groups, groups)
+        torch.randn(SEQ, BATCH, heads, HEAD_DIM, generator=generator)
+        for heads in (HEADS, groups, groups)
     )
     places = [[0] * SEQ, [0] * 4 + [4] * (SEQ - 4)] if form != "causal" else [[0] * SEQ] * BATCH
     hidden = hidden_by(places)
-    given = {"causal": None, "mask": hidden, "documents": Documents(torch.tensor(places)).with_boundaries()}
+    given = {
+        "causal": None,
+        "mask": hidden,
+        "documents": Documents(torch.tensor(places)).with_boundaries(),
+    }
     seen: Seen = []
     before = core(query, key, value, attention_mask=given[form])
     with attention_observed(model, lambda *observed: seen.append(observed)):
@@ -86,7 +95,9 @@ def test_observed_distributions_and_scores_are_the_formulas(
     torch.testing.assert_close(probabilities, softmax)
 
 
-def test_every_layer_is_observed_and_a_synthesizer_has_no_scores(one_rank: dist.ProcessGroup) -> None:
+def test_every_layer_is_observed_and_a_synthesizer_has_no_scores(
+    one_rank: dist.ProcessGroup,
+) -> None:
     model = build("synthesizer_random", groups=2)
     seen: Seen = []
     with attention_observed(model, lambda *observed: seen.append(observed)):

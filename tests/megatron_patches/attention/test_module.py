@@ -58,7 +58,9 @@ def test_rows_outputs_and_gradients_are_those_of_the_program(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any], rotary: bool
 ) -> None:
     angles = RotaryAngles(HEAD_DIM, BASE) if rotary else None
-    theirs = build(variant, groups, rotary=angles, **axes).decoder.layers[LAYER].self_attention.eval()
+    theirs = (
+        build(variant, groups, rotary=angles, **axes).decoder.layers[LAYER].self_attention.eval()
+    )
     ours = plain(variant, groups, rotary_base=BASE if rotary else None, **axes)
     assert isinstance(theirs.linear_qkv, FrozenQueryKeyValueLinear)
     assert_same_bits(ours, theirs.linear_qkv)
@@ -66,7 +68,10 @@ def test_rows_outputs_and_gradients_are_those_of_the_program(
         ours.v_proj.weight.copy_(theirs.linear_qkv.value_weight)
         ours.o_proj.weight.copy_(theirs.linear_proj.weight)
     hidden = torch.randn(SEQ, BATCH, HIDDEN, generator=torch.Generator().manual_seed(0))
-    own, copy = hidden.clone().requires_grad_(), hidden.transpose(0, 1).contiguous().requires_grad_()
+    own, copy = (
+        hidden.clone().requires_grad_(),
+        hidden.transpose(0, 1).contiguous().requires_grad_(),
+    )
     wanted, found = theirs(own, None)[0], ours(copy)
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found.transpose(0, 1), wanted, rtol=0, atol=1e-6)
@@ -82,7 +87,8 @@ def test_rows_outputs_and_gradients_are_those_of_the_program(
 
 def test_another_seed_or_layer_has_other_rows() -> None:
     (first,), (seed,), (layer,) = (
-        buffers(plain("orthogonal", 4, **other)).values() for other in ({}, {"seed": 6}, {"layer": 0})
+        buffers(plain("orthogonal", 4, **other)).values()
+        for other in ({}, {"seed": 6}, {"layer": 0})
     )
     assert not torch.equal(first, seed) and not torch.equal(first, layer)
 
@@ -164,16 +170,27 @@ def test_a_design_that_it_cannot_be_is_refused(variant: str) -> None:
         ({"variant": "rotated"}, "attention.variant is 'rotated'; known variants: vanilla"),
         ({"layer": -1}, "layer=-1 is negative; layers count from 0"),
         ({"num_query_groups": 3}, "num_attention_heads=4 is not divisible by num_query_groups=3"),
-        ({"hidden_size": 42}, "hidden_size=42 is not divisible by num_attention_heads=4; give head_dim"),
+        (
+            {"hidden_size": 42},
+            "hidden_size=42 is not divisible by num_attention_heads=4; give head_dim",
+        ),
         ({"num_attention_heads": 0}, "hidden_size=40 is not divisible by num_attention_heads=0"),
-        ({"head_dim": 5, "rotary_base": 10.0}, "head_dim=5 is odd; rotary positions need an even one"),
-        ({"variant": "dct", "construction": "cayley"}, "construction=cayley contradicts variant 'dct'"),
+        (
+            {"head_dim": 5, "rotary_base": 10.0},
+            "head_dim=5 is odd; rotary positions need an even one",
+        ),
+        (
+            {"variant": "dct", "construction": "cayley"},
+            "construction=cayley contradicts variant 'dct'",
+        ),
         ({"head_dim": 80}, "head_dim=80 is larger than hidden_size=40"),
     ],
 )
 def test_impossible_sizes_are_one_sentence(more: dict[str, Any], said: str) -> None:
     with pytest.raises(MethodError, match=said):
-        FrozenAttention(**{"hidden_size": 40, "num_attention_heads": 4, "seed": 1, "layer": 0, **more})
+        FrozenAttention(
+            **{"hidden_size": 40, "num_attention_heads": 4, "seed": 1, "layer": 0, **more}
+        )
 
 
 @pytest.mark.distributed

@@ -39,7 +39,9 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
 
 
 def projection(variant: str, groups: int, axes: dict[str, Any]) -> FrozenQueryKeyValueLinear:
-    linear = build(variant, groups, torch.float64, **axes).decoder.layers[1].self_attention.linear_qkv
+    linear = (
+        build(variant, groups, torch.float64, **axes).decoder.layers[1].self_attention.linear_qkv
+    )
     assert isinstance(linear, FrozenQueryKeyValueLinear)
     return linear
 
@@ -86,7 +88,11 @@ def test_projections_and_gradients_equal_plain_autograd(
     torch.autograd.backward(plain, gradients)
     for mine, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-13)
-    live = [x, linear.value_weight, *(p for name, p in linear.named_parameters() if "query_key" in name)]
+    live = [
+        x,
+        linear.value_weight,
+        *(p for name, p in linear.named_parameters() if "query_key" in name),
+    ]
     for mine, expected in zip(live, [copy, value, *copies], strict=True):
         torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
@@ -119,7 +125,10 @@ def test_low_rank_alone_makes_queries_and_keys(one_rank: dist.ProcessGroup) -> N
     for made, up, rows in ((query, adapters.up_query, down[:3]), (key, adapters.up_key, down[3:])):
         expected = torch.einsum("sbx,rx,hr->sbh", x, rows, up).unflatten(-1, (-1, HEAD_DIM))
         torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
-    assert query.shape[2:] == (HEADS, HEAD_DIM) and key.shape[2:] == value.shape[2:] == (2, HEAD_DIM)
+    assert query.shape[2:] == (HEADS, HEAD_DIM) and key.shape[2:] == value.shape[2:] == (
+        2,
+        HEAD_DIM,
+    )
 
 
 ADAPTERS = ("core", "query_key_bias", "short_convolution")
@@ -166,13 +175,17 @@ def test_queries_and_keys_can_be_made_anew_where_they_come_from_structured_rows_
 
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch", "monarch_trainable"])
-def test_sequence_parallelism_on_one_rank_changes_nothing(one_rank: dist.ProcessGroup, variant: str) -> None:
+def test_sequence_parallelism_on_one_rank_changes_nothing(
+    one_rank: dist.ProcessGroup, variant: str
+) -> None:
     results = []
     for parallel in (False, True):
         linear = projection(variant, 2, {})
         linear.sequence_parallel = parallel
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
+        x = torch.randn(
+            SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64
+        ).requires_grad_()
         made = linear(x)
         sum(each.square().sum() for each in made).backward()
         with torch.no_grad():
@@ -222,7 +235,9 @@ def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, pla
         values = weights[name].data
         if name.startswith("trained"):
             theirs = [(role, head) for role in ROLES for head in whole.heads.trainable[role]]
-            mine = [theirs.index((role, head)) for role in ROLES for head in own.heads.trainable[role]]
+            mine = [
+                theirs.index((role, head)) for role in ROLES for head in own.heads.trainable[role]
+            ]
             values = values.unflatten(0, (len(theirs), -1))[mine].flatten(0, 1)
         elif name == "value_weight":
             values = values.chunk(place.ranks)[place.of]
@@ -237,7 +252,13 @@ def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, pla
 
 QUARTER = {"frozen_heads": (("0%-100%", 0.25),)}  # one rank of two has no frozen head
 MANY: list[tuple[str, dict[str, Any]]] = [
-    *(("orthogonal", {}), ("monarch", {}), ("monarch", HALF), ("hybrid", HALF), ("hybrid", QUARTER)),
+    *(
+        ("orthogonal", {}),
+        ("monarch", {}),
+        ("monarch", HALF),
+        ("hybrid", HALF),
+        ("hybrid", QUARTER),
+    ),
     *(("orthogonal_shared", {}), ("orthogonal_shared", HALF), ("monarch_trainable", {})),
     ("hybrid", HALF | {"adapters": (*ADAPTERS, "low_rank"), "low_rank": 2}),
     ("hybrid", QUARTER | {"adapters": ADAPTERS}),
@@ -257,7 +278,10 @@ def test_the_ranks_together_project_as_one(
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         places = [Place(rank, ranks) for rank in range(ranks)]
-        made = [of_rank(whole, attention.config, policy_for(variant, axes), place)(x) for place in places]
+        made = [
+            of_rank(whole, attention.config, policy_for(variant, axes), place)(x)
+            for place in places
+        ]
         for parts, expected in zip(zip(*made, strict=True), whole(x), strict=True):
             assert {part.size(2) for part in parts} == {expected.size(2) // ranks}
             torch.testing.assert_close(torch.cat(parts, 2), expected, rtol=1e-12, atol=1e-12)

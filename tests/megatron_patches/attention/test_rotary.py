@@ -19,8 +19,12 @@ LENGTH, BATCH, HEADS, BASE = 300, 2, 3, 500.0
 def theirs(heads: torch.Tensor) -> torch.Tensor:
     head_dim = heads.size(-1)
     config = TransformerConfig(num_layers=1, hidden_size=head_dim, num_attention_heads=1)
-    angles = RotaryEmbedding(head_dim, rotary_percent=1.0, rotary_base=int(BASE), cp_group=dist.group.WORLD)
-    return apply_rotary_pos_emb(heads, angles.get_emb(heads.size(0)), config, cp_group=dist.group.WORLD)
+    angles = RotaryEmbedding(
+        head_dim, rotary_percent=1.0, rotary_base=int(BASE), cp_group=dist.group.WORLD
+    )
+    return apply_rotary_pos_emb(
+        heads, angles.get_emb(heads.size(0)), config, cp_group=dist.group.WORLD
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,11 @@ def test_angles_follow_length_and_type() -> None:
 
 def test_the_layers_of_a_model_share_one(one_rank: dist.ProcessGroup) -> None:
     angles = RotaryAngles(HEAD_DIM, BASE)
-    cores = [layer.self_attention.core_attention for layer in build("vanilla", rotary=angles).decoder.layers]
+    cores = [
+        layer.self_attention.core_attention
+        for layer in build("vanilla", rotary=angles).decoder.layers
+    ]
     assert len(cores) > 1
-    assert all(isinstance(core, CausalDotProductAttention) and core.rotary is angles for core in cores)
+    assert all(
+        isinstance(core, CausalDotProductAttention) and core.rotary is angles for core in cores
+    )

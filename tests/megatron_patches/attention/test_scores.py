@@ -51,16 +51,21 @@ def heads(groups: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
     sizes = (HEADS, groups, groups)
     return tuple(
-        torch.randn(SEQ, BATCH, count, HEAD_DIM, generator=generator, dtype=torch.float64) for count in sizes
+        torch.randn(SEQ, BATCH, count, HEAD_DIM, generator=generator, dtype=torch.float64)
+        for count in sizes
     )
 
 
 @pytest.mark.parametrize("groups", [4, 2])
-def test_documents_without_a_mask_are_those_with_one(one_rank: dist.ProcessGroup, groups: int) -> None:
+def test_documents_without_a_mask_are_those_with_one(
+    one_rank: dist.ProcessGroup, groups: int
+) -> None:
     starts = torch.tensor([[0] * SEQ, [0] * 3 + [3] + [4] * (SEQ - 4)])
     documents = Documents(starts).with_boundaries()
     ours = core()(*heads(groups), documents)
-    torch.testing.assert_close(ours, formula(*heads(groups), documents.mask()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        ours, formula(*heads(groups), documents.mask()), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_dropped_probabilities_are_drawn_in_training_only(one_rank: dist.ProcessGroup) -> None:
@@ -83,7 +88,9 @@ def test_queries_and_keys_that_backward_makes_anew_give_the_same_gradients(
     for again in (False, True):
         query, key, value = (one.requires_grad_() for one in heads(4))
 
-        def recompute(query: torch.Tensor = query, key: torch.Tensor = key) -> tuple[torch.Tensor, ...]:
+        def recompute(
+            query: torch.Tensor = query, key: torch.Tensor = key
+        ) -> tuple[torch.Tensor, ...]:
             calls.append(torch.is_grad_enabled())
             return query.detach(), key.detach()
 

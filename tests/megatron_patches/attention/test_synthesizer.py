@@ -16,7 +16,11 @@ VARIANTS = ("synthesizer_random", "synthesizer_factorized")
 
 
 def core(variant: str, groups: int = HEADS, **axes: object) -> SynthesizerCoreAttention:
-    found = build(variant, groups, torch.float64, **axes).decoder.layers[1].self_attention.core_attention
+    found = (
+        build(variant, groups, torch.float64, **axes)
+        .decoder.layers[1]
+        .self_attention.core_attention
+    )
     assert isinstance(found, SynthesizerCoreAttention)
     return found
 
@@ -33,7 +37,9 @@ def test_probabilities_sum_to_one_over_the_past_of_any_length(
         assert torch.count_nonzero(found.triu(1)) == 0
         corner = attention.logits(SEQ)[:, :length, :length]
         torch.testing.assert_close(attention.logits(length), corner, rtol=1e-12, atol=1e-12)
-    with pytest.raises(MethodError, match=f"an input of {SEQ + 1} positions is longer than the {SEQ}"):
+    with pytest.raises(
+        MethodError, match=f"an input of {SEQ + 1} positions is longer than the {SEQ}"
+    ):
         attention.logits(SEQ + 1)
 
 

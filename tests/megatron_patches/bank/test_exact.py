@@ -61,7 +61,9 @@ def test_the_bits_of_a_product_have_not_changed() -> None:
     """They are those of the frozen rows; a size at each change of the slices' width."""
     sha256 = hashlib.sha256()
     for k in (1, 2, 3, 5, 8, 9, 33, 128, 129, 513):
-        a, b = (np.random.Generator(np.random.Philox(key)).random((k, 3)) - 0.5 for key in (k, 1000 + k))
+        a, b = (
+            np.random.Generator(np.random.Philox(key)).random((k, 3)) - 0.5 for key in (k, 1000 + k)
+        )
         sha256.update(reproducible_matmul(a.T.copy(), b))
     assert sha256.hexdigest() == GOLDEN
 
@@ -80,7 +82,9 @@ def test_matmul_does_not_depend_on_the_order_of_summation(generator: np.random.G
     assert (reproducible_matmul(a, b) == reproducible_matmul(a[:, order], b[order])).all()
 
 
-def test_matmul_with_rows_of_zeros_and_of_very_different_sizes(generator: np.random.Generator) -> None:
+def test_matmul_with_rows_of_zeros_and_of_very_different_sizes(
+    generator: np.random.Generator,
+) -> None:
     a = generator.standard_normal((4, 50)) * np.array([[0.0], [1.0], [1e100], [1e-100]])
     b = generator.standard_normal((50, 3))
     assert np.allclose(reproducible_matmul(a, b), a @ b, rtol=1e-12, atol=0)
@@ -97,7 +101,9 @@ def test_inverse_cholesky(generator: np.random.Generator, size: int) -> None:
     assert np.allclose(pivots, factor.diagonal() ** 2, rtol=1e-12)
 
 
-def test_nearly_dependent_rows_are_orthonormalised_or_refused(generator: np.random.Generator) -> None:
+def test_nearly_dependent_rows_are_orthonormalised_or_refused(
+    generator: np.random.Generator,
+) -> None:
     rows = generator.standard_normal((100, 400))
     rows[70] = rows[3] + 1e-3 * rows[70]  # one pass alone leaves an error of about 1e-10
     made = orthonormalize_rows(rows)
@@ -114,7 +120,9 @@ def test_the_bits_do_not_depend_on_blas_kernel_vector_width_or_threads() -> None
 
     NPY_DISABLE_CPU_FEATURES makes numpy itself take its plainest loops.
     """
-    seen = {_output(PRINT_BITS, {"NPY_DISABLE_CPU_FEATURES": _output(PRINT_DISPATCHED, {}).strip()})}
+    seen = {
+        _output(PRINT_BITS, {"NPY_DISABLE_CPU_FEATURES": _output(PRINT_DISPATCHED, {}).strip()})
+    }
     for core in ("", "Haswell", "SkylakeX", "Sandybridge", "Nehalem"):
         for threads in ("1", "4"):
             settings = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads} | (

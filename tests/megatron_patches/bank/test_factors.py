@@ -13,18 +13,33 @@ from megatron_patches.bank.exact import FloatArray, orthonormality_error
 from megatron_patches.bank.factors import Block, block_sizes, haar_blocks
 from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe, factors_of_heads, head_rows, rows_of_heads
+from megatron_patches.bank.orthonormal import (
+    ROLES,
+    BankRecipe,
+    factors_of_heads,
+    head_rows,
+    rows_of_heads,
+)
 from megatron_patches.bank.shards import head_digests, layer_shard, rank_factors
 from megatron_patches.errors import MethodError
 
-SHAPES = ((1024, 64, 16, 16), (768, 64, 12, 4), (128, 32, 4, 4), (48, 12, 4, 2), (40, 6, 4, 2), (6, 2, 3, 1))
+SHAPES = (
+    (1024, 64, 16, 16),
+    (768, 64, 12, 4),
+    (128, 32, 4, 4),
+    (48, 12, 4, 2),
+    (40, 6, 4, 2),
+    (6, 2, 3, 1),
+)
 GOLDEN = "070d88e44ceb0715510ff1a929209d58c94dbbca1d4f474a1866aa1d239353c7"
 
 
 def recipe_of(
     hidden_size: int, head_dim: int, heads: int, groups: int, construction: str = "monarch"
 ) -> BankRecipe:
-    return BankRecipe(1234, hidden_size, head_dim, heads, groups, scope="layer", construction=construction)
+    return BankRecipe(
+        1234, hidden_size, head_dim, heads, groups, scope="layer", construction=construction
+    )
 
 
 def sha256(values: FloatArray) -> str:
@@ -50,9 +65,13 @@ def test_a_and_b_are_near_the_root_and_a_divides_a_head(
     assert block_sizes(hidden_size, head_dim) == expected
 
 
-@pytest.mark.parametrize(("hidden_size", "head_dim"), [(31, 31), (31, 1), (1009, 64), (35, 6), (1, 1)])
+@pytest.mark.parametrize(
+    ("hidden_size", "head_dim"), [(31, 31), (31, 1), (1009, 64), (35, 6), (1, 1)]
+)
 def test_sizes_without_a_common_factor_are_refused(hidden_size: int, head_dim: int) -> None:
-    with pytest.raises(MethodError, match=rf"hidden_size={hidden_size} .* head_dim={head_dim}|larger"):
+    with pytest.raises(
+        MethodError, match=rf"hidden_size={hidden_size} .* head_dim={head_dim}|larger"
+    ):
         recipe_of(hidden_size, head_dim, 1, 1)
 
 
@@ -122,7 +141,9 @@ def test_of_hadamard_blocks_every_entry_has_one_size_and_bf16_is_exact() -> None
 
 
 def test_hadamard_blocks_need_a_power_of_two() -> None:
-    with pytest.raises(MethodError, match=r"=48 is not a power of two: .* use construction 'monarch'"):
+    with pytest.raises(
+        MethodError, match=r"=48 is not a power of two: .* use construction 'monarch'"
+    ):
         recipe_of(48, 12, 4, 4, "monarch_hadamard")
 
 
@@ -138,7 +159,10 @@ def test_every_block_has_a_stream_of_its_own() -> None:
 @pytest.mark.parametrize("size", (2, 3, 8, 32))
 def test_a_block_does_not_depend_on_what_else_is_made(size: int) -> None:
     blocks = [
-        Block(role, factor, number) for role in (0, 1) for factor in ("left", "right") for number in range(9)
+        Block(role, factor, number)
+        for role in (0, 1)
+        for factor in ("left", "right")
+        for number in range(9)
     ]  # type: ignore[arg-type]
     together = haar_blocks(1, 2, blocks, size)
     for position in (0, 7, 35):
@@ -193,7 +217,9 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
             assert digests == head_digests(whole, head_dim)
     for size in (1, 2):
         made = [
-            rank_factors(recipe, 1, split_heads(heads, groups, range(groups), rank, size).frozen, dtype)
+            rank_factors(
+                recipe, 1, split_heads(heads, groups, range(groups), rank, size).frozen, dtype
+            )
             for rank in range(size)
         ]
         count = heads * head_dim // size
@@ -225,7 +251,9 @@ def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: tor
     added = add_input_grad(grad, factors, total)
     assert added.data_ptr() == total.data_ptr()
     torch.testing.assert_close(added.double(), expected, rtol=0, atol=2 * tolerance)
-    strided = torch.randn(10, 3, 2 * hidden_size, generator=generator, dtype=torch.float64).to(dtype)
+    strided = torch.randn(10, 3, 2 * hidden_size, generator=generator, dtype=torch.float64).to(
+        dtype
+    )
     torch.testing.assert_close(
         project(strided[..., :hidden_size], factors),
         project(strided[..., :hidden_size].contiguous(), factors),
@@ -244,7 +272,9 @@ def test_a_compiler_gets_one_operator_that_computes_the_same_bits() -> None:
         return project(x, factors), add_input_grad(grad, factors, total)
 
     def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        graphs.append(
+            [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        )
         return graph
 
     compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=False)(

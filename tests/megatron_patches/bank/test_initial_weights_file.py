@@ -27,7 +27,8 @@ def write(path: Path, format: str = FORMAT, digests: int = 4) -> dict[str, torch
         for role, count in HEADS.items()
     }
     heads = {
-        name: [head_digest(one) for one in held.split(HEAD_DIM)][:digests] for name, held in rows.items()
+        name: [head_digest(one) for one in held.split(HEAD_DIM)][:digests]
+        for name, held in rows.items()
     }
     stated = {"model": json.dumps({"hidden_size": HIDDEN}), "heads": json.dumps(heads)}
     save_file(rows, path, {"format": format, **stated})
@@ -43,14 +44,18 @@ def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
     for numbers in ([0], [5, 6, 7, 2, 3, 0, 0, 11], range(12), []):
         found = given.rows(name, numbers)
         assert found.dtype == torch.float16 and torch.equal(found, rows[name][list(numbers)])
-    recipe = BankRecipe(0, HIDDEN, HEAD_DIM, 4, 2, "pretrained", given_sha256="x", given_path=str(path))
+    recipe = BankRecipe(
+        0, HIDDEN, HEAD_DIM, 4, 2, "pretrained", given_sha256="x", given_path=str(path)
+    )
     for role, count in HEADS.items():
         by_head = rows[bank_name(0, role)].float().split(HEAD_DIM)
         for head in range(count):
             assert torch.equal(given.head(0, role, head, HEAD_DIM), by_head[head])
         order = list(reversed(range(count)))
         drawn = bank_rows(recipe, 0, role, order)  # type: ignore[arg-type]
-        assert torch.equal(torch.from_numpy(drawn), torch.cat([by_head[head] for head in order]).double())
+        assert torch.equal(
+            torch.from_numpy(drawn), torch.cat([by_head[head] for head in order]).double()
+        )
         assert bank_rows(recipe, 0, role, []).shape == (0, HIDDEN)  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="query head=4 does not exist"):
         bank_rows(recipe, 0, "query", [4])
@@ -72,14 +77,20 @@ def test_a_head_of_another_digest_or_of_none_is_refused(tmp_path: Path) -> None:
                 GivenWeights(path).head(0, role, head, HEAD_DIM)
             except MethodError as error:
                 refused += 1
-                assert f"head {head} of layer.0.attention.{role} does not have the SHA-256" in str(error)
+                assert f"head {head} of layer.0.attention.{role} does not have the SHA-256" in str(
+                    error
+                )
                 assert head == count - 1
     assert refused == 1
     write(path, digests=1)
     assert GivenWeights(path).head(0, "key", 0, HEAD_DIM).shape == (HEAD_DIM, HIDDEN)
-    with pytest.raises(MethodError, match=r"head 1 of layer\.0\.attention\.key does not have the SHA-256"):
+    with pytest.raises(
+        MethodError, match=r"head 1 of layer\.0\.attention\.key does not have the SHA-256"
+    ):
         GivenWeights(path).head(0, "key", 1, HEAD_DIM)
-    with pytest.raises(MethodError, match=r"cannot be used: layer\.1\.attention\.key: .*; restore the file"):
+    with pytest.raises(
+        MethodError, match=r"cannot be used: layer\.1\.attention\.key: .*; restore the file"
+    ):
         GivenWeights(path).head(1, "key", 0, HEAD_DIM)
 
 
@@ -88,16 +99,24 @@ def test_a_head_of_another_digest_or_of_none_is_refused(tmp_path: Path) -> None:
     [
         (lambda content: content[:5], "it is no safetensors file"),
         (lambda content: content[:50], "it is no safetensors file"),
-        (lambda content: (100_000_001).to_bytes(8, "little") + content[8:], "it is no safetensors file"),
+        (
+            lambda content: (100_000_001).to_bytes(8, "little") + content[8:],
+            "it is no safetensors file",
+        ),
         (lambda content: (2).to_bytes(8, "little") + b"[]", "its header cannot be read"),
-        (lambda content: (2).to_bytes(8, "little") + b"{}", "`python -m pretrain import` did not make it"),
+        (
+            lambda content: (2).to_bytes(8, "little") + b"{}",
+            "`python -m pretrain import` did not make it",
+        ),
     ],
 )
 def test_what_is_no_such_file_is_refused(
     tmp_path: Path, change: Callable[[bytes], bytes], problem: str
 ) -> None:
     path = tmp_path / "weights.safetensors"
-    with pytest.raises(MethodError, match="cannot be used: No such file or directory; restore the file"):
+    with pytest.raises(
+        MethodError, match="cannot be used: No such file or directory; restore the file"
+    ):
         _ = GivenWeights(path).sha256
     write(path, format="another")
     with pytest.raises(MethodError, match="`python -m pretrain import` did not make it"):

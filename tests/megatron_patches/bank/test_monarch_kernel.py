@@ -32,7 +32,13 @@ def run_worker(what: str, directory: Path) -> None:
     environment = rank_environment() | {"TRITON_CACHE_DIR": str(directory / "cache")}
     environment |= {"TRITON_INTERPRET": "1"} if what == "interpret" else {}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.megatron_patches.bank.monarch_kernel_worker", what, str(directory)],
+        [
+            sys.executable,
+            "-m",
+            "tests.megatron_patches.bank.monarch_kernel_worker",
+            what,
+            str(directory),
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -43,7 +49,9 @@ def run_worker(what: str, directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[torch.Tensor]]:
+def interpreted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[int, str], list[torch.Tensor]]:
     directory = tmp_path_factory.mktemp("interpreted")
     run_worker("interpret", directory)
     found: dict[tuple[int, str], list[torch.Tensor]] = torch.load(directory / "interpreted.pt")
@@ -117,7 +125,9 @@ def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_operator_on_the_cpu_gives_the_dense_product_rounded_once(case: Case, dtype: torch.dtype) -> None:
+def test_the_operator_on_the_cpu_gives_the_dense_product_rounded_once(
+    case: Case, dtype: torch.dtype
+) -> None:
     given = tensors(case, dtype)
     for arguments, wanted in zip(both_ways(given, Tile()), dense(given), strict=True):
         assert_rounded_once(two_products(*arguments), wanted)
@@ -137,7 +147,10 @@ def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:
     wanted = project(x, factors)
     torch.testing.assert_close(project(x, factors, Tile()), wanted)
     compiled = torch.compile(
-        lambda x: 2 * project(x, factors, Tile()), backend="aot_eager", fullgraph=True, dynamic=False
+        lambda x: 2 * project(x, factors, Tile()),
+        backend="aot_eager",
+        fullgraph=True,
+        dynamic=False,
     )
     torch.testing.assert_close(compiled(x), 2 * wanted)
     total = given["total"]

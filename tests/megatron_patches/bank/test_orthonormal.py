@@ -28,7 +28,9 @@ GOLDEN_HADAMARD = "44b0c41c912229a422a8a3a546d1c42700fd63b0eb2da65026827abe0992e
 GOLDEN_DCT = "0f2695b9d2f9ab4fb914a4997b3fe6bf510aa33142fe770bc41faddcbc8e9a66"
 
 
-def recipe_of(hidden_size: int, head_dim: int, heads: int = 1, seed: int = 1234, **axes: Any) -> BankRecipe:
+def recipe_of(
+    hidden_size: int, head_dim: int, heads: int = 1, seed: int = 1234, **axes: Any
+) -> BankRecipe:
     return BankRecipe(seed, hidden_size, head_dim, heads, heads, **axes)
 
 
@@ -36,7 +38,9 @@ def sha256(rows: FloatArray) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
-BY_HEAD = tuple(name for name in CONSTRUCTIONS if name not in FACTORED)  # those are in test_factors.py
+BY_HEAD = tuple(
+    name for name in CONSTRUCTIONS if name not in FACTORED
+)  # those are in test_factors.py
 POSSIBLE = [
     (construction, *shape)
     for construction in BY_HEAD
@@ -74,8 +78,12 @@ def test_transpose_is_an_isometry_and_the_rows_are_not() -> None:
 
 
 @pytest.mark.parametrize(("hidden_size", "head_dim"), [(768, 64), (200, 100), (64, 64)])
-def test_qr_is_the_textbook_decomposition_with_the_sign_fix(hidden_size: int, head_dim: int) -> None:
-    normal = head_rows(recipe_of(hidden_size, head_dim, init="gaussian", gaussian_std=1.0), 2, "key", 0).T
+def test_qr_is_the_textbook_decomposition_with_the_sign_fix(
+    hidden_size: int, head_dim: int
+) -> None:
+    normal = head_rows(
+        recipe_of(hidden_size, head_dim, init="gaussian", gaussian_std=1.0), 2, "key", 0
+    ).T
     columns, upper = np.linalg.qr(normal)
     textbook = (columns * np.sign(upper.diagonal())).T
     rows = head_rows(recipe_of(hidden_size, head_dim), 2, "key", 0)
@@ -111,7 +119,9 @@ def test_layer_scope_is_orthonormal_across_heads(construction: str) -> None:
     rows = rows_of_heads(recipe, 0, "query", range(6))
     assert orthonormality_error(rows) <= 1e-12
     assert (head_rows(recipe, 0, "query", 4) == rows[64:80]).all()
-    within = rows_of_heads(recipe_of(128, 16, heads=6, construction=construction), 0, "query", range(6))
+    within = rows_of_heads(
+        recipe_of(128, 16, heads=6, construction=construction), 0, "query", range(6)
+    )
     assert orthonormality_error(within) > 0.1  # head scope is not
 
 
@@ -123,7 +133,10 @@ def test_layer_scope_of_grouped_queries_makes_each_role_for_its_own_number_of_he
 
 def test_every_seed_layer_role_head_and_scope_has_its_own_rows() -> None:
     places = list(product((0, 1, 2**40), (0, 1), ROLES, (0, 1)))
-    made = {sha256(head_rows(recipe_of(32, 4, 2, seed), n, role, head)) for seed, n, role, head in places}
+    made = {
+        sha256(head_rows(recipe_of(32, 4, 2, seed), n, role, head))
+        for seed, n, role, head in places
+    }
     made.add(sha256(head_rows(recipe_of(32, 4, 2, 0, scope="layer"), 0, "query", 0)))
     assert len(made) == len(places) + 1
 
@@ -163,7 +176,9 @@ def test_the_stream_has_not_changed() -> None:
 
 @pytest.mark.parametrize(("std", "expected"), [(None, 512**-0.5), (0.02, 0.02), (1.0, 1.0)])
 def test_gaussian_standard_deviation(std: float | None, expected: float) -> None:
-    rows = rows_of_heads(recipe_of(512, 64, 8, init="gaussian", gaussian_std=std), 0, "query", range(8))
+    rows = rows_of_heads(
+        recipe_of(512, 64, 8, init="gaussian", gaussian_std=std), 0, "query", range(8)
+    )
     assert rows.std() == pytest.approx(expected, rel=0.01)
     assert rows.mean() == pytest.approx(0, abs=0.01 * expected)
     assert ((rows / rows.std()) ** 4).mean() == pytest.approx(3, rel=0.05)
@@ -213,7 +228,13 @@ def test_gaussian_heads_may_be_wider_than_the_model() -> None:
     ],
 )
 def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], named: str) -> None:
-    good = {"seed": 1, "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_query_groups": 4}
+    good = {
+        "seed": 1,
+        "hidden_size": 64,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "num_query_groups": 4,
+    }
     with pytest.raises(MethodError, match=named):
         BankRecipe(**good | changes)
 

@@ -9,7 +9,13 @@ import torch
 from megatron_patches.bank.exact import FloatArray
 from megatron_patches.bank.head_split import heads_of_rank, split_heads
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
-from megatron_patches.bank.shards import digest, head_digests, layer_shard, orthonormality_errors, role_digest
+from megatron_patches.bank.shards import (
+    digest,
+    head_digests,
+    layer_shard,
+    orthonormality_errors,
+    role_digest,
+)
 from megatron_patches.errors import MethodError
 
 MULTI_HEAD = BankRecipe(1234, 64, 8, 8, 8)
@@ -31,7 +37,9 @@ def all_heads(recipe: BankRecipe, role: Role) -> list[FloatArray]:
 @pytest.mark.parametrize(
     "recipe", [MULTI_HEAD, GROUPED, LAYER_SCOPE], ids=["multi-head", "grouped", "layer scope"]
 )
-def test_shards_are_bitwise_slices_of_the_whole(recipe: BankRecipe, role: Role, dtype: torch.dtype) -> None:
+def test_shards_are_bitwise_slices_of_the_whole(
+    recipe: BankRecipe, role: Role, dtype: torch.dtype
+) -> None:
     heads = all_heads(recipe, role)
     whole = torch.cat([torch.from_numpy(head).to(dtype) for head in heads])
     for size in (1, 2, 4, 8):
@@ -52,7 +60,9 @@ def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
     shard = layer_shard(MULTI_HEAD, 0, "query", 0, 2, dtype)
     as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     assert digest(shard) == hashlib.sha256(shard.view(as_integers).numpy().tobytes()).hexdigest()
-    assert digest(shard.t().contiguous().t()) == digest(shard)  # how it lies in memory does not matter
+    assert digest(shard.t().contiguous().t()) == digest(
+        shard
+    )  # how it lies in memory does not matter
     changed = shard.clone()
     changed.view(as_integers)[5, 7] ^= 1  # one bit
     assert digest(changed) != digest(shard)
@@ -61,7 +71,9 @@ def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
 def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
     made = set()
     for size in (1, 2, 4, 8):
-        shards = [layer_shard(GROUPED, 0, "query", rank, size, torch.bfloat16) for rank in range(size)]
+        shards = [
+            layer_shard(GROUPED, 0, "query", rank, size, torch.bfloat16) for rank in range(size)
+        ]
         made.add(role_digest([one for shard in shards for one in head_digests(shard, 8)]))
     assert len(made) == 1
     swapped = head_digests(layer_shard(GROUPED, 0, "query", 0, 1, torch.bfloat16), 8)[::-1]
@@ -92,7 +104,9 @@ def test_a_size_that_does_not_divide_the_heads_names_both_numbers() -> None:
 
 def test_heads_of_a_rank_and_their_order() -> None:
     for size in (0, -2):
-        with pytest.raises(MethodError, match=f"is not divisible by tensor_model_parallel_size={size}"):
+        with pytest.raises(
+            MethodError, match=f"is not divisible by tensor_model_parallel_size={size}"
+        ):
             heads_of_rank(4, 0, size)
     with pytest.raises(MethodError, match="rank -1 does not exist"):
         heads_of_rank(4, -1, 2)

@@ -49,13 +49,17 @@ def test_rows_are_rows_of_the_textbook_matrix_behind_random_signs(construction: 
         assert len(set(chosen)) == 16
         assert 16 <= (signs > 0).sum() <= 48
         found[head] = signs.tobytes(), tuple(chosen)
-    assert len({signs for signs, _ in found.values()}) == 4  # signs and rows of each head are its own
+    assert (
+        len({signs for signs, _ in found.values()}) == 4
+    )  # signs and rows of each head are its own
     assert len({rows for _, rows in found.values()}) == 4
 
 
 @pytest.mark.parametrize("construction", STRUCTURED)
 def test_layer_scope_gives_no_row_to_two_heads(construction: str) -> None:
-    rows = rows_of_heads(recipe_of(64, 16, 4, scope="layer", construction=construction), 0, "query", range(4))
+    rows = rows_of_heads(
+        recipe_of(64, 16, 4, scope="layer", construction=construction), 0, "query", range(4)
+    )
     _, chosen = signs_and_rows(rows, full_matrix(construction, 64))
     assert sorted(chosen) == list(range(64))
     assert chosen != sorted(chosen)
@@ -74,7 +78,9 @@ def test_every_row_and_sign_is_drawn_equally_often(construction: str) -> None:
 
 @pytest.mark.parametrize("hidden_size", [16, 64, 256, 1024, 4096])
 @pytest.mark.parametrize("scope", ["head", "layer"])
-def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(hidden_size: int, scope: str) -> None:
+def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(
+    hidden_size: int, scope: str
+) -> None:
     recipe = recipe_of(hidden_size, 8, 2, scope=scope, construction="hadamard")
     shard = layer_shard(recipe, 0, "query", 0, 1, torch.bfloat16)
     assert torch.equal(shard.double(), layer_shard(recipe, 0, "query", 0, 1, torch.float64))
@@ -94,7 +100,9 @@ def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(hidden_size: int
 def test_error_of_the_cast_elsewhere(
     construction: str, hidden_size: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    shard = layer_shard(recipe_of(hidden_size, 64, construction=construction), 0, "query", 0, 1, dtype)
+    shard = layer_shard(
+        recipe_of(hidden_size, 64, construction=construction), 0, "query", 0, 1, dtype
+    )
     assert 0 < orthonormality_error(shard.double().numpy()) <= tolerance
 
 
@@ -103,7 +111,9 @@ def test_cosines_are_good_to_the_last_digits(hidden_size: int) -> None:
     with localcontext() as context:
         context.prec = 40
         pi = Decimal("3.14159265358979323846264338327950288419716939937510")
-        for m, cosine in enumerate(_cosines(hidden_size)[: 4 * hidden_size : max(1, hidden_size // 50)]):
+        for m, cosine in enumerate(
+            _cosines(hidden_size)[: 4 * hidden_size : max(1, hidden_size // 50)]
+        ):
             x = pi * (m * max(1, hidden_size // 50)) / (2 * hidden_size)
             term = total = Decimal(1)
             for k in range(1, 40):
@@ -144,5 +154,7 @@ def test_shards_are_the_same_for_every_tensor_parallel_size(construction: str) -
     for role in ("query", "key"):
         whole = layer_shard(recipe, 1, role, 0, 1, torch.float32)  # type: ignore[arg-type]
         for size in (2, 4):
-            parts = [layer_shard(recipe, 1, role, rank, size, torch.float32) for rank in range(size)]  # type: ignore[arg-type]
+            parts = [
+                layer_shard(recipe, 1, role, rank, size, torch.float32) for rank in range(size)
+            ]  # type: ignore[arg-type]
             assert torch.equal(torch.cat(parts), whole)

@@ -35,7 +35,9 @@ def test_what_does_not_require_a_gradient_is_in_no_group(one_rank: dist.ProcessG
     assert id(model.decoder.layers[0].mlp.linear_fc1.weight) not in ids and len(ids) > 5
 
 
-def test_frozen_weights_are_found_and_counted_and_never_trained(one_rank: dist.ProcessGroup) -> None:
+def test_frozen_weights_are_found_and_counted_and_never_trained(
+    one_rank: dist.ProcessGroup,
+) -> None:
     model, vanilla = build("orthogonal"), build("vanilla")
     assert [layer.layer for _, layer in frozen_layers(model)] == list(range(LAYERS))
     frozen = LAYERS * 2 * HEADS * HEAD_DIM * HIDDEN

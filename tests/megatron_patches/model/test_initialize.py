@@ -20,7 +20,9 @@ def test_scales(one_rank: dist.ProcessGroup) -> None:
             assert torch.equal(weight, torch.full_like(weight, float(name.endswith("weight"))))
             continue
         into_the_stream = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
-        assert weight.std().item() == pytest.approx(residual if into_the_stream else STD, rel=0.1), name
+        assert weight.std().item() == pytest.approx(
+            residual if into_the_stream else STD, rel=0.1
+        ), name
         assert abs(weight.mean().item()) < 0.1 * STD
 
 
@@ -28,7 +30,9 @@ def test_what_variants_share_starts_the_same(one_rank: dist.ProcessGroup) -> Non
     vanilla = dict(build("vanilla").named_parameters())
     frozen = dict(build("orthogonal").named_parameters())
     shared = vanilla.keys() & frozen.keys()
-    assert len(shared) == len(vanilla) - LAYERS and all(torch.equal(vanilla[n], frozen[n]) for n in shared)
+    assert len(shared) == len(vanilla) - LAYERS and all(
+        torch.equal(vanilla[n], frozen[n]) for n in shared
+    )
     for layer in range(LAYERS):
         prefix = f"decoder.layers.{layer}.self_attention.linear_qkv"
         fused = vanilla[f"{prefix}.weight"].view(HEADS, 3, HEAD_DIM, HIDDEN)

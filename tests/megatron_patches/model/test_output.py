@@ -26,7 +26,9 @@ def test_losses_and_gradients_are_those_of_the_slices(
     owned = torch.rand(TOKENS, generator=generator) < 0.8
 
     sliced = inputs @ weight.t()
-    at_label, log_share = output._in_slices(inputs, weight, sliced, columns, pieces, with_gradients=True)
+    at_label, log_share = output._in_slices(
+        inputs, weight, sliced, columns, pieces, with_gradients=True
+    )
     output._finish_gradient(sliced, torch.zeros(TOKENS), owned, columns, ONE_RANK)
 
     logits = inputs @ weight.t()

@@ -49,7 +49,12 @@ def test_orthonormal_rows_cost_nothing() -> None:
 
 
 def test_bf16_weights_are_judged_in_fp32() -> None:
-    weight = torch.linalg.qr(torch.randn(HIDDEN, 3 * HEAD_DIM))[0].T.contiguous().bfloat16().requires_grad_()
+    weight = (
+        torch.linalg.qr(torch.randn(HIDDEN, 3 * HEAD_DIM))[0]
+        .T.contiguous()
+        .bfloat16()
+        .requires_grad_()
+    )
     _, penalty = OrthogonalityPenalty.apply(torch.zeros(1), weight, 1, HEAD_DIM, 1.0)
     expected = plain_penalty(weight.detach().double(), 1, 1, 1.0).item()
     assert penalty.dtype == torch.float32
@@ -62,5 +67,8 @@ def test_terms_are_added_up_by_name_and_taken_once() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     for module, (name, value) in zip(model, [("a", 1.0), ("b", 2.0), ("a", 4.0)], strict=True):
         module.auxiliary_loss = name, torch.tensor(value)
-    assert {name: term.item() for name, term in take_auxiliary_losses(model).items()} == {"a": 5.0, "b": 2.0}
+    assert {name: term.item() for name, term in take_auxiliary_losses(model).items()} == {
+        "a": 5.0,
+        "b": 2.0,
+    }
     assert take_auxiliary_losses(model) == {}

@@ -34,7 +34,11 @@ TINY = ModelShape(
 
 @pytest.mark.parametrize(
     ("name", "millions", "frozen", "saved_percent"),
-    [("small", 35.5, 3_145_728, 2.85), ("base", 109.9, 14_155_776, 4.13), ("large", 335.4, 50_331_648, 4.83)],
+    [
+        ("small", 35.5, 3_145_728, 2.85),
+        ("base", 109.9, 14_155_776, 4.13),
+        ("large", 335.4, 50_331_648, 4.83),
+    ],
 )
 def test_the_sizes_of_the_paper_configurations(
     name: str, millions: float, frozen: int, saved_percent: float
@@ -100,7 +104,9 @@ def test_forward_flops_are_twice_the_weights_of_the_gemms_plus_the_scores() -> N
     d = TINY.hidden_size
     count = count_parameters(replace(TINY, learned_positions=False), VANILLA)
     norms = TINY.num_layers * 4 * d + 2 * d
-    scores = TINY.num_layers * 4 * 0.5 * TINY.sequence_length * TINY.num_attention_heads * TINY.head_dim
+    scores = (
+        TINY.num_layers * 4 * 0.5 * TINY.sequence_length * TINY.num_attention_heads * TINY.head_dim
+    )
     assert forward_flops_per_token(TINY, VANILLA) == 2 * (count.total - norms) + scores
 
 

@@ -83,8 +83,12 @@ def test_an_axis_is_taken_where_it_applies_and_refused_elsewhere(name: str) -> N
 
 def test_shared_monarch_rows_with_a_look_back_are_those_axes_by_one_name() -> None:
     helpers = ("short_convolution", "query_key_bias", "channel_scale")
-    assert policy_for("monarch_shared_conv") == policy_for("monarch", {"shared": True, "adapters": helpers})
-    assert policy_for("monarch_shared_conv", {"adapters": ()}) == policy_for("monarch", {"shared": True})
+    assert policy_for("monarch_shared_conv") == policy_for(
+        "monarch", {"shared": True, "adapters": helpers}
+    )
+    assert policy_for("monarch_shared_conv", {"adapters": ()}) == policy_for(
+        "monarch", {"shared": True}
+    )
 
 
 @pytest.mark.parametrize("name", AXES)
@@ -100,7 +104,9 @@ def test_the_section_has_its_own_keys_and_the_axes_in_their_order() -> None:
     assert list(axes_of(QKPolicy)) == list(AXES) == list(APPLIES)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if VARIANTS[name].init != "pretrained"])
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if VARIANTS[name].init != "pretrained"]
+)
 def test_what_is_written_of_a_policy_makes_the_same_policy(variant: str) -> None:
     config = load_config("demo", [f"attention.variant={variant}"])
     assert config.policy() == VARIANTS[variant]
@@ -117,7 +123,10 @@ def test_low_rank_is_judged_with_the_adapters_that_are_given_beside_it() -> None
 
 
 def test_an_empty_list_asks_for_nothing() -> None:
-    assert policy_for("vanilla", {"adapters": (), "frozen_heads": (), "unfreeze": ()}) == VARIANTS["vanilla"]
+    assert (
+        policy_for("vanilla", {"adapters": (), "frozen_heads": (), "unfreeze": ()})
+        == VARIANTS["vanilla"]
+    )
     assert policy_for("hybrid", {"frozen_heads": ()}).frozen_heads == ()
 
 
@@ -137,9 +146,13 @@ def test_the_first_rule_that_does_not_hold_speaks() -> None:
 
 
 def test_unknown_axes_and_variants() -> None:
-    with pytest.raises(MethodError, match=r"attention\.variant is 'x'; known variants: vanilla, orthogonal"):
+    with pytest.raises(
+        MethodError, match=r"attention\.variant is 'x'; known variants: vanilla, orthogonal"
+    ):
         policy_for("x")
-    with pytest.raises(MethodError, match="there is no axis 'init'; known axes: scope, construction"):
+    with pytest.raises(
+        MethodError, match="there is no axis 'init'; known axes: scope, construction"
+    ):
         policy_for("vanilla", {"init": "orthogonal"})
 
 

@@ -8,7 +8,13 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import VARIANTS
 from megatron_patches.recipe.recipes import bank_recipe, score_recipe
 
-SIZES = {"seed": 1, "hidden_size": 32, "head_dim": 8, "num_attention_heads": 4, "num_query_groups": 4}
+SIZES = {
+    "seed": 1,
+    "hidden_size": 32,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_query_groups": 4,
+}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

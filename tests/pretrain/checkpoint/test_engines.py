@@ -34,7 +34,13 @@ from pretrain.runs.position import Position
 from pretrain.training.engine import set_learning_rate, wrap_model
 from tests.tiny import VOCAB_SIZE, tiny_overrides
 
-STAGES = [("zero0", "fp32"), ("zero1", "fp32"), ("zero3", "fp32"), ("zero1", "bf16"), ("zero0", "bf16")]
+STAGES = [
+    ("zero0", "fp32"),
+    ("zero1", "fp32"),
+    ("zero3", "fp32"),
+    ("zero1", "bf16"),
+    ("zero0", "bf16"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +90,27 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
 
     parameters = dict(engine.module.named_parameters())
     if engine.zero_optimization_stage():
-        found = {name: safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+        found = {
+            name: safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()
+        }
     else:
         groups = getattr(engine.optimizer, "fp32_groups", None)
         flat = parameters.values() if groups is None else [one for group in groups for one in group]
         names = {id(parameter): name for name, parameter in parameters.items()}
-        low = flat if groups is None else [one for group in engine.optimizer.fp16_groups for one in group]
+        low = (
+            flat
+            if groups is None
+            else [one for group in engine.optimizer.fp16_groups for one in group]
+        )
         found = {names[id(one)]: high for one, high in zip(low, flat, strict=True)}
     return {name: values.detach().clone().flatten() for name, values in found.items()}
 
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:
     return {
-        f"{kind}/{own.name}": own.moment(kind).clone() for own in slices_of_rank(engine) for kind in MOMENTS
+        f"{kind}/{own.name}": own.moment(kind).clone()
+        for own in slices_of_rank(engine)
+        for kind in MOMENTS
     }
 
 
@@ -115,7 +129,9 @@ def expected_moments(context: ParallelContext) -> dict[str, torch.Tensor]:
         step(engine, number)
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     state = engine.optimizer.state
-    return {f"{kind}/{names[id(one)]}": state[one][kind].flatten() for one in state for kind in MOMENTS}
+    return {
+        f"{kind}/{names[id(one)]}": state[one][kind].flatten() for one in state for kind in MOMENTS
+    }
 
 
 @pytest.mark.parametrize(("stage", "dtype"), STAGES)
@@ -184,7 +200,9 @@ def test_what_belongs_to_another_model_is_refused(context: ParallelContext, stor
 
     with pytest.raises(UserError, match=f"has no weight '{WEIGHT}'; restore the run's own"):
         other_index(stored, without).give_weights(model)
-    with pytest.raises(UserError, match=rf"has '{WEIGHT}' in shape \(7,\) but config.yaml describes \(32,\)"):
+    with pytest.raises(
+        UserError, match=rf"has '{WEIGHT}' in shape \(7,\) but config.yaml describes \(32,\)"
+    ):
         other_index(stored, longer).give_weights(model)
     with pytest.raises(UserError, match="has a weight 'more' that this model has not"):
         other_index(stored, lambda names: names | {"more": names[WEIGHT]}).give_weights(model)
@@ -192,31 +210,45 @@ def test_what_belongs_to_another_model_is_refused(context: ParallelContext, stor
     assert {each.adam["step"].item() for each in slices_of_rank(engine)} == {9.0}
     flat = engine_of(context, "zero1", "fp32")  # whose AdamW has one step count for a group
     mixed = other_index(stored, lambda names: names | {WEIGHT: replace(names[WEIGHT], step=9)})
-    with pytest.raises(UserError, match="has step counts of AdamW that this run keeps together, and"):
+    with pytest.raises(
+        UserError, match="has step counts of AdamW that this run keeps together, and"
+    ):
         mixed.give_optimizer(flat)
 
 
 def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stored: Path) -> None:
     written = engine_of(context, "zero0", "fp32", stored)
-    overrides = ["attention.variant=hybrid", "attention.frozen_heads={0-1: 0.5}", "model.num_query_groups=2"]
-    config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *overrides])
+    overrides = [
+        "attention.variant=hybrid",
+        "attention.frozen_heads={0-1: 0.5}",
+        "model.num_query_groups=2",
+    ]
+    config = load_config(
+        "demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *overrides]
+    )
     model = build_model(config, context)
     load_weights(stored, model)
     expected = dict(written.module.named_parameters())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, expected[name]), name
     names = [name for name, _ in full_weights(stored)]
-    assert names == sorted(names) and "decoder.layers.0.self_attention.linear_qkv.trained_key" in names
+    assert (
+        names == sorted(names) and "decoder.layers.0.self_attention.linear_qkv.trained_key" in names
+    )
 
 
 def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
     checkpoint = StoredCheckpoint(stored)
     piece = checkpoint.parameters[WEIGHT].slices[0]
-    lost = replace(checkpoint.parameters[WEIGHT], slices=(replace(piece, file="rank_00009.safetensors"),))
+    lost = replace(
+        checkpoint.parameters[WEIGHT], slices=(replace(piece, file="rank_00009.safetensors"),)
+    )
     checkpoint.parameters = {WEIGHT: lost}
     with pytest.raises(UserError, match=r"rank_00009.safetensors is missing"):
         checkpoint.full("master", WEIGHT)
-    with pytest.raises(UserError, match=f"does not hold the slice of '{WEIGHT}' that the index names"):
+    with pytest.raises(
+        UserError, match=f"does not hold the slice of '{WEIGHT}' that the index names"
+    ):
         StoredCheckpoint(stored)._read(piece.file, "master", WEIGHT, 30, 40)
 
 
@@ -233,17 +265,34 @@ def test_changes_of_the_layout_are_said(context: ParallelContext) -> None:
         "dtype": "fp32",
     }
     assert layout.changes_from(json.loads(json.dumps(layout.as_dict()))) == []
-    earlier = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "world_size": 1, "unknown": 3}
+    earlier = {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "world_size": 1,
+        "unknown": 3,
+    }
     changes = layout.changes_from(earlier)
-    assert changes == [Change("tensor_model_parallel_size", 2, 1), Change("sequence_parallel", True, False)]
+    assert changes == [
+        Change("tensor_model_parallel_size", 2, 1),
+        Change("sequence_parallel", True, False),
+    ]
     line = layout_line(changes, dropout=0.0)
     assert line == "resuming at another layout: TP 2 -> 1, sequence parallel on -> off"
-    assert layout_line(changes, dropout=0.1).startswith(f"{line}; with dropout > 0 and another TP size")
-    assert layout_line(changes[1:], dropout=0.1) == "resuming at another layout: sequence parallel on -> off"
+    assert layout_line(changes, dropout=0.1).startswith(
+        f"{line}; with dropout > 0 and another TP size"
+    )
+    assert (
+        layout_line(changes[1:], dropout=0.1)
+        == "resuming at another layout: sequence parallel on -> off"
+    )
 
 
 def test_the_digests_of_a_live_bank_are_those_of_its_heads(context: ParallelContext) -> None:
-    half = ["attention.variant=hybrid", "attention.frozen_heads={0: 0.5}", "model.num_query_groups=2"]
+    half = [
+        "attention.variant=hybrid",
+        "attention.frozen_heads={0: 0.5}",
+        "model.num_query_groups=2",
+    ]
     config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *half])
     model, recipe = build_model(config, context), config.recipe()
     assert recipe is not None

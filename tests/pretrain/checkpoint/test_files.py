@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.checkpoint.format import About, Block, StoredParameter, StoredSlice, read_about, read_index
+from pretrain.checkpoint.format import (
+    About,
+    Block,
+    StoredParameter,
+    StoredSlice,
+    read_about,
+    read_index,
+)
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
@@ -102,7 +109,9 @@ def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
     verify(checkpoint, True)
     about = json.loads((checkpoint / "checkpoint.json").read_text())
     (checkpoint / "checkpoint.json").write_text(json.dumps(about | {"format": about["format"] + 1}))
-    with pytest.raises(UserError, match=rf"has format {about['format'] + 1} and this version .* reads "):
+    with pytest.raises(
+        UserError, match=rf"has format {about['format'] + 1} and this version .* reads "
+    ):
         read_about(checkpoint)
 
 
@@ -111,8 +120,14 @@ def test_an_index_with_a_gap_or_a_stranger_is_damaged(checkpoint: Path) -> None:
     index = json.loads(file.read_text())
     assert read_index(checkpoint)["weight"].step == 3
     for change, problem in (
-        ({"length": 9}, "does not have all of 'weight': nothing lies at element 9 of its part from 0 on"),
-        ({"file": "rank_00007.safetensors"}, "names rank_00007.safetensors, which COMPLETE does not"),
+        (
+            {"length": 9},
+            "does not have all of 'weight': nothing lies at element 9 of its part from 0 on",
+        ),
+        (
+            {"file": "rank_00007.safetensors"},
+            "names rank_00007.safetensors, which COMPLETE does not",
+        ),
     ):
         pieces = [index["weight"]["slices"][0] | change, index["weight"]["slices"][1]]
         file.write_text(json.dumps({"weight": index["weight"] | {"slices": pieces}}))
@@ -125,16 +140,26 @@ def test_an_index_with_a_gap_or_a_stranger_is_damaged(checkpoint: Path) -> None:
     [
         ((6, 6), 3, "two ranks disagree about the shape or step of 'weight'"),
         (SHAPE, 4, "two ranks disagree about the shape or step of 'weight'"),
-        (SHAPE, 3, "what the ranks wrote does not have all of 'weight': nothing lies at 2 of dimension 0"),
+        (
+            SHAPE,
+            3,
+            "what the ranks wrote does not have all of 'weight': nothing lies at 2 of dimension 0",
+        ),
     ],
 )
 def test_ranks_that_do_not_fit_each_other(
     tmp_path: Path, shape: tuple[int, int], step: int, problem: str
 ) -> None:
-    for rank, (size, block, count) in enumerate(((SHAPE, Block(0, 0, 2), 3), (shape, Block(0, 3, 6), step))):
-        own = StoredSlice(f"rank_{rank:05d}.safetensors", block, 0, (block.last - block.first) * size[1])
+    for rank, (size, block, count) in enumerate(
+        ((SHAPE, Block(0, 0, 2), 3), (shape, Block(0, 3, 6), step))
+    ):
+        own = StoredSlice(
+            f"rank_{rank:05d}.safetensors", block, 0, (block.last - block.first) * size[1]
+        )
         parameters = {"weight": StoredParameter(size, count, (own,))}
-        write_snapshot(Snapshot(rank, parameters, torch.zeros(3 * own.length)), tmp_path, threading.Event())
+        write_snapshot(
+            Snapshot(rank, parameters, torch.zeros(3 * own.length)), tmp_path, threading.Event()
+        )
     with pytest.raises(RuntimeError, match=problem):
         join_parts(tmp_path, 2, ABOUT, 10, threading.Event())
 
@@ -146,7 +171,9 @@ def test_what_verify_finds(checkpoint: Path) -> None:
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     for share in ((0, 3), (1, 3), (2, 3)):  # each hashes a part; one of them has the file
         if share[0] == _place(checkpoint, file):
-            with pytest.raises(UserError, match=r"rank_00001\.safetensors does not have the SHA-256"):
+            with pytest.raises(
+                UserError, match=r"rank_00001\.safetensors does not have the SHA-256"
+            ):
                 verify(checkpoint, True, share=share)
         else:
             verify(checkpoint, True, share=share)
@@ -181,7 +208,10 @@ def test_alone_verify_reads_every_file_and_says_how_far(
     assert set(said) == {"verifying step_00000001: 0.0 of 0.0 GB of this rank"}
     for file in files:
         content = file.read_bytes()
-        for change in (content[:-1] + bytes([content[-1] ^ 1]), bytes([content[0] ^ 1]) + content[1:]):
+        for change in (
+            content[:-1] + bytes([content[-1] ^ 1]),
+            bytes([content[0] ^ 1]) + content[1:],
+        ):
             file.write_bytes(change)
             with pytest.raises(UserError, match=file.name):
                 verify(checkpoint, True)

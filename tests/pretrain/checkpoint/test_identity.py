@@ -45,14 +45,20 @@ def test_a_setting_of_the_data_may_change_where_that_is_allowed() -> None:
     saved, live = saved_as(identity()), identity(**{key: 2})
     assert accept_identity("step_1", saved, identity(), False) == []
     assert accept_identity("step_1", saved, live, True) == [f"{key} is 2, was 1"]
-    with pytest.raises(UserError, match=rf"step_1 was trained on other data: {key} is 2, was 1; restore the"):
+    with pytest.raises(
+        UserError, match=rf"step_1 was trained on other data: {key} is 2, was 1; restore the"
+    ):
         accept_identity("step_1", saved, live, False)
 
 
 def test_another_setting_is_refused_but_one_that_is_younger_than_the_checkpoint() -> None:
     for allowed in (False, True):
-        with pytest.raises(UserError, match=r"with model.hidden_size=64 but this run has 32; set it back"):
-            accept_identity("step_1", saved_as(identity()), identity(**{"model.hidden_size": 32}), allowed)
+        with pytest.raises(
+            UserError, match=r"with model.hidden_size=64 but this run has 32; set it back"
+        ):
+            accept_identity(
+                "step_1", saved_as(identity()), identity(**{"model.hidden_size": 32}), allowed
+            )
     old = identity()
     del old["keys"]["attention.seed"]
     live = identity(**{"model.vocab_multiple": 1})  # what a checkpoint means by saying nothing
@@ -86,10 +92,14 @@ def test_another_bank_is_refused() -> None:
     with pytest.raises(UserError, match="scope=head but this run regenerates it with scope=None"):
         check_bank("step_1", BANK, {**BANK, "recipe": None})
     changed = {**BANK, "sha256": BANK["sha256"] | {"layer=0 role=key": "c" * 64}}
-    with pytest.raises(UserError, match="frozen digest mismatch at layer=0 role=key: the bank regenerated"):
+    with pytest.raises(
+        UserError, match="frozen digest mismatch at layer=0 role=key: the bank regenerated"
+    ):
         check_bank("step_1", BANK, changed)
     more = {**BANK, "sha256": BANK["sha256"] | {"layer=1 role=key": "c" * 64}}
-    with pytest.raises(UserError, match="frozen digest mismatch at its layers: the bank regenerated"):
+    with pytest.raises(
+        UserError, match="frozen digest mismatch at its layers: the bank regenerated"
+    ):
         check_bank("step_1", BANK, more)
 
 

@@ -8,10 +8,14 @@ from pretrain.checkpoint.format import read_marker
 from pretrain.errors import UserError
 
 
-@pytest.mark.parametrize("content", ["", "{", '"x"', "[1]", "null", "3", '{"a": "b"}', '{"a": null}', "{}"])
+@pytest.mark.parametrize(
+    "content", ["", "{", '"x"', "[1]", "null", "3", '{"a": "b"}', '{"a": null}', "{}"]
+)
 def test_a_marker_with_nonsense_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "COMPLETE").write_text(content)
-    with pytest.raises(UserError, match=r"COMPLETE (is damaged: .*|does not name the files.*); restore it"):
+    with pytest.raises(
+        UserError, match=r"COMPLETE (is damaged: .*|does not name the files.*); restore it"
+    ):
         read_marker(tmp_path)
 
 

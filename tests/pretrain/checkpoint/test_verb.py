@@ -57,9 +57,13 @@ def test_list_tells_what_there_is_without_loading_torch(run: Path, tmp_path: Pat
     assert header == "checkpoint tokens size written by age state"
     size = rows[1].split()[2:4]
     layout = "2 ranks: TP 1 x DP 2, ZeRO 0, fp32"
-    assert [row.split()[0] for row in rows] == sorted(path.name for path in checkpoints.glob("step_*"))
+    assert [row.split()[0] for row in rows] == sorted(
+        path.name for path in checkpoints.glob("step_*")
+    )
     assert rows[0].startswith("step_00000001 – 0 B – ") and rows[0].endswith("unfinished")
-    assert rows[1].startswith(f"step_00000002 512 {' '.join(size)} {layout} ") and rows[1].endswith(" s good")
+    assert rows[1].startswith(f"step_00000002 512 {' '.join(size)} {layout} ") and rows[1].endswith(
+        " s good"
+    )
     ends = ["withdrawn: no finite loss", "good", "damaged, kept aside", "no loss of it yet"]
     assert all(row.endswith(end) for row, end in zip(rows[2:], ends, strict=True)), rows
 
@@ -86,7 +90,11 @@ def _flip_a_bit(file: Path) -> None:
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a flipped bit": (RANK_FILE, _flip_a_bit, "does not have the SHA-256 that it was saved with"),
     "a missing file": (RANK_FILE, Path.unlink, "is missing"),
-    "a cut file": (RANK_FILE, lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, but was saved"),
+    "a cut file": (
+        RANK_FILE,
+        lambda file: file.write_bytes(file.read_bytes()[:-1]),
+        "bytes, but was saved",
+    ),
     "a nonsense marker": ("COMPLETE", lambda file: file.write_text("nonsense"), "is not JSON"),
 }
 

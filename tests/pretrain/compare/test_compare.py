@@ -95,7 +95,9 @@ def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: 
     adapters = {"own": own, "none": [], "more": [*own, "low_rank"]}
     paths = [write_run(tmp_path, "vanilla", "vanilla")]
     for name, some in adapters.items():
-        paths.append(write_run(tmp_path, name, variant, changes={"config.attention.adapters": some}))
+        paths.append(
+            write_run(tmp_path, name, variant, changes={"config.attention.adapters": some})
+        )
     assert [group.name for group in compare_runs(paths, "vanilla").variants] == [
         "vanilla",
         variant,
@@ -114,7 +116,9 @@ def test_the_baseline_is_a_label_a_variant_or_a_run(tmp_path: Path) -> None:
     for baseline in ("orthogonal construction=svd", "ora-2"):
         assert compare_runs(paths, baseline).variants[0].name == "orthogonal construction=svd"
     assert compare_runs(paths[1:2] + paths[:1], "orthogonal").variants[0].runs[0].name == "ora-1"
-    with pytest.raises(UserError, match="several groups of runs; give one of these: 'vanilla', 'orthogonal "):
+    with pytest.raises(
+        UserError, match="several groups of runs; give one of these: 'vanilla', 'orthogonal "
+    ):
         compare_runs(paths, "orthogonal")
     with pytest.raises(UserError, match="--baseline none is none of the variants and runs given"):
         compare_runs(paths, "none")
@@ -218,7 +222,9 @@ def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, var
             "config.attention.adapters": ["logit_scale", "low_rank"],
             "config.attention.low_rank": number,
         }
-        paths.append(write_run(tmp_path, f"long-{number}", "orthogonal_trainable", seed=1, changes=changes))
+        paths.append(
+            write_run(tmp_path, f"long-{number}", "orthogonal_trainable", seed=1, changes=changes)
+        )
     text = printed(compare_runs(paths, "vanilla"))
     assert max(map(len, text.splitlines())) <= 100
     expected = [
@@ -253,14 +259,22 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
         write_comparison(compare_runs(paths, "vanilla"), tmp_path / out, COMMAND)
     link_event_files(compare_runs(paths, "vanilla"), tmp_path / "b/tensorboard")  # once more
     first, second = (
-        {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir()) if path.is_file()}
+        {
+            path.name: path.read_bytes()
+            for path in sorted((tmp_path / out).iterdir())
+            if path.is_file()
+        }
         for out in ("a", "b")
     )
     assert first == second
     figures = {"loss", "runs", "gap", "frontier", "memory", "throughput"}
-    assert set(first) == {"report.md", "report.html", "comparison.json", "variants.csv", "runs.csv"} | {
-        f"{name}.{ending}" for name in figures for ending in ("png", "svg")
-    }
+    assert set(first) == {
+        "report.md",
+        "report.html",
+        "comparison.json",
+        "variants.csv",
+        "runs.csv",
+    } | {f"{name}.{ending}" for name in figures for ending in ("png", "svg")}
     report = first["report.md"].decode()
     for part in (
         "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",
@@ -290,7 +304,16 @@ def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "out" / "variants.csv").read_text().splitlines()))
     assert [row["variant"] for row in rows] == ["vanilla", "orthogonal", "gaussian"]
     gap = content["variants"][1]["gap"]
-    for key in ("mean", "low", "high", "t_p", "t_p_holm", "wilcoxon_p", "cohens_dz", "equivalent_within"):
+    for key in (
+        "mean",
+        "low",
+        "high",
+        "t_p",
+        "t_p_holm",
+        "wilcoxon_p",
+        "cohens_dz",
+        "equivalent_within",
+    ):
         assert float(rows[1][f"gap.{key}"]) == gap[key]
     assert (rows[2]["validation_loss.mean"], rows[2]["gap.mean"]) == ("", "")
     runs = list(csv.DictReader((tmp_path / "out" / "runs.csv").read_text().splitlines()))
@@ -344,4 +367,6 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
     assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
     refused = compare(*paths, "--baseline", "none", "--out", out)
-    assert refused.returncode == 2 and refused.stderr.startswith("error: --baseline none is none of")
+    assert refused.returncode == 2 and refused.stderr.startswith(
+        "error: --baseline none is none of"
+    )

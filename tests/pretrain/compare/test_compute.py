@@ -38,7 +38,9 @@ def committed(root: Path, page: str, labels: Collection[str], without: int = 0) 
             if adapters:
                 changes |= {"config.attention.adapters": adapters, "config.attention.low_rank": 8}
             name, loss = f"{page}-{label}-{tokens}-{row['seed']}", float(row["validation_loss"])
-            paths.append(write_run(root, name, variant, seed=int(row["seed"]), loss=loss, changes=changes))
+            paths.append(
+                write_run(root, name, variant, seed=int(row["seed"]), loss=loss, changes=changes)
+            )
     return paths
 
 
@@ -50,7 +52,9 @@ def learnt(root: Path, name: str, last: float, slope: float = 0.4, **options: An
 
 def pairs(root: Path, gap: float = 0.1, **options: Any) -> list[Path]:
     return [
-        learnt(root, f"{variant}-{seed}", 4 + seed / 100 + more, seed=seed, variant=variant, **options)
+        learnt(
+            root, f"{variant}-{seed}", 4 + seed / 100 + more, seed=seed, variant=variant, **options
+        )
         for variant, more in (("vanilla", 0.0), ("orthogonal", gap))
         for seed in (1, 2, 3)
     ]
@@ -62,7 +66,9 @@ def rounded(ratio: Ratio | None) -> tuple[float, ...]:
 
 
 def test_a_curve_is_straight_in_the_logarithm_of_the_tokens() -> None:
-    assert CURVE.loss(200) == pytest.approx(4.6) and CURVE.loss(math.sqrt(2) * 200) == pytest.approx(4.3)
+    assert CURVE.loss(200) == pytest.approx(4.6) and CURVE.loss(
+        math.sqrt(2) * 200
+    ) == pytest.approx(4.3)
     assert CURVE.loss(50) == pytest.approx(5.4) and CURVE.loss(800) == pytest.approx(3.4)
     for tokens in (50, 120, 200, 300, 800):
         assert CURVE.tokens_to(CURVE.loss(tokens)) == pytest.approx(tokens)
@@ -98,9 +104,15 @@ def test_the_price_of_a_gap_read_off_the_runs_own_validations(tmp_path: Path) ->
     comparison = compare_runs(pairs(tmp_path), "vanilla")
     assert comparison.variants[0].compute is None
     compute = comparison.variants[1].compute
-    assert compute is not None and compute.token_ratio is not None and compute.effective_compute is not None
+    assert (
+        compute is not None
+        and compute.token_ratio is not None
+        and compute.effective_compute is not None
+    )
     cost = 7_995_392 / 8_257_536
-    assert compute.cost == pytest.approx(cost) and compute.curve == VALIDATIONS and compute.beyond == 3
+    assert (
+        compute.cost == pytest.approx(cost) and compute.curve == VALIDATIONS and compute.beyond == 3
+    )
     assert compute.token_ratio.mean == pytest.approx(2 ** (0.1 / 0.4))
     assert compute.effective_compute.mean == pytest.approx(2 ** (0.1 / 0.4) * cost)
     even = -0.4 * math.log2(cost)
@@ -128,23 +140,32 @@ def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) 
     """A cheaper variant has then seen more tokens, and no learning curve is needed."""
     paths, given = [], {"config.schedule.flops": 10**12, "config.schedule.steps": None}
     for seed in range(1, 6):
-        for variant, loss, tokens in (("vanilla", 4.0, 200_000), ("orthogonal", 4.1 + seed / 1000, 206_000)):
+        for variant, loss, tokens in (
+            ("vanilla", 4.0, 200_000),
+            ("orthogonal", 4.1 + seed / 1000, 206_000),
+        ):
             changes = {**given, "summary.tokens": tokens}
             name = f"{variant}-{seed}"
             paths.append(write_run(tmp_path, name, variant, seed=seed, loss=loss, changes=changes))
     comparison = compare_runs(paths, "vanilla", (), "flops")
     gap = comparison.variants[1].gap
     assert gap is not None and gap.n == 5 and gap.mean == pytest.approx(0.103)
-    assert "each run ended after 1e+12 executed ones" in page_text(report_page(comparison, [("compare",)]))
+    assert "each run ended after 1e+12 executed ones" in page_text(
+        report_page(comparison, [("compare",)])
+    )
     figure = loss_figure(comparison)
     assert figure is not None
     losses, distances = figure.axes[:2]
     ends = [max(line.get_xdata()) for line in (*losses.lines, distances.lines[0])]
-    assert ends[0] == pytest.approx(200_000, rel=0.01) and ends[1] == pytest.approx(206_000, rel=0.01)
+    assert ends[0] == pytest.approx(200_000, rel=0.01) and ends[1] == pytest.approx(
+        206_000, rel=0.01
+    )
     assert ends[0] * 0.99 < ends[2] <= ends[0]  # a distance ends where the baseline does
     with pytest.raises(UserError, match="or say --match flops if that is what is compared"):
         compare_runs(paths, "vanilla")
-    other = write_run(tmp_path, "other", seed=9, changes={**given, "config.schedule.flops": 2 * 10**12})
+    other = write_run(
+        tmp_path, "other", seed=9, changes={**given, "config.schedule.flops": 2 * 10**12}
+    )
     with pytest.raises(UserError, match=r"tokens is .* or say --subject tokens"):
         compare_runs([*paths, other], "vanilla", (), "flops")
 
@@ -153,8 +174,14 @@ def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, name, name) for name in ("vanilla", "orthogonal")]
     comparison = compare_runs(paths, "vanilla")
     compute = comparison.variants[1].compute
-    assert compute is not None and (compute.curve, compute.token_ratio, compute.gap) == (None, None, None)
-    assert "No learning curve for orthogonal: " in page_text(report_page(comparison, [("compare",)]))
+    assert compute is not None and (compute.curve, compute.token_ratio, compute.gap) == (
+        None,
+        None,
+        None,
+    )
+    assert "No learning curve for orthogonal: " in page_text(
+        report_page(comparison, [("compare",)])
+    )
     assert frontier_figure(comparison) is not None
     with pytest.raises(
         UserError, match="--match flops cannot be had for orthogonal: its learning curve has one"
@@ -168,7 +195,9 @@ def timed(
     facts = {"started": f"2026-11-22T{started}+0000", "host": host, **more}
     changes = {f"environment.{key}": value for key, value in facts.items()}
     columns = {tags.STEP_SECONDS.tag: [seconds] * 100}
-    losses = {tags.VALIDATION_LOSS.tag: [None if step % 50 else 5 - step / 100 for step in range(1, 101)]}
+    losses = {
+        tags.VALIDATION_LOSS.tag: [None if step % 50 else 5 - step / 100 for step in range(1, 101)]
+    }
     return write_run(root, name, name, columns=columns | losses, changes=changes)
 
 
@@ -177,7 +206,9 @@ def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
     comparison = compare_runs(paths, "vanilla", (), "seconds")
     compute, gap = comparison.variants[1].compute, comparison.variants[1].gap
     assert compute is not None and compute.cost == pytest.approx(0.75)
-    assert gap is not None and gap.mean == pytest.approx(-0.5 * -math.log2(0.75))  # 0.5 nats a doubling
+    assert gap is not None and gap.mean == pytest.approx(
+        -0.5 * -math.log2(0.75)
+    )  # 0.5 nats a doubling
     assert "| seconds a token |" in page_text(report_page(comparison, [("compare",)]))
 
 
@@ -219,11 +250,16 @@ def test_bits_per_byte_where_the_runs_know_the_bytes(tmp_path: Path) -> None:
     rows = list(csv.DictReader(variants_csv(comparison).splitlines()))
     assert float(rows[1]["gap_bits_per_byte"]) == pytest.approx(0.1 * 8 / 31 / math.log(2))
     assert "loss, bits/byte" in page_text(report_page(comparison, [("compare",)]))
-    capped = compare_runs(pairs(tmp_path / "b", changes={"config.data.validation_samples": 16}), "vanilla")
+    capped = compare_runs(
+        pairs(tmp_path / "b", changes={"config.data.validation_samples": 16}), "vanilla"
+    )
     assert capped.variants[0].bytes_per_token == pytest.approx((2048 * 4 + 2000 * 3.5) / 4048)
     unknown = compare_runs(pairs(tmp_path / "c", changes={"data.validation_bytes": {}}), "vanilla")
     report = page_text(report_page(unknown, [("compare",)]))
-    assert "bits/byte" not in report and "No bits per byte: the runs' data.json does not have" in report
+    assert (
+        "bits/byte" not in report
+        and "No bits per byte: the runs' data.json does not have" in report
+    )
 
 
 def prices(comparison: Comparison, label: str) -> list[Any]:
@@ -232,7 +268,9 @@ def prices(comparison: Comparison, label: str) -> list[Any]:
 
 def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
     """Tokens to vanilla's loss at 0.3, 0.6 and 1.2 million tokens, and the share of what context taught."""
-    comparison = compare_runs(committed(tmp_path, "tokens", ["vanilla", "orthogonal"]), "vanilla", ["tokens"])
+    comparison = compare_runs(
+        committed(tmp_path, "tokens", ["vanilla", "orthogonal"]), "vanilla", ["tokens"]
+    )
     computes = prices(comparison, "orthogonal")
     expected = [(1.14, 1.10, 1.18), (1.18, 1.14, 1.23), (1.23, 1.20, 1.27)]
     for compute, numbers in zip(computes, expected, strict=True):
@@ -249,7 +287,9 @@ def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> 
     paths = committed(tmp_path, "structured", ["vanilla", "monarch+low_rank"])
     paths += committed(tmp_path, "tokens", ["vanilla"], without=614_400)
     (compute,) = prices(compare_runs(paths, "vanilla", ["tokens"]), "monarch+low_rank")
-    assert compute.curve == BASELINE_LENGTHS and compute.cost == pytest.approx(7_667_712 / 8_257_536)
+    assert compute.curve == BASELINE_LENGTHS and compute.cost == pytest.approx(
+        7_667_712 / 8_257_536
+    )
     assert rounded(compute.token_ratio) == (1.08, 1.02, 1.15)
     assert rounded(compute.effective_compute) == (1.00, 0.94, 1.07)
     at_large = [(1 - 0.137) * end for end in (compute.token_ratio.mean, compute.token_ratio.low)]

@@ -51,12 +51,18 @@ def test_exact_losses_give_the_law_back_and_the_next_size() -> None:
     assert row["loss"] == pytest.approx(law("other", NEXT, LENGTHS[0]), abs=1e-4)
     assert row["high"] - row["low"] < 1e-3
     for cell in found.cells:
-        assert found.loss(cell.arm, cell.parameters, cell.tokens) == pytest.approx(cell.loss, abs=1e-4)
+        assert found.loss(cell.arm, cell.parameters, cell.tokens) == pytest.approx(
+            cell.loss, abs=1e-4
+        )
 
 
 def test_the_baseline_is_the_arm_whose_factor_is_one() -> None:
     found = fit_ladder(exact(), "third")
-    assert [*found.factors] == ["third", "base", "other"] and found.factors["third"] == [1.0, 1.0, 1.0]
+    assert [*found.factors] == ["third", "base", "other"] and found.factors["third"] == [
+        1.0,
+        1.0,
+        1.0,
+    ]
     assert found.factors["base"][0] == pytest.approx(1 / FACTORS["third"], rel=1e-3)
 
 
@@ -75,17 +81,23 @@ def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
     random, inside, factors = np.random.default_rng(2), [], []
     for _ in range(24):
         cells, ahead = campaign(random, seed_sd=0.02, run_sd=0.01)
-        found = fit_ladder(cells, "base", [Cell(c.arm, c.parameters, c.tokens, c.losses) for c in ahead])
+        found = fit_ladder(
+            cells, "base", [Cell(c.arm, c.parameters, c.tokens, c.losses) for c in ahead]
+        )
         rows = zip(found.predictions, ahead, strict=True)
         inside += [row["low"] <= cell.loss <= row["high"] for row, cell in rows]
-        factors += [found.factors[arm][1] <= k <= found.factors[arm][2] for arm, k in FACTORS.items()]
+        factors += [
+            found.factors[arm][1] <= k <= found.factors[arm][2] for arm, k in FACTORS.items()
+        ]
     assert 0.8 <= np.mean(inside) <= 0.98
     assert np.mean(factors) >= 0.85
 
 
 def test_what_seeds_do_to_all_runs_alike_is_known_of_the_same_seeds_and_not_of_others() -> None:
     cells, ahead = campaign(np.random.default_rng(3), seed_sd=0.05, run_sd=0.002)
-    others = [Cell(c.design, c.parameters, c.tokens, dict.fromkeys((8, 9, 10), np.nan)) for c in ahead]
+    others = [
+        Cell(c.design, c.parameters, c.tokens, dict.fromkeys((8, 9, 10), np.nan)) for c in ahead
+    ]
     fewer = [Cell(c.design, c.parameters, c.tokens, {1: np.nan}) for c in ahead]
     widths = []
     for wanted in (ahead, fewer, others):
@@ -109,7 +121,10 @@ def test_places_that_the_law_misses_widen_the_intervals() -> None:
     [
         (exact(sizes=SIZES[:2]), "a law of 3 arms needs 3 sizes, 2 lengths and 9 cells"),
         ([cell for cell in exact() if cell.tokens == LENGTHS[0]], "not 3, 1 and 9; train more"),
-        (exact(["base"])[::2], "1 arms needs 3 sizes, 2 lengths and 7 cells (all of these), not 3, 3 and 5"),
+        (
+            exact(["base"])[::2],
+            "1 arms needs 3 sizes, 2 lengths and 7 cells (all of these), not 3, 3 and 5",
+        ),
     ],
 )
 def test_too_few_of_anything_is_refused(cells: list[Cell], said: str) -> None:
@@ -159,7 +174,9 @@ def finish(runs: Sequence[PlannedRun], shards: Path, more: float = 0.0) -> list[
     for run in runs:
         own, k = run.config, 1.0 if run.name.startswith("vanilla") else 0.8
         loss = 2 + 40 / own.model.hidden_size**0.9 + 3 * (k * own.schedule.steps / 10) ** -0.5  # type: ignore[operator]
-        noise = 0.002 * np.sin(7 * own.run.seed + own.model.hidden_size + own.schedule.steps + 3 * k)  # type: ignore[operator]
+        noise = 0.002 * np.sin(
+            7 * own.run.seed + own.model.hidden_size + own.schedule.steps + 3 * k
+        )  # type: ignore[operator]
         paths.append(str(write_planned_run(run, shards, float(loss + noise + more))))
     return paths
 
@@ -177,7 +194,9 @@ def refused(*words: str) -> str:
 
 
 @pytest.mark.distributed
-def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp_path: Path) -> None:
+def test_the_next_size_is_predicted_under_seal_and_judged(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     grid, runs = rungs(tmp_path, tiny_shards)
     fitted = finish([run for run in runs if "-w96-" not in run.name], tiny_shards)
     ahead = [run for run in runs if "-w96-" in run.name]
@@ -193,7 +212,9 @@ def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp
     ]
     config = ahead[0].config
     size = count_parameters(config.shape(), config.policy()).total
-    assert {row["parameters"] for row in sealed["predictions"]} == {size}  # of vanilla, whatever the arm has
+    assert {row["parameters"] for row in sealed["predictions"]} == {
+        size
+    }  # of vanilla, whatever the arm has
     assert {row["tokens"] for row in sealed["predictions"]} == {10 * 8 * 32, 20 * 8 * 32}
     assert sealed["fitted"].keys() == set(fitted) and sealed["factors"]["vanilla"] == [1, 1, 1]
     assert {row["low"] < row["loss"] < row["high"] for row in sealed["predictions"]} == {True}
@@ -236,13 +257,20 @@ def test_what_is_no_ladder_is_refused(tiny_shards: Path, tmp_path: Path) -> None
     assert refused(*paths, "--baseline", "base") == (
         "no finished run is of the arm base; they are of orthogonal, vanilla"
     )
-    assert "cannot be used, another has its arm, size, length and seed" in refused(*paths, paths[0], *base)
+    assert "cannot be used, another has its arm, size, length and seed" in refused(
+        *paths, paths[0], *base
+    )
     grid, _ = rungs(tmp_path / "runs", tiny_shards, "gaussian")
     assert "no finished run is of the arm gaussian" in refused(*paths, *base, "--predict", grid)
     other = Path(paths[0]) / "data.json"
     other.write_text(json.dumps(json.loads(other.read_text()) | {"fingerprint": "f" * 64}))
     said = refused(*paths, *base)
-    assert "these runs cannot be compared: data.fingerprint is ffffffff…" in said and "--subject" not in said
+    assert (
+        "these runs cannot be compared: data.fingerprint is ffffffff…" in said
+        and "--subject" not in said
+    )
     assert "has other data than" in refused(paths[0], *base, "--predict", grid)
-    assert_refused(warm_cli(["ladder", *paths[1:4], *base]), "a law of 1 arms needs 3 sizes, 2 lengths and 7")
+    assert_refused(
+        warm_cli(["ladder", *paths[1:4], *base]), "a law of 1 arms needs 3 sizes, 2 lengths and 7"
+    )
     assert not (tmp_path / "out").exists()

@@ -78,7 +78,9 @@ def curves(place: int, seed: int) -> dict[str, list[float]]:
     draw = random.Random(100 * place + seed)
     noise = [draw.gauss(0, 0.05) for _ in range(STEPS)]
     return {
-        tags.LOSS.tag: [4 + 4 * math.exp(-step / 25) + 0.02 * place + noise[step] for step in range(STEPS)],
+        tags.LOSS.tag: [
+            4 + 4 * math.exp(-step / 25) + 0.02 * place + noise[step] for step in range(STEPS)
+        ],
         tags.TOKENS_PER_SECOND.tag: [1000 - 20 * place + 100 * each for each in noise],
     }
 
@@ -104,7 +106,9 @@ def comparison_of(root: Path, variants: int, seeds: int) -> Comparison:
     return compare_runs(paths, "vanilla")
 
 
-def written(comparison: Comparison, out: Path, texts: tuple[ModelText, ...] = ()) -> tuple[Page, str, Any]:
+def written(
+    comparison: Comparison, out: Path, texts: tuple[ModelText, ...] = ()
+) -> tuple[Page, str, Any]:
     """The page, its text, and the JSON, without the figures, which take a second each."""
     write(replace(comparison_document(comparison, COMMAND, texts), figures={}), out)
     text = (out / "report.html").read_text(encoding="utf-8")
@@ -145,7 +149,9 @@ def test_the_page_has_the_numbers_of_the_json(tmp_path: Path) -> None:
 def test_markdown_and_page_have_the_same_tables(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path / "runs", 2, 5)
     blocks = report_page(comparison, COMMAND)
-    tables = [[list(table.header), *map(list, table.rows)] for table in blocks if isinstance(table, Table)]
+    tables = [
+        [list(table.header), *map(list, table.rows)] for table in blocks if isinstance(table, Table)
+    ]
     assert len(tables) > 6 and Page(page_html(blocks, {})).tables == tables
 
 
@@ -169,11 +175,15 @@ def test_the_page_is_one_file_that_asks_nobody_and_stays_small(tmp_path: Path) -
     names = {value for key, value in page.attributes if key == "aria-label"}
     assert names == {"gap", "frontier", "loss", "throughput", "memory", "runs"}
     assert "prefers-color-scheme: dark" in text and "@media print" in text
-    with Image.open(tmp_path / "out/loss.png") as two_parts:  # the eleventh variant has no colour of its own
+    with Image.open(
+        tmp_path / "out/loss.png"
+    ) as two_parts:  # the eleventh variant has no colour of its own
         assert two_parts.height > 1.5 * two_parts.width
 
 
-def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(tmp_path: Path) -> None:
+def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
+    tmp_path: Path,
+) -> None:
     comparison = comparison_of(tmp_path / "runs", 2, 1)
     page, text, content = written(comparison, tmp_path / "none")
     assert "Text of the models" not in text and "texts" not in content and len(page.texts) == 1
@@ -184,7 +194,11 @@ def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
     )
     page, text, content = written(comparison, tmp_path / "some", texts)
     assert page.open == [] and page.tags["script"] == 1
-    assert [each["text"] for each in content["texts"]] == page.texts[:4] == [each.text for each in texts]
+    assert (
+        [each["text"] for each in content["texts"]]
+        == page.texts[:4]
+        == [each.text for each in texts]
+    )
     assert "<h3>After “&lt;i&gt;Once upon”</h3>" in text
     report = (tmp_path / "some/report.md").read_text()
     assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
@@ -200,14 +214,18 @@ def test_the_spread_over_seeds_is_drawn_whatever_the_number_of_variants(tmp_path
     assert "all seeds)" not in axis(3, 1)
 
 
-def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subject(tmp_path: Path) -> None:
+def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subject(
+    tmp_path: Path,
+) -> None:
     """It is a run of the second of two rates here, and would not be the first by its place."""
     adapters = {"config.attention.adapters": ["query_key_bias", "channel_scale", "qk_norm"]}
     paths = []
     for variant, rate in (("orthogonal", 1e-3), ("vanilla", 2e-3)):
         for seed in (1, 2):
             changes = {**adapters, "config.optimizer.learning_rate": rate}
-            paths.append(write_run(tmp_path, f"{variant}-{seed}", variant, seed=seed, changes=changes))
+            paths.append(
+                write_run(tmp_path, f"{variant}-{seed}", variant, seed=seed, changes=changes)
+            )
     comparison = compare_runs(paths, "vanilla-1", ["optimizer.learning_rate"])
     assert [label.partition("+")[0] for label in comparison.labels] == ["vanilla", "orthogonal"]
     drawn = figures(comparison)

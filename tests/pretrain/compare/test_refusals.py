@@ -34,7 +34,9 @@ def pair(root: Path, **changes: Any) -> list[Path]:
         ({"summary.validation.perplexity_by_source": {"prose": 1.0}}, "data.validation_sources is"),
     ],
 )
-def test_runs_that_saw_something_else_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_runs_that_saw_something_else_are_refused(
+    tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
     paths = pair(tmp_path, changes=change)
     with pytest.raises(UserError) as refusal:
         compare_runs(paths, "vanilla")
@@ -62,7 +64,8 @@ def test_one_seed_twice_is_refused_with_what_differs(tmp_path: Path) -> None:
         write_run(tmp_path, "b", changes={"config.optimizer.learning_rate": 2e-3}),
     ]
     with pytest.raises(
-        UserError, match=r"both 'vanilla' with run.seed=1: give one of them, or say --subject optimizer.learn"
+        UserError,
+        match=r"both 'vanilla' with run.seed=1: give one of them, or say --subject optimizer.learn",
     ):
         compare_runs(paths, "vanilla")
     with pytest.raises(UserError, match="a run was given twice"):
@@ -102,7 +105,10 @@ def _spoil_line(path: Path, number: int, line: str | None) -> None:
         ('{"step": 41, "tok', 'line 41 is not a JSON object with an integer "step"'),
         ("[41]", 'line 41 is not a JSON object with an integer "step"'),
         ('{"step": 40, "tokens": 81920}', "line 41 is step 40 but follows step 40"),
-        ('{"step": 41, "tokens": 83968, "loss/train": "low"}', 'step 41 has no number "loss/train"'),
+        (
+            '{"step": 41, "tokens": 83968, "loss/train": "low"}',
+            'step 41 has no number "loss/train"',
+        ),
     ],
 )
 def test_a_line_in_the_middle_that_is_lost_or_damaged_is_named(
@@ -138,17 +144,27 @@ def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
         ("metrics.jsonl", "", "metrics.jsonl has no record"),
         ("metrics.jsonl", '{"step": 1}\n', 'step 1 has no integer "tokens"'),
         ("audit.json", "{", "audit.json cannot be read"),
-        ("audit.json", '{"zero_stage": 1, "totals": {}}', "has no key 'totals.model_trainable_parameters'"),
+        (
+            "audit.json",
+            '{"zero_stage": 1, "totals": {}}',
+            "has no key 'totals.model_trainable_parameters'",
+        ),
         ("checkpoints/step_00000100/COMPLETE", None, "has no complete checkpoint"),
         (
             "metrics.jsonl",
             '{"step": 9223372036854775808}\n',
             'line 1 is not a JSON object with an integer "step"',
         ),
-        ("metrics.jsonl", '{"step": 1, "tokens": 9223372036854775808}\n', 'step 1 has no integer "tokens"'),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "tokens": 9223372036854775808}\n',
+            'step 1 has no integer "tokens"',
+        ),
     ],
 )
-def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
+def test_a_damaged_run_is_named(
+    tmp_path: Path, file: str, content: str | None, message: str
+) -> None:
     path = write_run(tmp_path, "vanilla")
     (path / file).unlink()
     if content is not None:
@@ -172,8 +188,16 @@ def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, 
             0,
             "environment.json: 'world_size': input should be greater than or equal to 1",
         ),
-        ("environment.device", ["cpu"], "environment.json: 'device': input should be a valid string"),
-        ("environment.packages", "torch", "environment.json: 'packages': input should be a valid dictionary"),
+        (
+            "environment.device",
+            ["cpu"],
+            "environment.json: 'device': input should be a valid string",
+        ),
+        (
+            "environment.packages",
+            "torch",
+            "environment.json: 'packages': input should be a valid dictionary",
+        ),
         (
             "environment.started",
             "today",
@@ -192,10 +216,18 @@ def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, 
             "data.json: 'validation_tokens.prose': input should be greater than",
         ),
         ("data.fingerprint", 3, "data.json: 'fingerprint': input should be a valid string"),
-        ("summary.validation.loss", "4.0", "summary.json: 'validation.loss': input should be a valid number"),
+        (
+            "summary.validation.loss",
+            "4.0",
+            "summary.json: 'validation.loss': input should be a valid number",
+        ),
         ("config.run.seed", 1.5, "config.yaml: 'run.seed': input should be a valid integer"),
         ("config.data", None, "config.yaml: 'data': input should be a valid dictionary"),
-        ("config.attention.adapters", 7, "config.yaml: 'attention.adapters': input should be a valid list"),
+        (
+            "config.attention.adapters",
+            7,
+            "config.yaml: 'attention.adapters': input should be a valid list",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file_and_key(

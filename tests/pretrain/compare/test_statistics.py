@@ -44,7 +44,10 @@ def test_students_sleep_data() -> None:
     assert gap.mean == pytest.approx(1.58)
     assert gap.t == pytest.approx(4.0621, abs=5e-5)
     assert gap.t_p == pytest.approx(0.002833, abs=5e-7)
-    assert (gap.low, gap.high) == (pytest.approx(0.7001142, abs=5e-7), pytest.approx(2.4598858, abs=5e-7))
+    assert (gap.low, gap.high) == (
+        pytest.approx(0.7001142, abs=5e-7),
+        pytest.approx(2.4598858, abs=5e-7),
+    )
 
 
 def test_five_pairs_worked_by_hand() -> None:
@@ -69,7 +72,9 @@ def test_many_pairs_against_numpy_and_scipy_directly() -> None:
     error = d.std(ddof=1) / 3
     assert gap.mean == pytest.approx(d.mean())
     assert gap.sd == pytest.approx(d.std(ddof=1))
-    assert (gap.low, gap.high) == pytest.approx(stats.t.interval(0.95, 8, loc=d.mean(), scale=error))
+    assert (gap.low, gap.high) == pytest.approx(
+        stats.t.interval(0.95, 8, loc=d.mean(), scale=error)
+    )
     assert gap.t_p == pytest.approx(2 * stats.t.sf(abs(d.mean() / error), 8))
     assert gap.cohens_dz == pytest.approx(d.mean() / d.std(ddof=1))
     assert gap.wilcoxon_p == pytest.approx(signed_rank_p(d))
@@ -123,7 +128,11 @@ def test_the_margin_of_equivalence_by_two_one_sided_tests(shift: float) -> None:
 
     assert worse(within) == pytest.approx(0.025)
     assert worse(within + 1e-4) < 0.025 < worse(within - 1e-4)
-    assert float(margin(gap).removesuffix(" %")) / 100 >= within > float(margin(gap)[:-2]) / 100 - 0.001
+    assert (
+        float(margin(gap).removesuffix(" %")) / 100
+        >= within
+        > float(margin(gap)[:-2]) / 100 - 0.001
+    )
     assert f"; the data allow a difference up to {margin(gap)} of perplexity." in gap_sentence(
         "o", replace(gap, t_p_holm=0.3)
     )
@@ -147,15 +156,20 @@ def test_holm_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "claimed"), [(4, False), (5, True)])
-def test_significance_is_claimed_from_five_pairs_on(tmp_path: Path, pairs: int, claimed: bool) -> None:
+def test_significance_is_claimed_from_five_pairs_on(
+    tmp_path: Path, pairs: int, claimed: bool
+) -> None:
     base, steps = (4.0, 4.1, 3.9, 4.05, 3.95), (0.50, 0.51, 0.49, 0.52, 0.48)
     paths = [write_run(tmp_path, f"v{s}", seed=s, loss=base[s]) for s in range(pairs)]
     paths += [
-        write_run(tmp_path, f"o{s}", "orthogonal", seed=s, loss=base[s] + steps[s]) for s in range(pairs)
+        write_run(tmp_path, f"o{s}", "orthogonal", seed=s, loss=base[s] + steps[s])
+        for s in range(pairs)
     ]
     comparison = compare_runs(paths, "vanilla")
     gap = comparison.variant("orthogonal").gap
-    assert gap is not None and gap.t_p is not None and gap.t_p < 1e-4  # n alone makes the difference
+    assert (
+        gap is not None and gap.t_p is not None and gap.t_p < 1e-4
+    )  # n alone makes the difference
     assert gap.significance_claimed == claimed
     if claimed:
         assert verdict(gap) == "loss significantly higher at 5 % (p < 0.0001 after Holm, n = 5)"
@@ -183,7 +197,12 @@ def test_tokens_to_the_baselines_loss_by_hand(tmp_path: Path) -> None:
     base, slow = comparison.variants
     assert [reach.steps and reach.steps.mean for reach in base.reaches] == [25, 50, 75, 100]
     assert [reach.steps and reach.steps.mean for reach in slow.reaches] == [48, 98, None, None]
-    assert [(reach.reached, reach.pairs) for reach in slow.reaches] == [(2, 2), (2, 2), (0, 2), (0, 2)]
+    assert [(reach.reached, reach.pairs) for reach in slow.reaches] == [
+        (2, 2),
+        (2, 2),
+        (0, 2),
+        (0, 2),
+    ]
     first = slow.reaches[0]
     assert first.tokens is not None and first.token_ratio is not None
     assert first.tokens.mean == 48 * BATCH * LENGTH
@@ -210,7 +229,9 @@ def test_stability_by_hand(tmp_path: Path) -> None:
     path = write_run(tmp_path, "v", columns={"optim/grad_norm": norms, "loss/train": losses})
     stability = compare_runs([path], "vanilla").variants[0].stability
     after = np.array([1.0, 3.0] * 45)
-    assert stability.gradient_norm is not None and stability.gradient_norm.mean == pytest.approx(2.0)
+    assert stability.gradient_norm is not None and stability.gradient_norm.mean == pytest.approx(
+        2.0
+    )
     assert stability.gradient_norm_variation is not None
     assert stability.gradient_norm_variation.mean == pytest.approx(after.std(ddof=1) / 2)
     x = np.arange(25)
@@ -224,9 +245,16 @@ def test_stability_by_hand(tmp_path: Path) -> None:
 
 def test_spikes_by_hand() -> None:
     norms = np.ones(200)
-    norms[[5, 60, 80, 120]] = 9.0, 2.0, 2.01, np.nan  # too early; not above twice; a spike; not finite
+    norms[[5, 60, 80, 120]] = (
+        9.0,
+        2.0,
+        2.01,
+        np.nan,
+    )  # too early; not above twice; a spike; not finite
     assert np.flatnonzero(spikes(norms)).tolist() == [80, 120]
-    assert np.flatnonzero(spikes(np.r_[np.ones(100), np.full(100, 3.0)])).tolist() == list(range(100, 125))
+    assert np.flatnonzero(spikes(np.r_[np.ones(100), np.full(100, 3.0)])).tolist() == list(
+        range(100, 125)
+    )
     for count in (10, 11, 49, 50, 51, 52, 120):  # from the first with a history on
         norms = np.r_[np.ones(count), 2.01]
         assert spikes(norms).tolist() == [False] * count + [True], count
@@ -251,7 +279,8 @@ def test_after_the_warm_up_or_where_that_leaves_nothing_after_a_tenth(tmp_path: 
 def test_speed_drops_the_first_tenth_and_pools_the_rest(tmp_path: Path) -> None:
     speeds: list[float | None] = [10.0] * 10 + [1500.0] + [1000.0] * 44 + [2000.0] * 44 + [None]
     paths = [
-        write_run(tmp_path, f"v{s}", seed=s, columns={"throughput/tokens_per_second": speeds}) for s in (1, 2)
+        write_run(tmp_path, f"v{s}", seed=s, columns={"throughput/tokens_per_second": speeds})
+        for s in (1, 2)
     ]
     speed = compare_runs(paths, "vanilla").variants[0].cost.tokens_per_second
     assert speed is not None
@@ -273,14 +302,18 @@ def test_theory_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "trainable"), [(0, 16.0), (1, 5.5), (2, 3.75), (3, 2.0)])
-def test_bytes_a_parameter_are_those_of_the_method(tmp_path: Path, stage: int, trainable: float) -> None:
+def test_bytes_a_parameter_are_those_of_the_method(
+    tmp_path: Path, stage: int, trainable: float
+) -> None:
     """bf16 weights and gradients, fp32 Adam, 8 replicas; a frozen parameter always takes 2 bytes."""
     changes = {
         "config.precision": {"dtype": "bf16", "grad_accum_dtype": "bf16"},
         "environment.world_size": 8,
         "audit.zero_stage": stage,
     }
-    theory = expected_cost(read_finished_run(write_run(tmp_path, "o", "orthogonal", changes=changes)))
+    theory = expected_cost(
+        read_finished_run(write_run(tmp_path, "o", "orthogonal", changes=changes))
+    )
     assert theory is not None
     states = theory.states
     trained = states.weight_bytes + states.gradient_bytes + states.optimizer_state_bytes

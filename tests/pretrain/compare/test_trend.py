@@ -46,12 +46,16 @@ def sweep(
         folder, changes = root / str(value), dict.fromkeys(keys, value)
         for seed in range(1, 1 + max(map(len, gaps.values()))):
             base = 4.5 - 0.1 * place + 0.02 * seed
-            paths.append(write_run(folder, f"vanilla-{seed}", seed=seed, loss=base, changes=changes))
+            paths.append(
+                write_run(folder, f"vanilla-{seed}", seed=seed, loss=base, changes=changes)
+            )
             for variant, rows in gaps.items():
                 gap = rows[seed - 1][place] if seed <= len(rows) else None
                 if gap is not None:
                     name = f"{variant}-{seed}"
-                    made = write_run(folder, name, variant, seed=seed, loss=base + gap, changes=changes)
+                    made = write_run(
+                        folder, name, variant, seed=seed, loss=base + gap, changes=changes
+                    )
                     paths.append(made)
     return paths
 
@@ -164,7 +168,10 @@ def test_a_line_over_tokens_names_what_changes_with_them(tmp_path: Path) -> None
     summary = report.partition("## Validation")[0]
     assert "The runs also differ in schedule.warmup_steps: 5 in" in summary
     assert "## How the gap changes with tokens\n\n![trend](trend.png)" in report
-    assert "| variant | gap at tokens=204,800 |" in report and "Change per doubling: for each seed" in report
+    assert (
+        "| variant | gap at tokens=204,800 |" in report
+        and "Change per doubling: for each seed" in report
+    )
     content = json.loads((tmp_path / "out" / "comparison.json").read_text())
     (written,) = content["trends"]
     assert written["slope"]["by_seed"] == dict(zip("12345", trend.slope.differences, strict=True))
@@ -172,7 +179,9 @@ def test_a_line_over_tokens_names_what_changes_with_them(tmp_path: Path) -> None
     assert [point["value"] for point in written["points"]] == list(tokens)
 
 
-def test_without_one_numeric_subject_and_a_baseline_at_each_value_there_is_no_trend(tmp_path: Path) -> None:
+def test_without_one_numeric_subject_and_a_baseline_at_each_value_there_is_no_trend(
+    tmp_path: Path,
+) -> None:
     assert subject_numbers({"a": [1, 2.5, 1]}) == [1, 2.5, 1]
     for values in ([0, 1], [-1, 2], [True, False], ["a", "b"], [None, 1], [3, 3], [math.inf, 1]):
         assert subject_numbers({"a": values}) is None
@@ -203,6 +212,10 @@ def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
         "the held-out text otherwise); gaps within one length are."
     ]
     part = compare_runs(lengths(tmp_path / "part", {64: 64, 128: 64}), "vanilla", subject)
-    assert any("data.validation_samples of them are another part of it" in note for note in part.notes)
-    with pytest.raises(UserError, match=r"data\.validation_samples is 64 in .* say --subject data\.valid"):
+    assert any(
+        "data.validation_samples of them are another part of it" in note for note in part.notes
+    )
+    with pytest.raises(
+        UserError, match=r"data\.validation_samples is 64 in .* say --subject data\.valid"
+    ):
         compare_runs(lengths(tmp_path / "other", {64: 64, 128: 128}), "vanilla", subject)

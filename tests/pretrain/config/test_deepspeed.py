@@ -33,7 +33,9 @@ def json_file(directory: Path, content: Any) -> str:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_our_keys_are_filled_in(stage: str) -> None:
-    config = demo(f"deepspeed.config={stage}", "precision.dtype=bf16", "optimizer.gradient_clip=0.5")
+    config = demo(
+        f"deepspeed.config={stage}", "precision.dtype=bf16", "optimizer.gradient_clip=0.5"
+    )
     given = deepspeed_config(config, world_size=4)
     assert given["train_batch_size"] == 16
     assert given["train_micro_batch_size_per_gpu"] == 2
@@ -66,7 +68,9 @@ def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) 
     from deepspeed.runtime.config import DeepSpeedConfig
 
     config = demo(
-        "parallel.tensor_model_parallel_size=1", f"deepspeed.config={stage}", f"precision.dtype={dtype}"
+        "parallel.tensor_model_parallel_size=1",
+        f"deepspeed.config={stage}",
+        f"precision.dtype={dtype}",
     )
     given = deepspeed_config(config, world_size=1)
     read = DeepSpeedConfig(given)
@@ -82,7 +86,9 @@ def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) 
 def test_every_shipped_key_is_explained() -> None:
     readme = files("ds_configs").joinpath("README.md").read_text(encoding="utf-8")
     for stage in STAGES:
-        settings = json.loads(files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8"))
+        settings = json.loads(
+            files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8")
+        )
         for key in [*settings, *settings["zero_optimization"], *settings.get("bf16", {})]:
             known = key in ("zero_optimization", "bf16")
             assert known or re.search(rf"`((zero_optimization|bf16)\.)?{key}`", readme), key
@@ -98,13 +104,17 @@ def test_the_known_keys_are_deepspeeds() -> None:
 
 
 def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
-    given = deepspeed_config(demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4)
+    given = deepspeed_config(
+        demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4
+    )
     assert given["zero_optimization"]["reduce_bucket_size"] == 1000
     assert given["zero_optimization"]["stage"] == 1
 
 
 def test_a_json_of_ones_own(tmp_path: Path) -> None:
-    config = demo(json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
+    config = demo(
+        json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
+    )
     assert zero_stage(config, 4) == 2
     assert deepspeed_config(config, 4)["gradient_clipping"] == 1.0
 
@@ -144,7 +154,9 @@ def test_show_says_what_auto_stands_for() -> None:
 
     def shown(*overrides: str) -> list[str]:
         lines = render_show("demo", list(overrides)).splitlines()
-        return [line.split("  ")[-1].strip() for line in lines if line.startswith("DeepSpeed settings")]
+        return [
+            line.split("  ")[-1].strip() for line in lines if line.startswith("DeepSpeed settings")
+        ]
 
     assert shown() == ["zero0"]
     assert shown("precision.dtype=bf16") == ["zero1"]
@@ -172,8 +184,14 @@ def test_nothing_is_shared_between_calls() -> None:
             ["'train_micro_batch_size_per_gpu' is 1", "data.micro_batch_size gives 2"],
         ),
         ({"gradient_accumulation_steps": 1}, ["'gradient_accumulation_steps' is 1", "gives 4"]),
-        ({"gradient_clipping": 0.3}, ["'gradient_clipping' is 0.3", "optimizer.gradient_clip gives 1.0"]),
-        ({"bf16": {"enabled": True}}, ["'bf16.enabled' is True", "precision.dtype=fp32 gives False"]),
+        (
+            {"gradient_clipping": 0.3},
+            ["'gradient_clipping' is 0.3", "optimizer.gradient_clip gives 1.0"],
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            ["'bf16.enabled' is True", "precision.dtype=fp32 gives False"],
+        ),
         (
             {"data_types": {"grad_accum_dtype": "bf16"}},
             ["'data_types.grad_accum_dtype' is 'bf16'", "precision.grad_accum_dtype gives 'fp32'"],
@@ -185,7 +203,9 @@ def test_nothing_is_shared_between_calls() -> None:
         ),
     ],
 )
-def test_conflicts_name_both_keys(tmp_path: Path, settings: dict[str, Any], words: list[str]) -> None:
+def test_conflicts_name_both_keys(
+    tmp_path: Path, settings: dict[str, Any], words: list[str]
+) -> None:
     config = demo(json_file(tmp_path, settings))
     with pytest.raises(UserError) as raised:
         deepspeed_config(config, 4)
@@ -226,7 +246,9 @@ def test_conflicts_are_found_before_any_process_group(tmp_path: Path) -> None:
         ("[1]", ["must be a JSON object"]),
     ],
 )
-def test_settings_refused_before_any_process_group(tmp_path: Path, settings: Any, words: list[str]) -> None:
+def test_settings_refused_before_any_process_group(
+    tmp_path: Path, settings: Any, words: list[str]
+) -> None:
     config = demo("precision.dtype=bf16", json_file(tmp_path, settings))
     with pytest.raises(UserError) as raised:
         check_layout(config, 4)
@@ -245,13 +267,20 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
     stage0 = ["precision.dtype=bf16", "deepspeed.overrides.zero_optimization.stage=0"]
     with pytest.raises(
-        UserError, match=r"ZeRO stage 0 .*wrong gradient norm at parallel.tensor_model_parallel_size=2"
+        UserError,
+        match=r"ZeRO stage 0 .*wrong gradient norm at parallel.tensor_model_parallel_size=2",
     ):
         check_layout(demo(*stage0), 4)
-    with pytest.raises(UserError, match=r"grad_accum_dtype=fp32 with precision.dtype=bf16.*stage 0"):
+    with pytest.raises(
+        UserError, match=r"grad_accum_dtype=fp32 with precision.dtype=bf16.*stage 0"
+    ):
         check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1"), 4)
-    check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1", "precision.grad_accum_dtype=bf16"), 4)
-    check_layout(demo("deepspeed.overrides.zero_optimization.stage=0"), 4)  # fp32 is right without ZeRO
+    check_layout(
+        demo(*stage0, "parallel.tensor_model_parallel_size=1", "precision.grad_accum_dtype=bf16"), 4
+    )
+    check_layout(
+        demo("deepspeed.overrides.zero_optimization.stage=0"), 4
+    )  # fp32 is right without ZeRO
 
 
 def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
@@ -265,7 +294,9 @@ def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
     check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=2"), 4)
     with pytest.raises(UserError, match="layer 0 has some on 2 of 4 ranks; choose ZeRO-2"):
         check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
-    check_layout(demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4)
+    check_layout(
+        demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4
+    )
 
 
 def test_trained_heads_on_some_ranks_only_are_refused_at_zero3() -> None:
@@ -275,5 +306,7 @@ def test_trained_heads_on_some_ranks_only_are_refused_at_zero3() -> None:
         settings = (f"parallel.tensor_model_parallel_size={size}", f"deepspeed.config=zero{stage}")
         check_layout(demo(*hybrid, *settings), 4)
     refused = demo(*hybrid, "parallel.tensor_model_parallel_size=4", "deepspeed.config=zero3")
-    with pytest.raises(UserError, match="has no trained head and another has: layer 0 has some on 2 of 4 ra"):
+    with pytest.raises(
+        UserError, match="has no trained head and another has: layer 0 has some on 2 of 4 ra"
+    ):
         check_layout(refused, 4)

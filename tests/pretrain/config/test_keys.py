@@ -39,7 +39,9 @@ def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     section, _, own = key.partition(".")
     for other in record.excludes:
         assert {own, *record.excludes} == {other, *KEYS[f"{section}.{other}"].excludes}
-    assert record.on_resume is OnResume.EFFECTIVE if record.trunk else True  # what is refused is so anyway
+    assert (
+        record.on_resume is OnResume.EFFECTIVE if record.trunk else True
+    )  # what is refused is so anyway
 
 
 def test_a_key_without_a_record_is_noticed() -> None:
@@ -66,7 +68,9 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "run.seed",
         *(key for key in KEYS if key.startswith(tuple(f"{name}." for name in sections))),
     }
-    assert set(hparams(load_config("demo"))) == {key for key, record in KEYS.items() if record.hparam}
+    assert set(hparams(load_config("demo"))) == {
+        key for key, record in KEYS.items() if record.hparam
+    }
     assert {key for key, record in KEYS.items() if record.hparam and not record.method} == {
         "run.seed",
         "attention.adapters",

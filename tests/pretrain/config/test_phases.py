@@ -25,8 +25,16 @@ def refusal(*overrides: str) -> str:
 def test_the_variants_own_schedule_is_that_of_thirds() -> None:
     first, second, third = phases_of(load_config("demo", [UNFREEZE]))
     assert (first.first_step, first.learning_rate_factor, first.newly_trainable) == (1, 1.0, ())
-    assert (second.first_step, second.learning_rate_factor, second.newly_trainable) == (73, 0.5, (2, 3))
-    assert (third.first_step, third.learning_rate_factor, third.newly_trainable) == (145, 0.2, (0, 1))
+    assert (second.first_step, second.learning_rate_factor, second.newly_trainable) == (
+        73,
+        0.5,
+        (2, 3),
+    )
+    assert (third.first_step, third.learning_rate_factor, third.newly_trainable) == (
+        145,
+        0.2,
+        (0, 1),
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,9 @@ def test_a_schedule_survives_config_yaml() -> None:
 
 def test_show_lists_the_phases() -> None:
     shown = " ".join(render_show("demo", [UNFREEZE]).split())
-    halfway = "from step 73 on 1,247,488 trainable (also Query/Key of layer 2, 3), learning rate x 0.5"
+    halfway = (
+        "from step 73 on 1,247,488 trainable (also Query/Key of layer 2, 3), learning rate x 0.5"
+    )
     assert halfway in shown
     assert "from step 145 on 1,313,024 trainable" in shown  # all there are
 
@@ -71,12 +81,24 @@ def test_show_lists_the_phases() -> None:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        ([UNFREEZE, "deepspeed.config=zero3"], "ZeRO stage 3; set deepspeed.config=auto, zero1 or zero2"),
+        (
+            [UNFREEZE, "deepspeed.config=zero3"],
+            "ZeRO stage 3; set deepspeed.config=auto, zero1 or zero2",
+        ),
         (schedule("{at: 0.001, layers: 1}"), "entry 1 (at: 0.001) is after step 0 of 240"),
         (schedule("{at: 0.999, layers: 1}"), "entry 1 (at: 0.999) is after step 240 of 240"),
-        (schedule("{at: 0.5, layers: 1}", "{at: 0.4, layers: 2}"), "entry 2 (at: 0.4) is after step 96 of"),
-        (schedule("{at: 0.5, layers: 1}", "{at: 0.501, layers: 2}"), "entry 2 (at: 0.501) is after step 120"),
-        (schedule("{at: 0.5, layers: 1-2}", "{at: 0.6, layers: 2}"), "entry 2 (layers: 2) makes no further"),
+        (
+            schedule("{at: 0.5, layers: 1}", "{at: 0.4, layers: 2}"),
+            "entry 2 (at: 0.4) is after step 96 of",
+        ),
+        (
+            schedule("{at: 0.5, layers: 1}", "{at: 0.501, layers: 2}"),
+            "entry 2 (at: 0.501) is after step 120",
+        ),
+        (
+            schedule("{at: 0.5, layers: 1-2}", "{at: 0.6, layers: 2}"),
+            "entry 2 (layers: 2) makes no further",
+        ),
         (schedule("{at: 0.5, layers: 4}"), "attention.unfreeze: layers '4' do not exist"),
         (schedule("{at: 0.5, layers: upper}"), "attention.unfreeze: 'upper' names no layers"),
         (schedule("{at: 1.5, layers: 1}"), "attention.unfreeze"),
@@ -88,7 +110,10 @@ def test_show_lists_the_phases() -> None:
         (["attention.penalty=1"], "attention.penalty does not apply to variant 'orthogonal'"),
         (["attention.variant=orthogonal_penalty", "attention.penalty=0"], "attention.penalty"),
         (["attention.variant=dct", "attention.construction=qr"], "contradicts variant 'dct'"),
-        (["attention.variant=hadamard", "model.hidden_size=96"], "hidden_size=96 is not a power of two"),
+        (
+            ["attention.variant=hadamard", "model.hidden_size=96"],
+            "hidden_size=96 is not a power of two",
+        ),
     ],
 )
 def test_impossible_schedules_and_axes_are_refused(overrides: list[str], named: str) -> None:

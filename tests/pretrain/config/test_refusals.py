@@ -122,15 +122,24 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ("model.num_layers.x=2", "'model.num_layers' is {'x': 2}: it should be a valid integer"),
         ("model.num_layers=0", "'model.num_layers' is 0: it should be greater than or equal to 1"),
         ("model.tied_embeddings=1", "'model.tied_embeddings' is 1: it should be a valid boolean"),
-        ("optimizer.learning_rate=fast", "'optimizer.learning_rate' is 'fast': it should be a valid number"),
+        (
+            "optimizer.learning_rate=fast",
+            "'optimizer.learning_rate' is 'fast': it should be a valid number",
+        ),
         ("optimizer.learning_rate=.nan", "'optimizer.learning_rate' is nan"),
         ("optimizer.learning_rate=0", "it should be greater than 0"),
         ("optimizer.betas=[0.9, 1.0]", "'optimizer.betas' is 1.0: it should be less than 1"),
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]: it should be two numbers"),
         ("model.dropout=1.0", "'model.dropout' is 1.0: it should be less than 1"),
         ("model.dropout=-0.1", "it should be greater than or equal to 0"),
-        ("schedule.min_ratio=1.5", "'schedule.min_ratio' is 1.5: it should be less than or equal to 1"),
-        ("schedule.kind=linear", "'schedule.kind' is 'linear': it should be 'cosine', 'cosine_restarts'"),
+        (
+            "schedule.min_ratio=1.5",
+            "'schedule.min_ratio' is 1.5: it should be less than or equal to 1",
+        ),
+        (
+            "schedule.kind=linear",
+            "'schedule.kind' is 'linear': it should be 'cosine', 'cosine_restarts'",
+        ),
         ("model.position_embedding=alibi", "it should be 'learned' or 'rope'"),
         ("precision.dtype=fp16", "it should be 'fp32' or 'bf16'"),
         ("run.name=a/b", "'run.name' is 'a/b'"),
@@ -167,7 +176,10 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["optimizer.learning_rate_factors: '*_taps' matches no trained weight"],
         ),
         (
-            ["attention.adapters=[low_rank]", "optimizer.learning_rate_factors={'*.up_*': 3, '*.up_key': 2}"],
+            [
+                "attention.adapters=[low_rank]",
+                "optimizer.learning_rate_factors={'*.up_*': 3, '*.up_key': 2}",
+            ],
             ["'*.up_key' matches no trained weight beyond those of the patterns before it"],
         ),
         (
@@ -179,7 +191,10 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.num_query_groups=1"],
             ["model.num_query_groups=1", "tensor_model_parallel_size=2", "key/value head"],
         ),
-        (["parallel.tensor_model_parallel_size=8"], ["num_query_groups=4", "tensor_model_parallel_size=8"]),
+        (
+            ["parallel.tensor_model_parallel_size=8"],
+            ["num_query_groups=4", "tensor_model_parallel_size=8"],
+        ),
         (
             ["parallel.tensor_model_parallel_size=3"],
             ["num_attention_heads=4", "tensor_model_parallel_size=3"],
@@ -190,8 +205,14 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         ),
         (["model.vocab_size=4097"], ["model.vocab_size=4097", "tensor_model_parallel_size=2"]),
         (["model.vocab_multiple=4097"], ["model.vocab_multiple", "tensor_model_parallel_size=2"]),
-        (["model.vocab_multiple=8192"], ["model.vocab_multiple=8192", "without any of the 4096 pieces"]),
-        (["model.ffn_hidden_size=511"], ["model.ffn_hidden_size=511", "tensor_model_parallel_size=2"]),
+        (
+            ["model.vocab_multiple=8192"],
+            ["model.vocab_multiple=8192", "without any of the 4096 pieces"],
+        ),
+        (
+            ["model.ffn_hidden_size=511"],
+            ["model.ffn_hidden_size=511", "tensor_model_parallel_size=2"],
+        ),
         (
             ["parallel.sequence_parallel=true", "data.sequence_length=127"],
             ["data.sequence_length=127", "tensor_model_parallel_size", "=2"],
@@ -203,18 +224,33 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         (["model.position_embedding=rope", "model.head_dim=31"], ["position_embedding=rope", "31"]),
         (
             ["schedule.tokens=1000", "schedule.steps=20"],
-            ["schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) are set"],
+            [
+                "schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) are set"
+            ],
         ),
-        (["schedule.tokens=1000", "schedule.flops=1e12"], ["tokens (1000) and flops (1000000000000) are"]),
+        (
+            ["schedule.tokens=1000", "schedule.flops=1e12"],
+            ["tokens (1000) and flops (1000000000000) are"],
+        ),
         (["schedule.steps=null"], ["schedule.steps, schedule.tokens, schedule.flops: none is set"]),
-        (["schedule.flops=1e9", "schedule.warmup_steps=9"], ["schedule.flops=1000000000", "the 1 steps"]),
+        (
+            ["schedule.flops=1e9", "schedule.warmup_steps=9"],
+            ["schedule.flops=1000000000", "the 1 steps"],
+        ),
         (
             ["schedule.kind=wsd", "schedule.decay=0.9"],
-            ["schedule.warmup_steps=30", "the 216 steps of schedule.decay=0.9", "more than the 240 steps"],
+            [
+                "schedule.warmup_steps=30",
+                "the 216 steps of schedule.decay=0.9",
+                "more than the 240 steps",
+            ],
         ),
         (["schedule.decay=0.1"], ["schedule.decay=0.1", "schedule.kind=cosine", "use kind wsd"]),
         (["schedule.branch_from=runs/x"], ["schedule.branch_from=runs/x", "schedule.kind=cosine"]),
-        (["schedule.steps=20", "schedule.warmup_steps=21"], ["schedule.warmup_steps=21", "the 20 steps"]),
+        (
+            ["schedule.steps=20", "schedule.warmup_steps=21"],
+            ["schedule.warmup_steps=21", "the 20 steps"],
+        ),
         (["schedule.cycles=2"], ["schedule.cycles=2", "schedule.kind=cosine"]),
         (["schedule.power=2"], ["schedule.power=2.0", "schedule.kind=cosine"]),
         (
@@ -247,9 +283,15 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             [f"telemetry.sample_prompts={['a'] * 9}"],
             ["telemetry.sample_prompts", "at most 8 items"],
         ),
-        (["precision.grad_accum_dtype=bf16"], ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"]),
+        (
+            ["precision.grad_accum_dtype=bf16"],
+            ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"],
+        ),
         (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
-        (["attention.construction=lu"], ["attention.construction", "'lu'", "qr, svd, householder, cayley"]),
+        (
+            ["attention.construction=lu"],
+            ["attention.construction", "'lu'", "qr, svd, householder, cayley"],
+        ),
         (["attention.variant=vanilla", "attention.scope=head"], ["attention.scope", "'vanilla'"]),
         (["attention.gaussian_std=0.1"], ["attention.gaussian_std"]),
         (["model.head_dim=256"], ["head_dim=256", "hidden_size=128"]),
@@ -265,7 +307,10 @@ def test_impossible_combinations(overrides: list[str], words: list[str]) -> None
 def test_what_only_a_frozen_bank_cannot_do_is_allowed_without_one() -> None:
     assert load_config("demo", ["attention.variant=vanilla", "model.head_dim=256"]).head_dim == 256
     assert load_config("demo", ["attention.variant=gaussian", "model.head_dim=256"]).head_dim == 256
-    assert load_config("demo", ["model.position_embedding=learned", "model.head_dim=31"]).head_dim == 31
+    assert (
+        load_config("demo", ["model.position_embedding=learned", "model.head_dim=31"]).head_dim
+        == 31
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,13 +338,19 @@ def test_impossible_layouts(world_size: int, overrides: list[str], words: list[s
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.directory=null"], "data.directory and data.blend: neither is set; give exactly one"),
+        (
+            ["data.directory=null"],
+            "data.directory and data.blend: neither is set; give exactly one",
+        ),
         (
             ["data.directory=b", "data.blend=[{directory: a, weight: 1}]"],
             "data.directory and data.blend: both are set",
         ),
         (["data.directory=null", "data.blend=[]"], "'data.blend' is []"),
-        (["data.directory=null", "data.blend=[{directory: a}]"], "'data.blend.0.weight' is missing"),
+        (
+            ["data.directory=null", "data.blend=[{directory: a}]"],
+            "'data.blend.0.weight' is missing",
+        ),
         (
             ["data.directory=null", "data.blend=[{directory: a, weight: 0}]"],
             "'data.blend.0.weight' is 0: it should be greater",

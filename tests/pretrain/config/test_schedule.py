@@ -14,7 +14,9 @@ PEAK = 0.01
 KINDS = ["cosine", "cosine_restarts", "polynomial", "wsd"]
 
 
-def rate(step: int, total: int = 110, *, kind: str = "cosine", warmup: int = 10, **settings: float) -> float:
+def rate(
+    step: int, total: int = 110, *, kind: str = "cosine", warmup: int = 10, **settings: float
+) -> float:
     values = {"steps": total, "kind": kind, "warmup_steps": warmup, "min_ratio": 0.1, **settings}
     return learning_rate(
         OptimizerSection(learning_rate=PEAK), ScheduleSection.model_validate(values), step, total
@@ -90,14 +92,18 @@ def test_horizons_share_their_steps_up_to_the_decay_of_the_shorter(total: int) -
     settings = ScheduleSection(steps=total, kind="wsd", warmup_steps=10)
     stable = last_stable_step(settings, total)
     assert stable == 0.8 * total
-    own, longer = ([rate(step, length, kind="wsd") for step in range(1, total)] for length in (total, 400))
+    own, longer = (
+        [rate(step, length, kind="wsd") for step in range(1, total)] for length in (total, 400)
+    )
     assert own[:stable] == longer[:stable] and own[stable] < longer[stable]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("min_ratio", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize(("total", "warmup"), [(110, 10), (7, 0), (11, 10), (97_657, 4000)])
-def test_the_last_step_is_exactly_the_floor(kind: str, min_ratio: float, total: int, warmup: int) -> None:
+def test_the_last_step_is_exactly_the_floor(
+    kind: str, min_ratio: float, total: int, warmup: int
+) -> None:
     assert rate(total, total, kind=kind, warmup=warmup, min_ratio=min_ratio) == min_ratio * PEAK
     assert rate(total + 5, total, kind=kind, warmup=warmup, min_ratio=min_ratio) == min_ratio * PEAK
 

@@ -87,7 +87,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 def test_the_command_line_answers_with_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("1: 2\n")
-    for arguments in ([str(path).encode()], [b"demo", b"run.name=\xff"], [b"demo", b"model.num_layers=x"]):
+    for arguments in (
+        [str(path).encode()],
+        [b"demo", b"run.name=\xff"],
+        [b"demo", b"model.num_layers=x"],
+    ):
         shown = subprocess.run(
             [sys.executable.encode(), b"-m", b"pretrain", b"show", *arguments],
             cwd=ROOT,

@@ -24,7 +24,10 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 
-RANDOM, FACTORIZED = "attention.variant=synthesizer_random", "attention.variant=synthesizer_factorized"
+RANDOM, FACTORIZED = (
+    "attention.variant=synthesizer_random",
+    "attention.variant=synthesizer_factorized",
+)
 
 
 def test_defaults_and_what_is_written_down(tmp_path: Path) -> None:
@@ -33,7 +36,9 @@ def test_defaults_and_what_is_written_down(tmp_path: Path) -> None:
     assert (attention["trainable"], attention["synthesizer_rank"]) == (True, 8)
     assert load_config("base", [RANDOM]).resolved()["attention"]["synthesizer_rank"] is None
     assert load_config("base").resolved()["attention"]["trainable"] is None
-    frozen = load_config("base", [FACTORIZED, "attention.trainable=false", "attention.synthesizer_rank=3"])
+    frozen = load_config(
+        "base", [FACTORIZED, "attention.trainable=false", "attention.synthesizer_rank=3"]
+    )
     path = tmp_path / "again.yaml"
     path.write_text(frozen.to_yaml())
     again = load_config(str(path))
@@ -51,23 +56,34 @@ def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
     )
     assert recipe == ScoreRecipe(seed=5, num_attention_heads=12, sequence_length=512, rank=8)
     assert ScoreRecipe(**recipe.as_dict()) == recipe
-    assert recipe.std**2 * recipe.std**2 * 8 == pytest.approx(1)  # the variance of a sum of 8 products
+    assert recipe.std**2 * recipe.std**2 * 8 == pytest.approx(
+        1
+    )  # the variance of a sum of 8 products
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["attention.trainable=false"], "attention.trainable is for the score matrices of a synthesizer"),
+        (
+            ["attention.trainable=false"],
+            "attention.trainable is for the score matrices of a synthesizer",
+        ),
         (
             ["attention.variant=vanilla", "attention.synthesizer_rank=4"],
             "synthesizer_rank does not apply",
         ),
-        ([RANDOM, "attention.synthesizer_rank=4"], "does not apply to variant 'synthesizer_random'"),
+        (
+            [RANDOM, "attention.synthesizer_rank=4"],
+            "does not apply to variant 'synthesizer_random'",
+        ),
         (
             [FACTORIZED, "attention.synthesizer_rank=513"],
             "synthesizer_rank=513 is not between 1 and",
         ),
-        ([RANDOM, "attention.scope=head"], "attention.scope and attention.construction do not apply"),
+        (
+            [RANDOM, "attention.scope=head"],
+            "attention.scope and attention.construction do not apply",
+        ),
         ([RANDOM, "attention.gaussian_std=1.0"], "attention.gaussian_std"),
         ([RANDOM, "attention.trainable=false", "attention.adapters=[core]"], "attention.adapters"),
     ],
@@ -119,7 +135,10 @@ def test_an_impossible_rank_is_named(rank: int) -> None:
 
 
 def test_a_policy_without_learned_scores_has_no_recipe() -> None:
-    assert score_recipe(policy_for("orthogonal"), seed=0, num_attention_heads=2, sequence_length=4) is None
+    assert (
+        score_recipe(policy_for("orthogonal"), seed=0, num_attention_heads=2, sequence_length=4)
+        is None
+    )
 
 
 def test_a_resume_at_another_length_is_refused_even_where_other_data_is_allowed() -> None:

@@ -38,15 +38,27 @@ def yaml_file(directory: Path, text: str) -> str:
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
     check_layout(config, 4 if name == "demo" else 8)
-    assert (not config.policy().trainable) is (variant in ("orthogonal", "gaussian", "gaussian_naive"))
+    assert (not config.policy().trainable) is (
+        variant in ("orthogonal", "gaussian", "gaussian_naive")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "schedule", "steps"),
     [
         ("small", (6, 512, 8, 64, 2048), (5e-4, 4000, "cosine", 0.1, 2_000_000_000), 100_000),
-        ("base", (12, 768, 12, 64, 3072), (3e-4, 8000, "cosine_restarts", 0.1, 25_000_000_000), 300_000),
-        ("large", (24, 1024, 16, 64, 4096), (2e-4, 12000, "polynomial", 0.05, 100_000_000_000), 500_000),
+        (
+            "base",
+            (12, 768, 12, 64, 3072),
+            (3e-4, 8000, "cosine_restarts", 0.1, 25_000_000_000),
+            300_000,
+        ),
+        (
+            "large",
+            (24, 1024, 16, 64, 4096),
+            (2e-4, 12000, "polynomial", 0.05, 100_000_000_000),
+            500_000,
+        ),
     ],
 )
 def test_the_configurations_of_the_method(
@@ -127,7 +139,15 @@ def test_every_key_has_a_meaning() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("5e-4", 5e-4), ("1E-3", 1e-3), ("0.01", 0.01), (".5", 0.5), ("1.", 1.0), ("+2e-2", 0.02), ("1", 1.0)],
+    [
+        ("5e-4", 5e-4),
+        ("1E-3", 1e-3),
+        ("0.01", 0.01),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("+2e-2", 0.02),
+        ("1", 1.0),
+    ],
 )
 def test_floats_without_a_dot_are_floats(tmp_path: Path, text: str, value: float) -> None:
     assert load_config("demo", [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == value
@@ -137,7 +157,10 @@ def test_floats_without_a_dot_are_floats(tmp_path: Path, text: str, value: float
 
 @pytest.mark.parametrize("text", ["200000", "200_000", "2e5", "2.0e+5"])
 def test_whole_numbers_may_be_written_as_floats(text: str) -> None:
-    assert load_config("demo", ["schedule.steps=null", f"schedule.tokens={text}"]).schedule.tokens == 200_000
+    assert (
+        load_config("demo", ["schedule.steps=null", f"schedule.tokens={text}"]).schedule.tokens
+        == 200_000
+    )
 
 
 def test_words_that_yaml_1_1_takes_for_something_else_are_words() -> None:
@@ -163,7 +186,9 @@ def test_an_override_unsets_the_key_of_the_file_that_it_excludes() -> None:
     assert load_config("demo", ["schedule.tokens=null"]).schedule.steps == 240
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "monarch", "synthesizer_random", "unfreeze"])
+@pytest.mark.parametrize(
+    "variant", ["vanilla", "orthogonal", "monarch", "synthesizer_random", "unfreeze"]
+)
 @pytest.mark.parametrize("steps", [12, 37, 240, 241])
 def test_flops_are_rounded_up_to_the_fewest_whole_steps(variant: str, steps: int) -> None:
     common = [f"attention.variant={variant}", "schedule.warmup_steps=2"]
@@ -190,7 +215,8 @@ def test_flops_unset_the_length_of_the_file_and_show_has_them() -> None:
 
 def test_deepspeed_overrides_nest() -> None:
     config = load_config(
-        "demo", ["deepspeed.overrides.zero_optimization.stage=2", "deepspeed.overrides.dump_state=true"]
+        "demo",
+        ["deepspeed.overrides.zero_optimization.stage=2", "deepspeed.overrides.dump_state=true"],
     )
     assert config.deepspeed.overrides == {"zero_optimization": {"stage": 2}, "dump_state": True}
 
@@ -200,9 +226,12 @@ def test_deepspeed_overrides_nest() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "gaussian", "gaussian_naive"])
-def test_the_yaml_of_a_configuration_is_the_same_run(tmp_path: Path, name: str, variant: str) -> None:
+def test_the_yaml_of_a_configuration_is_the_same_run(
+    tmp_path: Path, name: str, variant: str
+) -> None:
     config = load_config(
-        name, [f"attention.variant={variant}", "deepspeed.overrides.dump_state=true", "run.name=5e-4x"]
+        name,
+        [f"attention.variant={variant}", "deepspeed.overrides.dump_state=true", "run.name=5e-4x"],
     )
     again = load_config(yaml_file(tmp_path, config.to_yaml()))
     assert again.to_yaml() == config.to_yaml()
@@ -312,7 +341,11 @@ def test_a_blend_is_read_and_written_back(tmp_path: Path) -> None:
     config = load_config("demo", ["data.directory=null", f"data.blend={BLEND}"])
     assert config.data.blend is not None
     first, second = config.data.blend
-    assert (first.directory, first.weight, first.sources) == (Path("a"), 0.7, {"Book": 2.0, "Wiki": 1.0})
+    assert (first.directory, first.weight, first.sources) == (
+        Path("a"),
+        0.7,
+        {"Book": 2.0, "Wiki": 1.0},
+    )
     assert (second.directory, second.weight, second.sources) == (Path("b"), 3.0, None)
     assert (
         load_config(yaml_file(tmp_path, config.to_yaml())).data

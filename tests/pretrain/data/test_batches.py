@@ -14,7 +14,9 @@ EOD = 2
 
 @pytest.mark.parametrize("data_parallel_size", [1, 2, 4])
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
-def test_the_ranks_share_the_global_batch_out(data_parallel_size: int, micro_batch_size: int) -> None:
+def test_the_ranks_share_the_global_batch_out(
+    data_parallel_size: int, micro_batch_size: int
+) -> None:
     shares = [
         rank_samples(
             48,

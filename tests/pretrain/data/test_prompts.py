@@ -19,7 +19,9 @@ def overrides(shards: Path, prompts: str, tokens: int = 8) -> list[str]:
     return tiny_overrides(shards, shards.parent, "prompts", **changes)
 
 
-def test_ids_are_those_of_the_shards_tokenizer_and_what_is_added_keeps_its_space(tiny_shards: Path) -> None:
+def test_ids_are_those_of_the_shards_tokenizer_and_what_is_added_keeps_its_space(
+    tiny_shards: Path,
+) -> None:
     config = load_config("demo", overrides(tiny_shards, "[Return the, '  x']"))
     prompts = read_prompts(config, read_blend(config))
     assert prompts is not None
@@ -29,7 +31,9 @@ def test_ids_are_those_of_the_shards_tokenizer_and_what_is_added_keeps_its_space
     ]
     whole = tokenizer.encode(["Return the first of them"])[0].tolist()
     assert prompts.added(0, whole[len(prompts.ids[0]) :]) == " first of them"
-    assert read_prompts(load_config("demo", overrides(tiny_shards, "[]")), read_blend(config)) is None
+    assert (
+        read_prompts(load_config("demo", overrides(tiny_shards, "[]")), read_blend(config)) is None
+    )
 
 
 def test_prompts_without_room_are_refused(tiny_shards: Path) -> None:

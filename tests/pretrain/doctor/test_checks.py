@@ -26,9 +26,17 @@ from tests.tiny import tiny_overrides
 def test_room_for_the_checkpoints(tmp_path: Path) -> None:
     small = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room"))
     assert disk_facts(small)["bytes_per_second"] > 0
-    sizes = {"model__num_layers": 2000, "model__hidden_size": 16384, "attention__variant": "vanilla"}
-    large = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room", **sizes))
-    with pytest.raises(Unfit, match=r"free, and this run's checkpoints need 231\.9 TB \(77\.3 TB each"):
+    sizes = {
+        "model__num_layers": 2000,
+        "model__hidden_size": 16384,
+        "attention__variant": "vanilla",
+    }
+    large = load_config(
+        "demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room", **sizes)
+    )
+    with pytest.raises(
+        Unfit, match=r"free, and this run's checkpoints need 231\.9 TB \(77\.3 TB each"
+    ):
         disk_facts(large)
 
 
@@ -36,7 +44,9 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True
+    )
     if mount.returncode:
         pytest.skip(f"mount: {mount.stderr.decode().strip()}")
     try:
@@ -79,7 +89,12 @@ def test_the_bank_check_keeps_its_time_and_its_order(tmp_path: Path) -> None:
         attention__frozen_heads='{"0": 0.5}',
     )
     assert [place for place, _ in bank_facts(load_config("demo", half), 9)["digests"]] == [
-        *("layer 0 query head 1", "layer 0 key head 1", "layer 0 query head 3", "layer 0 key head 3")
+        *(
+            "layer 0 query head 1",
+            "layer 0 key head 1",
+            "layer 0 query head 3",
+            "layer 0 key head 3",
+        )
     ]
     by_layer = load_config(
         "demo", [*tiny_overrides(tmp_path / "shards", tmp_path, "bank"), "attention.scope=layer"]
@@ -105,7 +120,9 @@ def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert gpu_facts(0, None, tmp_path) == {"names": [], "free": None}
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    with pytest.raises(UserError, match=r"this machine has NVIDIA GPUs .*dev/nvidia0\), but torch "):
+    with pytest.raises(
+        UserError, match=r"this machine has NVIDIA GPUs .*dev/nvidia0\), but torch "
+    ):
         gpu_facts(0, None, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu_facts(0, None, tmp_path) == {"names": [], "free": None}
@@ -132,5 +149,7 @@ def test_local_ranks_are_asked_the_same() -> None:
     context = command.make_context("doctor", asked.arguments())
     given = {**context.params, "overrides": tuple(context.params["overrides"])}
     assert given.pop("local_ranks") == 0
-    given["report"] = Path(given["report"])  # typer 0.16 makes paths only for the function that it calls
+    given["report"] = Path(
+        given["report"]
+    )  # typer 0.16 makes paths only for the function that it calls
     assert Request(**given) == asked

@@ -42,7 +42,9 @@ class Preflight:
         self.directory.mkdir()
         ranks = [
             {"node": node, "arguments": list(own), "directory": str(directory)}
-            for node, own, directory in zip(nodes, arguments, directories or [ROOT] * len(nodes), strict=True)
+            for node, own, directory in zip(
+                nodes, arguments, directories or [ROOT] * len(nodes), strict=True
+            )
         ]
         payload = {"ranks": ranks, "directory": str(self.directory), "environment": environment}
         done = function_on_warm_ranks(len(nodes), WORKER + function, payload, timeout=300)
@@ -76,13 +78,18 @@ def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
     assert ranks.output(1, 0) == ranks.output(2, 0) == ""
     report = ranks.report()
     assert (report["exit_code"], report["bad_nodes"], report["problems"]) == (0, [], [])
-    assert {node: facts["ranks"] for node, facts in report["nodes"].items()} == {"n1": [0, 1], "n2": [2]}
+    assert {node: facts["ranks"] for node, facts in report["nodes"].items()} == {
+        "n1": [0, 1],
+        "n2": [2],
+    }
     assert report["nodes"]["n1"]["all_reduce_gb_per_s"] > 0
     assert abs(report["nodes"]["n2"]["clock_ahead_seconds"]) < 5
     assert "frozen bank: all 16 heads regenerated and compared on 3 ranks" in said
     assert "fit for this run: all 3 ranks on 2 nodes" in said
     assert sum(line.endswith(" ok") for line in said.splitlines()) == 2
-    assert not (tmp_path / "runs").exists() and not list(tmp_path.glob(".doctor*"))  # nothing is left behind
+    assert not (tmp_path / "runs").exists() and not list(
+        tmp_path.glob(".doctor*")
+    )  # nothing is left behind
 
 
 def test_other_data_no_data_and_another_bank_are_named(
@@ -90,8 +97,17 @@ def test_other_data_no_data_and_another_bank_are_named(
 ) -> None:
     """The same config on every rank, as under srun, but each node sees other files at the same path."""
     other = tmp_path / "n2" / "shards"
-    arguments = ("--tokenizer", tiny_shards.parent / "tokenizer.model", "--out", other, "--name", "tiny")
-    data_pipeline("tokenize", tiny_shards.parent / "corpus", *arguments, "--validation-fraction", 0.2)
+    arguments = (
+        "--tokenizer",
+        tiny_shards.parent / "tokenizer.model",
+        "--out",
+        other,
+        "--name",
+        "tiny",
+    )
+    data_pipeline(
+        "tokenize", tiny_shards.parent / "corpus", *arguments, "--validation-fraction", 0.2
+    )
     for node in ("n1", "n3", "n4"):
         (tmp_path / node).mkdir()
     for node in ("n1", "n4"):
@@ -108,7 +124,10 @@ def test_other_data_no_data_and_another_bank_are_named(
     assert report["bad_nodes"] == ["n2", "n3", "n4"]
     assert "manifest fingerprint" in found["n2", "data"]
     assert "data directory shards does not exist" in found["n3", "data"]
-    assert "layer 0 query head 0" in found["n4", "bank"] and "overrides differ" in found["n4", "config"]
+    assert (
+        "layer 0 query head 0" in found["n4", "bank"]
+        and "overrides differ" in found["n4", "config"]
+    )
     assert set(found) == {("n2", "data"), ("n3", "data"), ("n4", "bank"), ("n4", "config")}
     assert "bad node n3: data directory shards does not exist" in said
     assert said.splitlines()[-1] == "bad-nodes: n2,n3,n4"  # what the job script gives to --exclude
@@ -121,7 +140,9 @@ def test_a_rank_that_never_comes_and_one_that_falls_silent_are_named(
     step = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
     arguments = [[*overrides, "--timeout", "3"], [*overrides, "--timeout", "200"], []]
     ranks.run(("n1", "n2", "n3"), arguments, function="with_a_silent_and_an_absent_rank", **step)
-    said = ranks.output(0, BAD_NODES, SITE)  # on a busy machine 3 s may be too short for n1's own checks
+    said = ranks.output(
+        0, BAD_NODES, SITE
+    )  # on a busy machine 3 s may be too short for n1's own checks
     assert {"n2", "n3"} <= set(ranks.report()["bad_nodes"])
     assert "bad node n3: rank 2 did not answer within 3 s" in said
     assert "bad node n2: rank 1 came, but did not end" in said
@@ -144,7 +165,9 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
             "SLURM_STEP_NODELIST": "gpu-[07-08]",
         }
         command = [sys.executable, "-m", "pretrain", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
     assert done.returncode == BAD_NODES and done.stdout == "", done.stdout + done.stderr
     sentence = "error: bad node gpu-07: rank 0 does not answer rank 1 on node gpu-08 within 1 s"
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1

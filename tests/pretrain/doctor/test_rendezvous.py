@@ -28,6 +28,9 @@ def test_nodes_of_missing_ranks() -> None:
     slurm = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
     assert missing_nodes([3, 4], {0: "n1", 1: "n1", 2: "n2"}, 5, slurm) == {3: "n2", 4: "n3"}
     assert missing_nodes([3], {0: "n1", 1: "n2", 2: "n3", 4: "n2"}, 5, slurm) == {3: None}  # cyclic
-    assert missing_nodes([3, 4], {0: "a", 2: "b"}, 6, {"LOCAL_WORLD_SIZE": "2"}) == {3: "b", 4: None}
+    assert missing_nodes([3, 4], {0: "a", 2: "b"}, 6, {"LOCAL_WORLD_SIZE": "2"}) == {
+        3: "b",
+        4: None,
+    }
     assert name_ranks([3]) == "rank 3" and name_ranks([8, 9, 10]) == "ranks 8-10"
     assert name_ranks([1, 5]) == "ranks 1, 5"

@@ -31,12 +31,26 @@ def test_classes_of_a_sample_that_can_be_read() -> None:
     }
     # targets:                                                 6  5  6  7  5  7  0  5  6
     assert of["recall"]["pair seen before"].astype(int).tolist() == [[0, 0, 1, 0, 0, 0, 0, 0, 1]]
-    assert of["recall"]["token alone seen before"].astype(int).tolist() == [[0, 1, 0, 0, 1, 1, 0, 1, 0]]
-    assert of["frequency"]["most frequent quarter"].astype(int).tolist() == [[0, 1, 0, 0, 1, 0, 0, 1, 0]]
+    assert of["recall"]["token alone seen before"].astype(int).tolist() == [
+        [0, 1, 0, 0, 1, 1, 0, 1, 0]
+    ]
+    assert of["frequency"]["most frequent quarter"].astype(int).tolist() == [
+        [0, 1, 0, 0, 1, 0, 0, 1, 0]
+    ]
     # With documents that stand alone nothing before 0 counts as seen, nor does what is predicted from 0.
     alone = classify(np.repeat(ids, 2, axis=0), np.array(["a", "b"]), counts, boundary=0)
     for row in (0, 1):
-        assert alone["recall"]["pair seen before"][row].astype(int).tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0]
+        assert alone["recall"]["pair seen before"][row].astype(int).tolist() == [
+            0,
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]
         assert alone["recall"]["not seen"][row].astype(int).tolist() == [1, 0, 0, 1, 0, 0, 1, 0, 1]
     assert alone["source"]["b"].sum() == 8
 
@@ -65,13 +79,17 @@ def test_the_classes_of_every_split_add_up_to_the_whole_gap() -> None:
         total = sum(counts)
         assert np.sum([*masks.values()], axis=0).max() == 1  # no prediction in two classes
         for number, seed in enumerate(SEEDS):
-            parts = [count * one.gap.differences[number] for count, one in zip(counts, of, strict=True)]
+            parts = [
+                count * one.gap.differences[number] for count, one in zip(counts, of, strict=True)
+            ]
             exact = sum(float((own[seed] - base[seed])[mask].sum()) for mask in masks.values())
             assert sum(parts) == pytest.approx(exact, rel=1e-12)
             assert whole.gap.differences[number] == pytest.approx(exact / total, rel=1e-12)
         assert sum(one.share for one in of) == pytest.approx(1, rel=1e-12)
         assert sum(one.part[0] for one in of if one.part) == pytest.approx(1, rel=1e-12)
-        assert sum(one.share * one.gap.mean for one in of) == pytest.approx(whole.gap.mean, rel=1e-12)
+        assert sum(one.share * one.gap.mean for one in of) == pytest.approx(
+            whole.gap.mean, rel=1e-12
+        )
 
 
 def test_words_name_the_class_that_holds_the_gap_or_say_that_none_does() -> None:

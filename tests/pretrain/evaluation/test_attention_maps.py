@@ -19,7 +19,12 @@ def uniform(group: str, seed: int = 1, heads: int = 3, positions: int = 8) -> At
     """Every head attends alike to all that it sees."""
     map_of_one = np.tril(np.ones((positions, positions))) / np.arange(1, positions + 1)[:, None]
     return AttentionMaps(
-        f"{group}-{seed}", group, seed, 2, "prose", np.repeat(map_of_one[None], heads, 0).astype(np.float32)
+        f"{group}-{seed}",
+        group,
+        seed,
+        2,
+        "prose",
+        np.repeat(map_of_one[None], heads, 0).astype(np.float32),
     )
 
 
@@ -29,11 +34,23 @@ def test_of_each_variant_the_lowest_seed_is_drawn() -> None:
 
 
 def test_rows_are_variants_and_columns_heads_on_one_scale_of_colours() -> None:
-    figure = maps_figure([uniform("few heads", heads=2), uniform("vanilla", 4), uniform("alone", heads=1)])
+    figure = maps_figure(
+        [uniform("few heads", heads=2), uniform("vanilla", 4), uniform("alone", heads=1)]
+    )
     *plots, bar = figure.axes
     visible = [plot.get_visible() for plot in plots]
     assert visible == [True, True, False, True, True, True, True, False, False]
-    assert [plot.get_title() for plot in plots] == ["head 0", "head 1", "", "", "", "head 2", "", "", ""]
+    assert [plot.get_title() for plot in plots] == [
+        "head 0",
+        "head 1",
+        "",
+        "",
+        "",
+        "head 2",
+        "",
+        "",
+        "",
+    ]
     names = {place: plot.texts[0].get_text() for place, plot in enumerate(plots) if plot.texts}
     assert names == {0: "few heads\nseed 1", 3: "vanilla\nseed 4", 6: "alone\nseed 1"}
     assert {plot.get_ylabel() for plot in plots[::3]} == {"query position"}
@@ -69,7 +86,9 @@ def test_numbers_are_kept_where_they_are_few(tmp_path: Path) -> None:
 
 
 def test_a_report_keeps_no_file_of_an_earlier_one_that_it_does_not_have(tmp_path: Path) -> None:
-    report = Report("E0", "Nothing", "none.", [], [], [], {}, files={"old.npz": None, "new.npz": b"new"})
+    report = Report(
+        "E0", "Nothing", "none.", [], [], [], {}, files={"old.npz": None, "new.npz": b"new"}
+    )
     for name in ("old.npz", "new.npz", "another.npz"):
         (tmp_path / name).write_bytes(b"old")
     write(report, tmp_path)

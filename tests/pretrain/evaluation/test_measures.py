@@ -48,7 +48,9 @@ def test_principal_angles_of_known_planes() -> None:
         ],
         dtype=torch.float64,
     )
-    mixed = torch.tensor([[2.0, 1.0], [-1.0, 3.0]], dtype=torch.float64) @ planes  # the same row spaces
+    mixed = (
+        torch.tensor([[2.0, 1.0], [-1.0, 3.0]], dtype=torch.float64) @ planes
+    )  # the same row spaces
     for weights in (planes, mixed):
         angles = principal_angles(weights)
         assert angles[0, 1].tolist() == pytest.approx([0, 30], abs=1e-5)
@@ -57,12 +59,16 @@ def test_principal_angles_of_known_planes() -> None:
 
 
 def test_cosines_of_weights_and_rows() -> None:
-    weights = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [2.0, 0.0]], [[-3.0, 0.0], [0.0, 3.0]]])
+    weights = torch.tensor(
+        [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [2.0, 0.0]], [[-3.0, 0.0], [0.0, 3.0]]]
+    )
     assert torch.allclose(flat_cosines(weights), torch.eye(3))
     assert row_cosines(weights)[0, 1].tolist() == [[0, 1], [1, 0]]
     found = weight_diversity(weights.double())
     assert (found.cosine_max, found.row_cosine_max, found.row_cosine_mean) == (0, 1, 0.5)
-    assert (found.angle_mean, found.overlap) == pytest.approx((0, 1), abs=1e-4)  # all span the plane
+    assert (found.angle_mean, found.overlap) == pytest.approx(
+        (0, 1), abs=1e-4
+    )  # all span the plane
     assert weight_diversity(weights[:1].double()) is None
 
 
@@ -71,7 +77,9 @@ def test_divergence_and_entropy_of_known_distributions() -> None:
     found = pairwise_divergence(torch.tensor([[p], [q]], dtype=torch.float64))
     assert found.shape == (1, 2, 2)
     assert found[0, 0, 1].item() == pytest.approx(math.log(2))
-    bounded = 0.5 * math.log(0.5) + 0.5 * (math.log(0.5) - math.log(torch.finfo(torch.float64).tiny))
+    bounded = 0.5 * math.log(0.5) + 0.5 * (
+        math.log(0.5) - math.log(torch.finfo(torch.float64).tiny)
+    )
     assert found[0, 1, 0].item() == pytest.approx(bounded)
     assert found.diagonal(dim1=1, dim2=2).abs().max() < 1e-15
     uniform = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
@@ -93,7 +101,8 @@ def run_lengths(
 ) -> RunLengths:
     """Of trained length 2: the same loss at every place of the span of 6."""
     entries = {
-        factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6)) for factor, loss in losses.items()
+        factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6))
+        for factor, loss in losses.items()
     }
     return RunLengths(group, group, 1, 2, entries, reasons or {})
 
@@ -119,7 +128,9 @@ def test_diversity_verdicts() -> None:
     weights = weight_diversity(torch.eye(4, dtype=torch.float64).view(2, 2, 4))
     alike = weight_diversity(torch.ones(2, 1, 4, dtype=torch.float64))
 
-    def run(group: str, seed: int, role: WeightDiversity | None, divergence: float | None) -> RunDiversity:
+    def run(
+        group: str, seed: int, role: WeightDiversity | None, divergence: float | None
+    ) -> RunDiversity:
         layers = [LayerDiversity(role, role, divergence, 1.0, 0.5)]
         return RunDiversity(f"{group}-{seed}", group, seed, layers, layers)
 
@@ -130,7 +141,9 @@ def test_diversity_verdicts() -> None:
         run("scores only", 1, None, 1.5),
         run("one head", 1, None, None),
     ]
-    maps = [AttentionMaps(run.name, run.group, run.seed, 0, "prose", np.ones((1, 1, 1))) for run in runs]
+    maps = [
+        AttentionMaps(run.name, run.group, run.seed, 0, "prose", np.ones((1, 1, 1))) for run in runs
+    ]
     report = diversity_report(runs, Limits(), 1, maps)
     answers = {verdict.group: verdict.answer for verdict in report.verdicts}
     assert answers == {
@@ -156,7 +169,12 @@ def test_kernel_regression_is_the_kernel_mean_of_the_past() -> None:
 
 def test_approximation_verdicts() -> None:
     grid = Grid(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
-    found = {("a", 8): (0.5, 0.5), ("a", 16): (0.10, 0.10), ("b", 8): (0.5, 0.5), ("b", 16): (0.109, 0.12)}
+    found = {
+        ("a", 8): (0.5, 0.5),
+        ("a", 16): (0.10, 0.10),
+        ("b", 8): (0.5, 0.5),
+        ("b", 16): (0.109, 0.12),
+    }
     trials = [
         Trial(variant, width, 1, seed, error, 0)
         for (variant, width), errors in found.items()
@@ -167,7 +185,9 @@ def test_approximation_verdicts() -> None:
     assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
     equal, large = report.tables[1].rows
     assert equal == ("8", "1", "2", "1.00 [1.00, 1.00]")
-    logarithms = np.log([1.09, 1.2])  # ± t(0.975, 1) sd / √2; of two, sd / √2 is half their distance
+    logarithms = np.log(
+        [1.09, 1.2]
+    )  # ± t(0.975, 1) sd / √2; of two, sd / √2 is half their distance
     mean, half = logarithms.mean(), 12.7062 * (logarithms[1] - logarithms[0]) / 2
     assert large[-1] == f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]"
 
@@ -204,7 +224,10 @@ def finished(
     path: str, variant: str, seed: int = 1, adapters: list[str] | None = None, **model: str | int
 ) -> FinishedRun:
     """As much of a finished run as its group and the layer that is drawn depend on."""
-    config = {"attention": {"variant": variant, "adapters": adapters}, "model": {"num_layers": 2, **model}}
+    config = {
+        "attention": {"variant": variant, "adapters": adapters},
+        "model": {"num_layers": 2, **model},
+    }
     blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
     known = {"path": Path(path), "name": path, "variant": variant, "seed": seed, "config": config}
     return FinishedRun(**{**blank, **known})
@@ -227,16 +250,23 @@ def test_groups_are_seeds_of_one_another() -> None:
         learned,
         "orthogonal+core+low_rank",
     ]
-    with pytest.raises(UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"):
+    with pytest.raises(
+        UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"
+    ):
         group_by_method([*runs, finished("f", "vanilla")])
     with pytest.raises(UserError, match="given twice"):
         group_by_method([*runs, runs[0]])
 
 
 def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:
-    runs = [finished("deep", "vanilla", num_layers=12), finished("flat", "orthogonal", num_layers=5)]
+    runs = [
+        finished("deep", "vanilla", num_layers=12),
+        finished("flat", "orthogonal", num_layers=5),
+    ]
     assert chosen_layer(None, runs) == 2
     assert [chosen_layer(asked, runs) for asked in (0, 4)] == [0, 4]
     for asked in (-1, 5, 11):
-        with pytest.raises(UserError, match=f"--maps-layer is {asked}, but run 'flat' has 5 layers"):
+        with pytest.raises(
+            UserError, match=f"--maps-layer is {asked}, but run 'flat' has 5 layers"
+        ):
             chosen_layer(asked, runs)

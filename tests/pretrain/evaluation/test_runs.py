@@ -53,10 +53,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     def all_of(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
-        return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
+        return [
+            tiny_overrides(tiny_shards, runs, name, **QUIET, **more)
+            for name, more in changes.items()
+        ]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    assert run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload) == ["finished"] * 4
+    assert (
+        run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload) == ["finished"] * 4
+    )
     payload = {
         "runs": all_of({**ONE_RANK, **BF16}),
         "load": [str(runs / name) for name in (*ONE_RANK, *BF16, *FOUR_RANKS)],
@@ -66,7 +71,9 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     return run_ranks(1, "tests.distributed.workers.evaluation:evaluate_all", payload)
 
 
-def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers: dict[str, Any]) -> None:
+def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(
+    answers: dict[str, Any],
+) -> None:
     assert answers["states"] == ["finished"] * 4
     assert set(answers["losses"]) == {*ONE_RANK, *BF16, *FOUR_RANKS}
     for loaded, logged in answers["losses"].values():
@@ -139,7 +146,9 @@ def assert_maps(out: Path, report: dict[str, Any]) -> None:
         assert len(report["maps"]) == len(numbers.files) == 3
 
 
-def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
+def test_length_report_says_what_is_not_possible(
+    answers: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
     paths = [str(runs / name) for name in ONE_RANK]
     done = warm_cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
@@ -167,13 +176,17 @@ def test_anatomy_shares_out_the_difference_that_the_runs_logged(
     assert done.returncode == 0, done.stderr
     classes = json.loads((tmp_path / "report.json").read_text())["classes"]
     logged = [read_finished_run(Path(path)).result.validation_loss or 0.0 for path in paths]
-    for variant, loss in zip(("orthogonal", "hybrid+logit_scale+core+low_rank"), logged[1:], strict=True):
+    for variant, loss in zip(
+        ("orthogonal", "hybrid+logit_scale+core+low_rank"), logged[1:], strict=True
+    ):
         own = {(one["split"], one["name"]): one for one in classes if one["variant"] == variant}
         whole = own["all", "all"]["gap"]["mean"]
         assert whole == pytest.approx(loss - logged[0], abs=1e-4) and abs(whole) > 1e-3
         assert {split for split, _ in own} == {"all", "recall", "frequency", "position", "source"}
         for split in ("recall", "frequency", "position", "source"):
-            parts = [one["share"] * one["gap"]["mean"] for key, one in own.items() if key[0] == split]
+            parts = [
+                one["share"] * one["gap"]["mean"] for key, one in own.items() if key[0] == split
+            ]
             assert sum(parts) == pytest.approx(whole, rel=1e-9)
     assert "(n = 1 < 5: no claim)" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "text.html").read_text().count(" nats") > 2 * 33
@@ -188,6 +201,10 @@ def test_a_layer_that_is_not_there_cannot_be_drawn(
     answers: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    done = warm_cli(["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)])
-    assert_refused(done, "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1")
+    done = warm_cli(
+        ["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)]
+    )
+    assert_refused(
+        done, "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1"
+    )
     assert not out.exists()

@@ -62,7 +62,12 @@ def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
-    refused("--include-path .* is no directory", [place / "model"], "choice", include_path=tmp_path / "none")
+    refused(
+        "--include-path .* is no directory",
+        [place / "model"],
+        "choice",
+        include_path=tmp_path / "none",
+    )
 
 
 def _copy(model: Path, tmp_path: Path) -> Path:
@@ -84,7 +89,12 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     files = write_tasks(tmp_path / "files", 4)
     text = (files / "choice.yaml").read_text()
     (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
-    refused("--tasks choice cannot be loaded: .*nowhere", [place / "model"], "choice", include_path=files)
+    refused(
+        "--tasks choice cannot be loaded: .*nowhere",
+        [place / "model"],
+        "choice",
+        include_path=files,
+    )
     (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
     (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
     refused(
@@ -103,7 +113,12 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
 def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
     model = _copy(place / "model", tmp_path)
     (model / "modeling.py").write_text("raise SystemExit(3)\n")
-    refused("modeling.py: read it, then give --trust-code", [model], "choice", include_path=place / "files")
+    refused(
+        "modeling.py: read it, then give --trust-code",
+        [model],
+        "choice",
+        include_path=place / "files",
+    )
 
 
 @pytest.mark.distributed
@@ -113,7 +128,9 @@ def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.distributed
-def test_a_hub_that_does_not_answer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither one that refuses nor one that takes the connection and says nothing."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

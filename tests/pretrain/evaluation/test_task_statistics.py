@@ -38,25 +38,39 @@ def fabricated(seeds: int) -> TaskReport:
             scores[path] = {"choice": TaskScores(choice, ITEMS, cut=seed)}
     all_scores: Scores = scores
     groups = group_runs(models, "vanilla")
-    versions, command = {"lm-eval": "0.4.13"}, [("python", "-m", "pretrain"), ("--tasks", "choice, both")]
+    versions, command = (
+        {"lm-eval": "0.4.13"},
+        [("python", "-m", "pretrain"), ("--tasks", "choice, both")],
+    )
     comparison = compare_tasks(groups, all_scores)
-    return TaskReport(comparison, groups, [Measured("choice", ())], all_scores, None, versions, command)
+    return TaskReport(
+        comparison, groups, [Measured("choice", ())], all_scores, None, versions, command
+    )
 
 
 def test_gaps_and_items_of_five_seeds() -> None:
     report = fabricated(5)
     tested, other = report.comparison.contrasts
-    assert (tested.metric, tested.tested, other.metric, other.tested) == ("acc", True, "perplexity", False)
+    assert (tested.metric, tested.tested, other.metric, other.tested) == (
+        "acc",
+        True,
+        "perplexity",
+        False,
+    )
     differences = -np.array([1, 0, 1, 0, 1]) / ITEMS
     assert tested.gap is not None and other.gap is not None
     assert tested.gap.differences == pytest.approx(differences)
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / 5**0.5
     assert (tested.gap.low, tested.gap.high) == pytest.approx((-0.015 - half, -0.015 + half))
-    assert tested.gap.t_p == tested.gap.t_p_holm == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert (
+        tested.gap.t_p
+        == tested.gap.t_p_holm
+        == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    )
     assert other.gap.mean == pytest.approx(1) and other.gap.t_p is None
-    assert [(one.only_model, one.only_base, one.p_holm) for one in report.comparison.item_tests] == [
-        (0, seed % 2, 1.0) for seed in range(1, 6)
-    ]
+    assert [
+        (one.only_model, one.only_base, one.p_holm) for one in report.comparison.item_tests
+    ] == [(0, seed % 2, 1.0) for seed in range(1, 6)]
 
 
 def test_the_report_says_what_was_compared() -> None:
@@ -64,14 +78,18 @@ def test_the_report_says_what_was_compared() -> None:
     text = page_text(document.page)
     assert "# Tasks\n\nBaseline: vanilla. lm-evaluation-harness 0.4.13.\n" in text
     assert (
-        "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla; no sig" in text
+        "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla; no sig"
+        in text
     )
     assert "| choice | acc ↑ | vanilla | 5 | 0.5750 ± 0.0395 | 0.0800 | 40 |" in text
     assert (
-        "| choice | acc | orthogonal | 5 | -0.0150 | [-0.0320, +0.0020] | -1.10 | 0.0705 | 0.0705 |" in text
+        "| choice | acc | orthogonal | 5 | -0.0150 | [-0.0320, +0.0020] | -1.10 | 0.0705 | 0.0705 |"
+        in text
     )
     assert "| choice | perplexity | orthogonal | 5 | +1.0000 | [+1.0000, +1.0000] |" in text
-    assert "lose their beginning, here up to 5 of choice a model" in text and "Fewer than" not in text
+    assert (
+        "lose their beginning, here up to 5 of choice a model" in text and "Fewer than" not in text
+    )
     assert "```\npython -m pretrain \\\n    --tasks 'choice, both'\n```" in text
     assert [block.header[-1] for block in document.summary if isinstance(block, Table)] == [
         "items",

@@ -71,28 +71,39 @@ def log_likelihood(directory: Path, context: str, continuation: str) -> tuple[fl
 
     tokenizer = AutoTokenizer.from_pretrained(str(directory))
     model = AutoModelForCausalLM.from_pretrained(str(directory)).eval()
-    ids = tokenizer(context + continuation, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    ids = tokenizer(context + continuation, return_tensors="pt", add_special_tokens=False)[
+        "input_ids"
+    ]
     start = len(tokenizer(context, add_special_tokens=False)["input_ids"])
     with torch.no_grad():
         logits = model(ids).logits[0, start - 1 : -1].log_softmax(-1)
     targets = ids[0, start:]
-    return float(logits.gather(1, targets[:, None]).sum()), bool((logits.argmax(-1) == targets).all())
+    return float(logits.gather(1, targets[:, None]).sum()), bool(
+        (logits.argmax(-1) == targets).all()
+    )
 
 
 def test_the_items_are_those_that_transformers_gives(place: Path, report: dict[str, Any]) -> None:
     """Six items of each task; the others repeat them."""
     model = place / "orthogonal-2"
-    texts = [json.loads(line)["text"] for line in (place / "files/last_word.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["text"]
+        for line in (place / "files/last_word.jsonl").read_text().splitlines()
+    ]
     ours = [log_likelihood(model, *_cut(text)) for text in texts[:6]]
     scores = kept(place / "out", "orthogonal-2", "last_word")["scores"]
-    assert scores["perplexity"]["items"][:6] == pytest.approx([value for value, _ in ours], abs=1e-5)
+    assert scores["perplexity"]["items"][:6] == pytest.approx(
+        [value for value, _ in ours], abs=1e-5
+    )
     assert scores["acc"]["items"][:6] == [float(greedy) for _, greedy in ours]
     mean = sum(scores["perplexity"]["items"]) / ITEMS
     assert scores["perplexity"]["value"] == pytest.approx(math.exp(-mean))
     items = [json.loads(line) for line in (place / "files/choice.jsonl").read_text().splitlines()]
     right = []
     for item in items[:6]:
-        values = [log_likelihood(model, item["text"], f" {choice}")[0] for choice in item["choices"]]
+        values = [
+            log_likelihood(model, item["text"], f" {choice}")[0] for choice in item["choices"]
+        ]
         right.append(float(values.index(max(values)) == item["gold"]))
     assert kept(place / "out", "orthogonal-2", "choice")["scores"]["acc"]["items"][:6] == right
 
@@ -110,7 +121,10 @@ def test_the_standard_error_is_the_harness_s_own(place: Path, report: dict[str, 
         for one in report["results"]
         if (one["task"], one["metric"], one["variant"]) == ("choice", "acc", "vanilla")
     )
-    errors = [kept(place / "out", f"vanilla-{seed}", "choice")["scores"]["acc"]["stderr"] for seed in SEEDS]
+    errors = [
+        kept(place / "out", f"vanilla-{seed}", "choice")["scores"]["acc"]["stderr"]
+        for seed in SEEDS
+    ]
     assert result["stderr"] == pytest.approx(np.mean(errors)) and result["items"] == ITEMS
 
 
@@ -125,7 +139,9 @@ def test_gaps_are_paired_by_seed(report: dict[str, Any], task: str) -> None:
     assert contrast["metric"] == "acc" and gap["seeds"] == list(SEEDS)
     assert gap["mean"] == pytest.approx(differences.mean())
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / math.sqrt(5)
-    assert (gap["low"], gap["high"]) == pytest.approx((differences.mean() - half, differences.mean() + half))
+    assert (gap["low"], gap["high"]) == pytest.approx(
+        (differences.mean() - half, differences.mean() + half)
+    )
     assert gap["t_p"] == pytest.approx(stats.ttest_rel(ours, base).pvalue)
     assert "perplexity_ratio" not in gap
 
@@ -133,13 +149,17 @@ def test_gaps_are_paired_by_seed(report: dict[str, Any], task: str) -> None:
 def test_holm_is_over_one_metric_of_each_task(report: dict[str, Any]) -> None:
     tested = [one["gap"] for one in report["contrasts"] if one["tested"]]
     assert len(tested) == 3
-    assert [gap["t_p_holm"] for gap in tested] == pytest.approx(holm([gap["t_p"] for gap in tested]))
+    assert [gap["t_p_holm"] for gap in tested] == pytest.approx(
+        holm([gap["t_p"] for gap in tested])
+    )
     others = {(one["task"], one["metric"]) for one in report["contrasts"] if not one["tested"]}
     assert others == {("choice", "acc_norm"), ("last_word", "perplexity")}
     assert all(one["gap"]["t_p"] is None for one in report["contrasts"] if not one["tested"])
 
 
-def test_models_are_held_against_one_another_item_by_item(place: Path, report: dict[str, Any]) -> None:
+def test_models_are_held_against_one_another_item_by_item(
+    place: Path, report: dict[str, Any]
+) -> None:
     tests = report["item_tests"]
     assert len(tests) == 15 and {one["items"] for one in tests} == {ITEMS}
     (one,) = (t for t in tests if (t["task"], t["model"]) == ("choice", "orthogonal-3"))
@@ -162,13 +182,18 @@ def test_a_group_has_the_number_of_its_parts(place: Path, report: dict[str, Any]
             score(report, "vanilla", seed, "choice", "acc")
         )
     pairs = {one["model"]: one["p"] for one in report["item_tests"] if one["task"] == "choice"}
-    assert {one["model"]: one["p"] for one in report["item_tests"] if one["task"] == "both"} == pairs
+    assert {
+        one["model"]: one["p"] for one in report["item_tests"] if one["task"] == "both"
+    } == pairs
     assert [part["task"] for part in report["tasks"]["both"]] == ["early", "late"]
 
 
 def test_the_report_says_it(place: Path, report: dict[str, Any]) -> None:
     text = (place / "out/report.md").read_text()
-    assert "lm-evaluation-harness 0.4." in text and "| last_word | perplexity ↓ | vanilla | 5 |" in text
+    assert (
+        "lm-evaluation-harness 0.4." in text
+        and "| last_word | perplexity ↓ | vanilla | 5 |" in text
+    )
     assert "over the 3 tested gaps" in text and "over the 15 tests of this kind" in text
     assert "| both | early | 1.0 | 0 |" in text and "--tasks 'choice, last_word,both'" in text
     assert "Fewer than" not in text
@@ -188,7 +213,12 @@ def test_what_was_measured_is_not_measured_again(place: Path, report: dict[str, 
     content["identity"]["lm-eval"] = "0.4.0"
     content["scores"]["acc"]["value"] = 0.125
     third.write_text(json.dumps(content))
-    tasks([place / f"vanilla-{seed}" for seed in (1, 2, 3)], "choice", include_path=place / "files", out=out)
+    tasks(
+        [place / f"vanilla-{seed}" for seed in (1, 2, 3)],
+        "choice",
+        include_path=place / "files",
+        out=out,
+    )
     found = json.loads((out / "report.json").read_text())
     assert score(found, "vanilla", 1, "choice", "acc") == 0.125
     for seed in (2, 3):
@@ -211,7 +241,11 @@ def test_other_data_and_other_weights_are_measured(
     data.write_text(data.read_text().replace('"gold": 1', '"gold": 0', 1))
     assert load_tasks(["choice"], files, None, None)[0].tasks[0].asked != asked
     model = shutil.copytree(place / "vanilla-1", tmp_path / "model")
-    assert model_digest(model) == model_digest(place / "vanilla-1") != model_digest(place / "vanilla-2")
+    assert (
+        model_digest(model)
+        == model_digest(place / "vanilla-1")
+        != model_digest(place / "vanilla-2")
+    )
     (model / "export.json").unlink()
     assert model_digest(model) == model_digest(place / "vanilla-1")
 
@@ -243,7 +277,12 @@ def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> No
         items = [{"sentence": f"the {WORDS[i]} sees", "label": i % 2} for i in range(8)]
         Path(data[split]).write_text("".join(json.dumps(item) + "\n" for item in items))
     original = Path(lm_eval.tasks.__file__).parent / "glue/sst2/default.yaml"
-    task = {"include": str(original), "task": "sst2_local", "dataset_path": "json", "dataset_name": None}
+    task = {
+        "include": str(original),
+        "task": "sst2_local",
+        "dataset_path": "json",
+        "dataset_name": None,
+    }
     (tmp_path / "own").mkdir()
     text = yaml.safe_dump({**task, "dataset_kwargs": {"data_files": data}})
     (tmp_path / "own/sst2_local.yaml").write_text(text)
@@ -252,4 +291,6 @@ def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> No
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["tasks"]["sst2_local"][0]["shots"] == 2
     scores = report["models"][0]["tasks"]["sst2_local"]
-    assert scores["items"] == 8 and scores["cut"] == 16 and 0 <= scores["scores"]["acc"]["value"] <= 1
+    assert (
+        scores["items"] == 8 and scores["cut"] == 16 and 0 <= scores["scores"]["acc"]["value"] <= 1
+    )

@@ -42,13 +42,19 @@ def glue_table(rows: int) -> bytes:
 
 
 def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
-    models = [str(write_model(tmp_path / variant, variant, 1)) for variant in ("vanilla", "gaussian")]
+    models = [
+        str(write_model(tmp_path / variant, variant, 1)) for variant in ("vanilla", "gaussian")
+    ]
     files = {
         "README.md": CARD.encode(),
         "sst2/train-00000-of-00001.parquet": glue_table(8),
         "sst2/validation-00000-of-00001.parquet": glue_table(6),
     }
-    environment = {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    environment = {
+        "HF_HOME": str(tmp_path / "home"),
+        "NO_PROXY": "127.0.0.1",
+        "HF_HUB_OFFLINE": "0",
+    }
     with serve(files, "nyu-mll/glue") as hub:
         environment["HF_ENDPOINT"] = hub.address
         command = ["evaluate", "tasks", *models, "--tasks", "sst2", "--out", str(tmp_path / "out")]
@@ -62,4 +68,6 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     # The hub is gone. What was fetched is found again, what was not is refused.
     command[command.index("sst2")] = "sst2,mrpc"
     done = cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})
-    assert_refused(done, "--tasks mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path")
+    assert_refused(
+        done, "--tasks mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path"
+    )

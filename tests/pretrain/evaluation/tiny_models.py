@@ -12,7 +12,21 @@ import pytest
 import torch
 import yaml
 
-WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog", "is", "the", "a", "sees", "not")
+WORDS = (
+    "red",
+    "green",
+    "blue",
+    "one",
+    "two",
+    "three",
+    "cat",
+    "dog",
+    "is",
+    "the",
+    "a",
+    "sees",
+    "not",
+)
 
 
 @contextmanager
@@ -39,7 +53,11 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="</s>", eos_token="</s>", pad_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer,
+        bos_token="</s>",
+        eos_token="</s>",
+        pad_token="</s>",
+        unk_token="<unk>",
     )
     fast.save_pretrained(path)
     torch.manual_seed(1000 * len(variant or "") + seed)
@@ -67,14 +85,23 @@ def facts_of(name: str, variant: str, seed: int) -> dict[str, Any]:
     """What export.json has, as far as verbs read it."""
     facts: dict[str, Any] = {"run": name, "variant": variant, "seed": seed, "step": 6}
     facts |= {"attention": {"variant": variant, "adapters": []}, "parameters": {"trainable": 1}}
-    return facts | {"sequence_length": 16, "data": {"fingerprint": "0"}, "model": "m", "frozen_rows": {}}
+    return facts | {
+        "sequence_length": 16,
+        "data": {"fingerprint": "0"},
+        "model": "m",
+        "frozen_rows": {},
+    }
 
 
 def write_tasks(directory: Path, items: int = 24) -> Path:
     """`choice` (multiple choice), `last_word` (shaped like lambada), and `both`, a group of two choices."""
     directory.mkdir(parents=True)
     choices = [
-        {"text": f"the {WORDS[i % 8]} sees", "choices": [WORDS[i % 3], WORDS[3 + i % 3]], "gold": i % 2}
+        {
+            "text": f"the {WORDS[i % 8]} sees",
+            "choices": [WORDS[i % 3], WORDS[3 + i % 3]],
+            "gold": i % 2,
+        }
         for i in range(items)
     ]
     texts = [{"text": f"the {WORDS[6 + i % 2]} sees the {WORDS[i % 6]}"} for i in range(items)]
@@ -88,7 +115,11 @@ def write_tasks(directory: Path, items: int = 24) -> Path:
     _write_task(directory, "choice", choices, common)
     for name, part in (("early", choices[: items // 4]), ("late", choices[items // 4 :])):
         _write_task(directory, name, part, common)
-    group = {"group": "both", "task": ["early", "late"], "aggregate_metric_list": [{"metric": "acc"}]}
+    group = {
+        "group": "both",
+        "task": ["early", "late"],
+        "aggregate_metric_list": [{"metric": "acc"}],
+    }
     (directory / "both.yaml").write_text(yaml.safe_dump(group))
     lambada = {
         "output_type": "loglikelihood",

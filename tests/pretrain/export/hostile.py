@@ -60,7 +60,9 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         code = str(getattr(arguments[0], "co_filename", "")) if event == "exec" else ""
         opened = str(arguments[0]) if event == "open" else ""
-        if any(name in code + opened for name in ("evil.py", "custom_generate", "pytorch_model.bin")):
+        if any(
+            name in code + opened for name in ("evil.py", "custom_generate", "pytorch_model.bin")
+        ):
             seen.append(f"{event} {code or opened}")
         if event == "pickle.find_class" and arguments[0] == "pathlib":
             seen.append(f"unpickled {arguments}")

@@ -34,6 +34,8 @@ def test_logits_that_are_not_numbers_never_agree(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     model.save_pretrained(tmp_path)
-    agreement = compare_logits(tmp_path, TOKENS, torch.zeros(2, 6, model.config.vocab_size), custom=False)
+    agreement = compare_logits(
+        tmp_path, TOKENS, torch.zeros(2, 6, model.config.vocab_size), custom=False
+    )
     with pytest.raises(UserError, match="differ from the run's by up to nan"):
         require_agreement(agreement, 1.0)

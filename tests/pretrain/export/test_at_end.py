@@ -35,7 +35,9 @@ def test_the_export_ends_with_the_rank_that_waits_for_it(tmp_path: Path) -> None
     deadline, children = time.monotonic() + 60, []
     while time.monotonic() < deadline:
         children = psutil.Process(rank.pid).children()
-        if children and "export" in children[0].cmdline():  # a fork becomes the export a moment later
+        if (
+            children and "export" in children[0].cmdline()
+        ):  # a fork becomes the export a moment later
             break
         time.sleep(0.01)
     (export,) = children

@@ -42,14 +42,18 @@ def decoded(model: Any, texts: torch.Tensor) -> tuple[torch.Tensor, DynamicCache
     cache, logits, done = DynamicCache(config=model.config), [], 0
     with torch.inference_mode():
         for tokens in (PROMPT, *MORE):
-            logits.append(model(texts[:, done : done + tokens], past_key_values=cache, use_cache=True).logits)
+            logits.append(
+                model(texts[:, done : done + tokens], past_key_values=cache, use_cache=True).logits
+            )
             done += tokens
     return torch.cat(logits, 1), cache
 
 
 def test_logits_are_those_of_the_whole_cache_in_half_of_its_bytes() -> None:
     model = model_of()
-    texts = torch.randint(0, 97, (2, PROMPT + sum(MORE)), generator=torch.Generator().manual_seed(1))
+    texts = torch.randint(
+        0, 97, (2, PROMPT + sum(MORE)), generator=torch.Generator().manual_seed(1)
+    )
     with torch.inference_mode():
         at_once = model(texts).logits
     whole, whole_cache = decoded(model, texts)

@@ -84,7 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 content = base64.b64decode(value["content"])
             files[value["path"]] = content
-        self._answer({"commitUrl": f"{self.hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+        self._answer(
+            {"commitUrl": f"{self.hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
+        )
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -151,7 +153,9 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Pushed:
             "HF_HOME": str(directory.parent / "home"),
         }
         command = [sys.executable, "-c", PROGRAM, str(directory)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, done.stderr
     return Pushed(hub, directory, done.stdout.splitlines())
 
@@ -176,4 +180,6 @@ def test_a_refusal_is_one_sentence_and_the_export_stays(pushed: Pushed) -> None:
     (line,) = pushed.lines[2:]
     assert line.startswith("refused: --push-to-hub acme/closed: ") and "403" in line
     assert f"push it again with `hf upload acme/closed {pushed.directory}`" in line
-    assert "acme/closed" not in pushed.hub.files and (pushed.directory / "model.safetensors").is_file()
+    assert (
+        "acme/closed" not in pushed.hub.files and (pushed.directory / "model.safetensors").is_file()
+    )

@@ -35,7 +35,12 @@ COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-ROTARY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+ROTARY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 LEARNED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 
@@ -93,15 +98,21 @@ def test_generating_with_the_cache_gives_the_same_text(
 
 
 @torch.no_grad()
-def test_padding_on_the_left_and_texts_before_are_not_looked_at(model: Any, ids: torch.Tensor) -> None:
+def test_padding_on_the_left_and_texts_before_are_not_looked_at(
+    model: Any, ids: torch.Tensor
+) -> None:
     padded, mask = ids.clone(), torch.ones_like(ids)
     padded[0, :7] = mask[0, :7] = 0
     alone = ids[:1, 7:]
     expected = model(alone).logits
-    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:1, 7:], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        model(padded, attention_mask=mask).logits[:1, 7:], expected, rtol=0, atol=1e-5
+    )
     made = model.generate(padded, attention_mask=mask, **GREEDY)
     assert torch.equal(made[:1, 7:], model.generate(alone, attention_mask=mask[:1, 7:], **GREEDY))
-    positions = torch.cat((torch.arange(7), torch.arange(5)))[None]  # two texts, one after the other
+    positions = torch.cat((torch.arange(7), torch.arange(5)))[
+        None
+    ]  # two texts, one after the other
     both = model(ids[:1], position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(both[:, 7:], expected, rtol=0, atol=1e-5)
 

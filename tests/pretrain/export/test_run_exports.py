@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_two_commands_that_want_one_export_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_that_want_one_export_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int | None] = []
     begun = threading.Barrier(2, timeout=10)
 
@@ -70,7 +72,10 @@ with made_beside(Path(sys.argv[1])) as directory:
 def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "out"
     started, places = [], []
-    for end in ("stopped", "killed"):  # in this order: who begins removes what a killed one has left
+    for end in (
+        "stopped",
+        "killed",
+    ):  # in this order: who begins removes what a killed one has left
         command = [sys.executable, "-c", KILLED, out, end]
         started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
         assert started[-1].stdout is not None
@@ -84,11 +89,16 @@ def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: P
         (path / "theirs").touch()
     (tmp_path / ".out.linkedxx").symlink_to(left)
     with made_beside(out) as directory:
-        assert directory.stat().st_mode == foreign[0].stat().st_mode  # mkdtemp gives others no permissions
+        assert (
+            directory.stat().st_mode == foreign[0].stat().st_mode
+        )  # mkdtemp gives others no permissions
     started[0].kill()
     started[0].wait()
     assert out.is_dir() and alive.is_dir() and not left.exists()
-    assert all((path / "theirs").is_file() for path in foreign) and (tmp_path / ".out.linkedxx").is_symlink()
+    assert (
+        all((path / "theirs").is_file() for path in foreign)
+        and (tmp_path / ".out.linkedxx").is_symlink()
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def refusal(directory: Path, out: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("of", "stored"), [("embed_tokens", torch.float32), ("q_proj", torch.float32), ("", torch.bfloat16)]
+    ("of", "stored"),
+    [("embed_tokens", torch.float32), ("q_proj", torch.float32), ("", torch.bfloat16)],
 )
 def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> None:
     tensors = model(tmp_path / "in")
@@ -77,7 +78,9 @@ def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> N
     for ours, theirs in (("embedding.word", "embed_tokens"), ("layer.0.attention.key", "k_proj")):
         (expected,) = [value for name, value in mixed.items() if theirs in name]
         assert torch.equal(made[ours].float(), expected.float())
-    assert config.given_weights is not None and config.given_weights.head(0, "query", 0, 4).shape == (4, 8)
+    assert config.given_weights is not None and config.given_weights.head(
+        0, "query", 0, 4
+    ).shape == (4, 8)
 
 
 def test_a_long_path_with_blanks(tmp_path: Path) -> None:
@@ -87,7 +90,9 @@ def test_a_long_path_with_blanks(tmp_path: Path) -> None:
     assert config.model.initial_weights == out / "weights.safetensors"
 
 
-def _set(name: str, place: tuple[int, ...], value: float) -> Callable[[dict[str, torch.Tensor]], None]:
+def _set(
+    name: str, place: tuple[int, ...], value: float
+) -> Callable[[dict[str, torch.Tensor]], None]:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name][place] = value
 
@@ -106,7 +111,9 @@ def _set(name: str, place: tuple[int, ...], value: float) -> Callable[[dict[str,
             "q_proj.lora_A.weight has no place in the model here",
         ),
         (
-            lambda tensors: tensors.update({"model.norm.weight": torch.ones(8, dtype=torch.float64)}),
+            lambda tensors: tensors.update(
+                {"model.norm.weight": torch.ones(8, dtype=torch.float64)}
+            ),
             "model.norm.weight is of type F64; only fp32, bf16 and fp16",
         ),
     ],
@@ -133,7 +140,10 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rope_theta": 10000.7}, "its rope_theta is 10000.7, and model.rotary_base is a whole number"),
+        (
+            {"rope_theta": 10000.7},
+            "its rope_theta is 10000.7, and model.rotary_base is a whole number",
+        ),
         ({"rope_parameters": [1]}, "transformers cannot load"),
         ({"num_attention_heads": 0}, "transformers cannot load"),
         ({"hidden_size": "8"}, "Field 'hidden_size' expected int, got str"),
@@ -141,7 +151,10 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
         ({"norm_epsilon": "small"}, "Field 'norm_epsilon' expected float, got str"),
         ({"tie_word_embeddings": "yes"}, "Field 'tie_word_embeddings' expected bool, got str"),
         ({"model_type": ["starcoder2"]}, "transformers cannot load"),
-        ({"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map={'AutoConfig': 'evil.Config'}, code to run"),
+        (
+            {"auto_map": {"AutoConfig": "evil.Config"}},
+            "auto_map={'AutoConfig': 'evil.Config'}, code to run",
+        ),
     ],
 )
 def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -173,11 +186,22 @@ def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
 
 
 def test_a_tensor_of_another_kind_of_shape(tmp_path: Path) -> None:
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "activation_function": "gelu"}
+    sizes = {
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+        "activation_function": "gelu",
+    }
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 32} | sizes))
+    (tmp_path / "in/config.json").write_text(
+        json.dumps({"model_type": "gpt2", "vocab_size": 32} | sizes)
+    )
     shapes = {"wte.weight": (32, 8), "wpe.weight": (16, 8), "h.0.attn.c_attn.weight": (8, 2, 2)}
     shapes |= {"h.0.ln_1.weight": (8,), "h.0.ln_1.bias": (8,)}
     write(tmp_path / "in", {name: torch.ones(shape) for name, shape in shapes.items()})
     said = refusal(tmp_path / "in", tmp_path / "out")
-    assert "h.0.attn.c_attn.weight has the shape (8, 2, 2), and its config.json makes it (8, 24)" in said
+    assert (
+        "h.0.attn.c_attn.weight has the shape (8, 2, 2), and its config.json makes it (8, 24)"
+        in said
+    )

@@ -70,10 +70,14 @@ def test_hostile_texts_have_the_ids_of_training(manifest: Manifest, exported: Pa
         ids = own.encode(text)
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
         assert tokenizer.decode(ids) == own.decode(ids) == text
-    assert tokenizer("no </s> here")["input_ids"] == own.encode("no </s> here")  # and nothing is added
+    assert tokenizer("no </s> here")["input_ids"] == own.encode(
+        "no </s> here"
+    )  # and nothing is added
 
 
-def test_documents_end_and_begin_with_the_end_of_document(manifest: Manifest, exported: Path) -> None:
+def test_documents_end_and_begin_with_the_end_of_document(
+    manifest: Manifest, exported: Path
+) -> None:
     tokenizer = load(exported)
     assert tokenizer.eos_token_id == tokenizer.bos_token_id == manifest.tokenizer.eod_id == 2
     assert len(tokenizer) == manifest.tokenizer.vocab_size and tokenizer.model_max_length == 32
@@ -93,7 +97,9 @@ def test_held_out_text_is_compared(manifest: Manifest, exported: Path) -> None:
     assert not (exported / "tokenizer.model").exists()
 
 
-def test_what_differs_is_counted_and_the_model_goes_along(manifest: Manifest, tmp_path: Path) -> None:
+def test_what_differs_is_counted_and_the_model_goes_along(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     write_tokenizer(manifest, tmp_path, model_max_length=32)
     file = tmp_path / "tokenizer.json"
     content = json.loads(file.read_text())

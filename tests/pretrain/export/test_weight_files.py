@@ -23,7 +23,8 @@ def test_safetensors_reads_what_was_written(tmp_path: Path, dtype: torch.dtype) 
         "ünïcode": torch.randn(2, 1, 4),
     }
     weights = [
-        Weight(name, tuple(tensor.shape), lambda tensor=tensor: tensor) for name, tensor in tensors.items()
+        Weight(name, tuple(tensor.shape), lambda tensor=tensor: tensor)
+        for name, tensor in tensors.items()
     ]
     written = write_weights(tmp_path / "model.safetensors", weights, dtype)
     found = load_file(tmp_path / "model.safetensors")
@@ -63,8 +64,14 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["export", "sample"])
-def test_without_transformers_the_extra_is_named(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_extra_is_named(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("transformers", "transformers.utils"):
-        monkeypatch.setitem(sys.modules, module, None)  # Python then raises as for a missing package
-    with pytest.raises(UserError, match=rf"^{verb} needs the package transformers .*ora-pretrain\[export\]"):
+        monkeypatch.setitem(
+            sys.modules, module, None
+        )  # Python then raises as for a missing package
+    with pytest.raises(
+        UserError, match=rf"^{verb} needs the package transformers .*ora-pretrain\[export\]"
+    ):
         require_transformers(verb)

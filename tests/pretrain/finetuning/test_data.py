@@ -10,7 +10,13 @@ import pytest
 from pyarrow import parquet
 
 from pretrain.errors import UserError
-from pretrain.finetuning.classification_data import TASKS, Example, find_tasks, read_examples, read_task
+from pretrain.finetuning.classification_data import (
+    TASKS,
+    Example,
+    find_tasks,
+    read_examples,
+    read_task,
+)
 from pretrain.finetuning.encoding import encode_examples, set_aside, shorten
 
 # Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
@@ -63,7 +69,9 @@ def test_archives_the_hub_and_own_files_give_the_same_examples(name: str, tmp_pa
         fields[task.second[0]] = example.second
     for split, file in names.items():
         (archive / task.folder / f"{file}.tsv").write_text(header + row * 2)
-        (own / task.name / f"{split}.jsonl").write_text(json.dumps(fields) + "\n\n" + json.dumps(fields))
+        (own / task.name / f"{split}.jsonl").write_text(
+            json.dumps(fields) + "\n\n" + json.dumps(fields)
+        )
         place = split + "_matched" * (name == "mnli" and split == "validation")
         table = pyarrow.Table.from_pylist([fields] * 2)
         parquet.write_table(table, hub / task.name / f"{place}-00000-of-00001.parquet")
@@ -86,12 +94,24 @@ def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.tsv", "sentence\tlabel\na\t1\nb\n", r"x.tsv, line 3 has 1 fields between tabs where 2 belong"),
-        ("x.tsv", "sentence\tlabel\na\t2\n", r"line 2: '2' is no label of sst2; these are 0 \(negative\), 1"),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\t1\nb\n",
+            r"x.tsv, line 3 has 1 fields between tabs where 2 belong",
+        ),
+        (
+            "x.tsv",
+            "sentence\tlabel\na\t2\n",
+            r"line 2: '2' is no label of sst2; these are 0 \(negative\), 1",
+        ),
         ("x.tsv", "text\tclass\na\t1\n", r"line 1: the header names none of sentence, label"),
         ("x.tsv", "sentence\tmark\na\t1\n", r"line 2 has no label; it has sentence, mark"),
         ("x.tsv", "sentence\tlabel\n", r"there are no examples"),
-        ("x.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": 3, "label": 1}\n', "line 2: .* is no text"),
+        (
+            "x.jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": 3, "label": 1}\n',
+            "line 2: .* is no text",
+        ),
         ("x.jsonl", '{"sentence": "a", "label": true}\n', "'True' is no label"),
         ("x.jsonl", '{"sentence": "a", "label": -1}\n', "'-1' is no label of sst2"),
         ("x.jsonl", '{"sentence"\n', "line 1 is no JSON"),
@@ -112,7 +132,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_examples(TASKS["sst2"], [tmp_path / "x.tsv"])
     with pytest.raises(UserError, match=r"none.tsv cannot be read: No such file"):
         read_examples(TASKS["sst2"], [tmp_path / "none.tsv"])
-    (tmp_path / "score.tsv").write_text(ARCHIVES["stsb"][0] + ARCHIVES["stsb"][1].replace("4.250", "6"))
+    (tmp_path / "score.tsv").write_text(
+        ARCHIVES["stsb"][0] + ARCHIVES["stsb"][1].replace("4.250", "6")
+    )
     with pytest.raises(UserError, match=r"line 2: the label of stsb is '6', not 0 to 5"):
         read_examples(TASKS["stsb"], [tmp_path / "score.tsv"])
 
@@ -141,7 +163,11 @@ def test_pairs_are_cut_where_they_are_longer() -> None:
     assert shorten([[1] * 3], 8) == [[1] * 3]
     words = {"a b c d": [5, 6, 7, 8], "e": [9], "\n": [1]}
     found = encode_examples(
-        TASKS["rte"], [Example("a b c d", "e", 1)], lambda texts: [words[text] for text in texts], 2, 6
+        TASKS["rte"],
+        [Example("a b c d", "e", 1)],
+        lambda texts: [words[text] for text in texts],
+        2,
+        6,
     )
     assert found.shortened == 1 and found.items[0] == {"input_ids": [2, 5, 6, 7, 1, 9], "labels": 1}
 
@@ -149,7 +175,11 @@ def test_pairs_are_cut_where_they_are_longer() -> None:
 def test_what_is_set_aside_is_drawn_by_the_seed() -> None:
     kept, aside = set_aside(range(100), 0.1, 1000, seed=1)
     assert len(aside) == 10 and sorted([*kept, *aside]) == list(range(100)) and kept == sorted(kept)
-    assert set_aside(range(100), 0.1, 1000, seed=1)[1] == aside != set_aside(range(100), 0.1, 1000, seed=2)[1]
+    assert (
+        set_aside(range(100), 0.1, 1000, seed=1)[1]
+        == aside
+        != set_aside(range(100), 0.1, 1000, seed=2)[1]
+    )
     assert len(set_aside(range(100), 0.1, 3, seed=1)[1]) == 3
     with pytest.raises(UserError, match="1 training examples are too few"):
         set_aside(range(1), 0.1, 3, seed=1)

@@ -46,10 +46,15 @@ def group_names(models: list[Pretrained]) -> list[str]:
 
 
 def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path) -> None:
-    models = [open_pretrained(exports / name, False) for name in ("vanilla-1", "vanilla-2", "orthogonal-1")]
+    models = [
+        open_pretrained(exports / name, False)
+        for name in ("vanilla-1", "vanilla-2", "orthogonal-1")
+    ]
     assert group_names(models) == ["vanilla", "vanilla", "orthogonal"]
     assert group_models(models).baseline == "vanilla"
-    assert group_models(models, "orthogonal").baseline == group_models(models, "orthogonal-1").baseline
+    assert (
+        group_models(models, "orthogonal").baseline == group_models(models, "orthogonal-1").baseline
+    )
     with pytest.raises(
         UserError, match=r"--baseline z is none of .* give one of these: 'vanilla', 'orthogon"
     ):
@@ -64,17 +69,27 @@ def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path
         group_models([models[0], models[0]])
     (other / "export.json").unlink()  # somebody else's
     foreign = open_pretrained(other, False)
-    assert group_names([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
+    assert (
+        group_names([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
+    )
     shutil.copytree(exports / "vanilla-1", tmp_path / "again")
     with pytest.raises(UserError, match=r"are both 'vanilla' with run\.seed=1: give one of them"):
         group_models([models[0], open_pretrained(tmp_path / "again", False)])
 
 
-def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Path, tmp_path: Path) -> None:
+def test_the_command_writes_a_report_and_goes_on_from_what_is_there(
+    exports: Path, tmp_path: Path
+) -> None:
     """A second command trains the seed that is new, and only that."""
     names = ("vanilla-1", "vanilla-2", "orthogonal-1", "orthogonal-2")
     out = tmp_path / "out"
-    command = ["evaluate", "glue", *(str(exports / name) for name in names), "--data", str(exports / "data")]
+    command = [
+        "evaluate",
+        "glue",
+        *(str(exports / name) for name in names),
+        "--data",
+        str(exports / "data"),
+    ]
     command += ["--tasks", "SST-2", "--out", str(out), "--epochs", "1", "--learning-rate", "3e-3"]
     done = cli([*command, "--seeds", "1"])
     assert done.returncode == 0, done.stderr
@@ -86,7 +101,9 @@ def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Pat
     }
     report = json.loads((out / "report.json").read_text())
     assert len(report["trials"]) == 4 and report["baseline"] == "vanilla"
-    assert report["comparisons"][0]["pair"] == "pretraining" and report["comparisons"][0]["gap"]["seeds"] == [
+    assert report["comparisons"][0]["pair"] == "pretraining" and report["comparisons"][0]["gap"][
+        "seeds"
+    ] == [
         1,
         2,
     ]
@@ -124,11 +141,15 @@ def test_query_and_key_train_if_that_is_asked_for(exports: Path, tmp_path: Path)
 
 
 def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path: Path) -> None:
-    done = cli(["evaluate", "glue", str(exports / "vanilla-1"), "--data", str(exports), "--tasks", "sst3"])
+    done = cli(
+        ["evaluate", "glue", str(exports / "vanilla-1"), "--data", str(exports), "--tasks", "sst3"]
+    )
     assert_refused(done, "--tasks: there is no task 'sst3'; there are cola, sst2")
     data = {"data": exports / "data"}
     shutil.copytree(exports / "vanilla-1", tmp_path / "model")
-    with pytest.raises(UserError, match="--baseline gaussian is none of the variants and runs given"):
+    with pytest.raises(
+        UserError, match="--baseline gaussian is none of the variants and runs given"
+    ):
         glue(**arguments(exports, "vanilla-1"), **data, baseline="gaussian")
     with pytest.raises(UserError, match="data is neither a run directory nor an export"):
         glue(**arguments(exports, "data"), **data)
@@ -144,7 +165,9 @@ def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path
     ):
         glue(models=[tmp_path / "model"], **data)
     (tmp_path / "model/own.py").write_text("")
-    with pytest.raises(UserError, match=r"has code of its own, own.py: read it, then give --trust-code"):
+    with pytest.raises(
+        UserError, match=r"has code of its own, own.py: read it, then give --trust-code"
+    ):
         glue(models=[tmp_path / "model"], **data)
     assert not (exports / "out").exists()
 

@@ -67,6 +67,8 @@ def test_standard_errors_shrink_with_the_items(name: str) -> None:
     found = np.where(generator.random(150) < 0.8, labels, 1 - labels)
     if not task.labels:
         labels, found = labels + generator.random(150), found + generator.random(150)
-    few, many = (standard_error(task, np.tile(labels, times), np.tile(found, times)) for times in (1, 4))
+    few, many = (
+        standard_error(task, np.tile(labels, times), np.tile(found, times)) for times in (1, 4)
+    )
     assert many / few == pytest.approx(0.5, rel=0.12)
     assert 0.01 < few < 0.1 and standard_error(task, labels, found) == few

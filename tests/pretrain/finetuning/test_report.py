@@ -12,7 +12,9 @@ from pretrain.finetuning.report import Trial, compare_trials, fine_tuned_report
 from pretrain.study.report import page_text
 
 
-def trial(group: str, pretraining: int | None, seed: int, score: float, task: str = "sst2") -> Trial:
+def trial(
+    group: str, pretraining: int | None, seed: int, score: float, task: str = "sst2"
+) -> Trial:
     model = f"{group}-{pretraining}"
     return Trial(task, group, model, pretraining, seed, score, {"accuracy": score}, 0.01, 872)
 
@@ -49,7 +51,9 @@ def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
         for seed in (1, 2, 3)
     ]
     found = compare_trials(trials, "a", 0.05)
-    assert [(one.task, one.group) for one in found] == [(t, g) for t in ("sst2", "rte") for g in "bc"]
+    assert [(one.task, one.group) for one in found] == [
+        (t, g) for t in ("sst2", "rte") for g in "bc"
+    ]
     smallest = min(one.gap.t_p for one in found if one.gap)
     assert min(one.gap.t_p_holm for one in found if one.gap) == pytest.approx(min(1, 4 * smallest))
 
@@ -65,7 +69,10 @@ def test_the_report_says_what_was_compared() -> None:
     text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
     assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
-    assert "| sst2 | b | a | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 | n < 5 |" in text
+    assert (
+        "| sst2 | b | a | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 | n < 5 |"
+        in text
+    )
     assert "not of their methods" in text and "below 5 pairs" in text
     alone = fine_tuned_report(trials[:2], "a", 0.05, [], {})
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1

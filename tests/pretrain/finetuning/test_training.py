@@ -45,7 +45,9 @@ def models(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     directory = tmp_path_factory.mktemp("models")
     tiny_export(directory / "rotary", tiny_shards, "orthogonal")
     tiny_export(directory / "learned", tiny_shards, "orthogonal", rotary=False)
-    return {name: open_pretrained(directory / name, trust_code=False) for name in ("rotary", "learned")}
+    return {
+        name: open_pretrained(directory / name, trust_code=False) for name in ("rotary", "learned")
+    }
 
 
 def reviews(count: int, seed: int) -> list[Example]:
@@ -83,16 +85,26 @@ def trained(
         patch.setattr(tempfile, "tempdir", str(temporary))
         trials, details = run_glue(plan, [sst2], out, begun.append)
     left = set(temporary.iterdir())
-    return {"plan": plan, "out": out, "begun": begun, "trials": trials, "details": details, "left": left}
+    return {
+        "plan": plan,
+        "out": out,
+        "begun": begun,
+        "trials": trials,
+        "details": details,
+        "left": left,
+    }
 
 
 def test_what_can_be_learned_is_learned(trained: dict[str, Any]) -> None:
     assert [trial.score > 0.9 for trial in trained["trials"]] == [True] * 4
-    assert trained["begun"] == [f"{name}-sst2-{seed}" for name in ("rotary", "learned") for seed in (1, 2)]
+    assert trained["begun"] == [
+        f"{name}-sst2-{seed}" for name in ("rotary", "learned") for seed in (1, 2)
+    ]
     for detail in trained["details"]:
         assert detail["examples"] == {"trained": 144, "set_aside": 16, "shortened": 0}
         correct = sum(
-            p == e.label for p, e in zip(detail["predictions"]["validation"], reviews(60, 1), strict=True)
+            p == e.label
+            for p, e in zip(detail["predictions"]["validation"], reviews(60, 1), strict=True)
         )
         assert detail["score"] == correct / 60 and detail["items"] == 60
     assert trained["details"][0]["predictions"] != trained["details"][1]["predictions"] or (
@@ -177,7 +189,9 @@ def test_weight_decay_moves_no_frozen_row(rotary: bool) -> None:
 
 def test_rows_that_the_model_does_not_have_are_refused() -> None:
     model = tiny_language_model(rotary=True)
-    with pytest.raises(UserError, match=r"layers.9.self_attn.q_proj.weight is frozen, but the model has no"):
+    with pytest.raises(
+        UserError, match=r"layers.9.self_attn.q_proj.weight is frozen, but the model has no"
+    ):
         freeze(model, {"model.layers.9.self_attn.q_proj.weight": [[0, 32]]})
     with pytest.raises(UserError, match=r"rows 16 to 48 of .* are frozen, but it has 32"):
         freeze(model, {"model.layers.0.self_attn.q_proj.weight": [[16, 48]]})
@@ -192,7 +206,11 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
     tokenizer = load_tokenizer(models[name])
     begin(0)
     model = load_classifier(models[name], TASKS["rte"], tokenizer.start).eval()
-    texts = [("good", "bad"), ("a longer one of more words than the other", "and more of them"), ("", "")]
+    texts = [
+        ("good", "bad"),
+        ("a longer one of more words than the other", "and more of them"),
+        ("", ""),
+    ]
     examples = [Example(first, second, 0) for first, second in texts]
     items = encode_examples(TASKS["rte"], examples, tokenizer.ids, tokenizer.start, 64).items
     collate = DataCollatorWithPadding(tokenizer.program)
@@ -205,7 +223,9 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
     assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
 
 
-def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretrained], sst2: TaskData) -> None:
+def test_a_training_ends_early_with_its_best_weights(
+    models: dict[str, Pretrained], sst2: TaskData
+) -> None:
     """Of labels that mean nothing the loss of the examples set aside rises soon."""
     tokenizer = load_tokenizer(models["rotary"])
     items = encode_examples(SST2, sst2.train, tokenizer.ids, tokenizer.start, 64).items
@@ -219,10 +239,14 @@ def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretraine
     settings = Settings(learning_rate=1e-2, epochs=30, batch_size=40, patience=2)
 
     def minus_loss(labels: np.ndarray, outputs: np.ndarray) -> float:
-        return -float(torch.nn.functional.cross_entropy(torch.tensor(outputs), torch.tensor(labels)))
+        return -float(
+            torch.nn.functional.cross_entropy(torch.tensor(outputs), torch.tensor(labels))
+        )
 
     collator = DataCollatorWithPadding(tokenizer.program)
-    course, outputs = fine_tune(model, train, aside, collator, settings, 1, minus_loss, {"aside": aside})
+    course, outputs = fine_tune(
+        model, train, aside, collator, settings, 1, minus_loss, {"aside": aside}
+    )
     steps = [step for step, _ in course["looks"]]
     assert course["steps"] == steps[-1] < 90 and course["best_step"] == steps[-3]
     best = minus_loss(np.array([item["labels"] for item in aside]), outputs["aside"])
@@ -234,7 +258,9 @@ def test_a_loss_that_is_no_number_ends_it(
     models: dict[str, Pretrained], sst2: TaskData, tmp_path: Path
 ) -> None:
     plan = plan_of([models["rotary"]], Settings(learning_rate=1e30, epochs=1, batch_size=40))
-    with pytest.raises(UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"):
+    with pytest.raises(
+        UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"
+    ):
         run_glue(plan, [sst2], tmp_path, str)
     assert list(tmp_path.iterdir()) == []
 
@@ -251,7 +277,9 @@ def test_scores_are_learned_by_regression(models: dict[str, Pretrained], tmp_pat
     assert trial.score == sum(trial.metrics.values()) / 2 and 0 < trial.standard_error < 0.1
 
 
-def test_the_score_of_mnli_is_the_mean_of_both_sets(models: dict[str, Pretrained], tmp_path: Path) -> None:
+def test_the_score_of_mnli_is_the_mean_of_both_sets(
+    models: dict[str, Pretrained], tmp_path: Path
+) -> None:
     some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
     data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)

@@ -41,21 +41,38 @@ def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> 
     ("state", "ending", "action", "said"),
     [
         (FINISHED, Ending(0, "RUNNING"), FINISHED, "is finished"),
-        (FINISHED, Ending(137, "COMPLETING"), FINISHED, "is finished"),  # the state outranks all else
+        (
+            FINISHED,
+            Ending(137, "COMPLETING"),
+            FINISHED,
+            "is finished",
+        ),  # the state outranks all else
         (CONTINUE, Ending(0, "RUNNING"), REQUEUE, "more to do"),
         (CONTINUE, Ending(138, "RUNNING"), REQUEUE, "more to do"),
-        (CONTINUE, Ending(0, "COMPLETING"), STOP, "the job is COMPLETING"),  # scancel: never resurrected
+        (
+            CONTINUE,
+            Ending(0, "COMPLETING"),
+            STOP,
+            "the job is COMPLETING",
+        ),  # scancel: never resurrected
         (RUNNING, Ending(143, "COMPLETING"), STOP, "the job is COMPLETING"),
         (RUNNING, Ending(0, "UNKNOWN"), STOP, "the job is UNKNOWN"),
         (STOPPED, Ending(0, "RUNNING"), STOP, "as SIGTERM asked"),
         (STOPPED, Ending(0, "RUNNING", preempted=True), REQUEUE, "before preemption"),
         (RUNNING, Ending(137, "RUNNING"), REQUEUE, "goes on from progress 0 (1 of 3 segments"),
-        (RUNNING, Ending(143, "RUNNING", refused="the loss is nan"), STOP, "would be again: the loss is nan"),
+        (
+            RUNNING,
+            Ending(143, "RUNNING", refused="the loss is nan"),
+            STOP,
+            "would be again: the loss is nan",
+        ),
         (None, Ending(1, "RUNNING"), REQUEUE, "crashed with exit code 1"),
         (None, Ending(0, "RUNNING", asked=True), REQUEUE, "before the time limit"),
     ],
 )
-def test_decisions(tmp_path: Path, state: str | None, ending: Ending, action: str, said: str) -> None:
+def test_decisions(
+    tmp_path: Path, state: str | None, ending: Ending, action: str, said: str
+) -> None:
     decision = end(tmp_path, state, ending)
     assert decision.action == action and said in decision.reason
 

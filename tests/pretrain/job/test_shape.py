@@ -28,7 +28,11 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> Non
         ((2, 8), (512, 8, 1), (2, 8)),
         ((1, 8), (512, 8, 1), (1, 8)),
         ((3, 8), (512, 8, 1), (2, 8)),  # 24 do not divide 64; 16 on two whole nodes, not on three
-        ((3, 8), (480, 8, 1), (3, 5)),  # fewer ranks on each node: 15 of 60, where two nodes have 12
+        (
+            (3, 8),
+            (480, 8, 1),
+            (3, 5),
+        ),  # fewer ranks on each node: 15 of 60, where two nodes have 12
         ((7, 8), (512, 8, 1), (4, 8)),
         ((1, 6), (8, 2, 1), (1, 4)),
         ((5, 1), (8, 2, 1), (4, 1)),
@@ -83,7 +87,9 @@ def test_what_is_said_of_the_rest() -> None:
 def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pretrain.job", verb, *words]
     environment = rank_environment() | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_training_begins_on_what_it_can_use(tiny_shards: Path, tmp_path: Path) -> None:
@@ -97,10 +103,14 @@ def test_a_training_begins_on_what_it_can_use(tiny_shards: Path, tmp_path: Path)
     (begin,) = map(json.loads, (run / "slurm/segments.jsonl").read_text().splitlines())
     assert (begin["event"], begin["nodes"], begin["ranks"]) == ("begin", "n[1-3]", 2)
     few = job("begin-training", *given, "parallel.tensor_model_parallel_size=4")
-    assert_refused(few, "parallel.tensor_model_parallel_size=4 needs at least 4 processes, but there are 3")
+    assert_refused(
+        few, "parallel.tensor_model_parallel_size=4 needs at least 4 processes, but there are 3"
+    )
 
 
-def test_the_runs_of_a_sweep_each_begin_on_what_they_can_use(tiny_shards: Path, tmp_path: Path) -> None:
+def test_the_runs_of_a_sweep_each_begin_on_what_they_can_use(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         f"base: demo\ndirectory: {tmp_path}\ngrid: {{parallel.tensor_model_parallel_size: [1, 2]}}\n"

@@ -55,16 +55,24 @@ def test_the_roofline_of_large_is_that_of_the_earlier_estimate() -> None:
     )
     for gpu, milliseconds in by_hand.items():
         found = planned("large", *BEFORE, gpu=gpu).chosen.seconds
-        assert [1e3 * getattr(found, name) for name in names] == pytest.approx(milliseconds, abs=0.06)
+        assert [1e3 * getattr(found, name) for name in names] == pytest.approx(
+            milliseconds, abs=0.06
+        )
 
 
 def test_recomputation_takes_a_second_forward_pass_and_gives_its_activations() -> None:
     none, attention, full = (
-        planned("large", f"performance.recompute={part}").chosen for part in ("none", "attention", "full")
+        planned("large", f"performance.recompute={part}").chosen
+        for part in ("none", "attention", "full")
     )
     assert full.memory.activations < attention.memory.activations < none.memory.activations
     assert full.memory.peak < attention.memory.peak < none.memory.peak
-    assert none.seconds.total < attention.seconds.total < full.seconds.total < 4 / 3 * none.seconds.total
+    assert (
+        none.seconds.total
+        < attention.seconds.total
+        < full.seconds.total
+        < 4 / 3 * none.seconds.total
+    )
     shape = planned("large").config.shape()
     logits = 2.0 * shape.hidden_size * shape.vocab_size * planned("large").config.tokens_per_step
     assert full.flops.executed - none.flops.executed == pytest.approx(none.flops.model / 3 - logits)
@@ -90,16 +98,18 @@ def test_the_run_follows_from_the_step() -> None:
     speed, step = plan.chosen.speed, plan.chosen.seconds.total
     assert speed.run_gpu_hours == pytest.approx(16 * step * plan.config.total_steps / 3600)
     assert speed.run_days == pytest.approx(speed.run_gpu_hours / 16 / 24)
-    assert speed.run_kwh == pytest.approx(speed.run_gpu_hours * 0.4) and speed.run_cost == pytest.approx(
-        speed.run_gpu_hours * 2.5
-    )
+    assert speed.run_kwh == pytest.approx(
+        speed.run_gpu_hours * 0.4
+    ) and speed.run_cost == pytest.approx(speed.run_gpu_hours * 2.5)
     assert speed.mfu == pytest.approx(plan.chosen.flops.model / (step * 16 * 312e12))
     assert speed.hfu is not None and speed.mfu is not None and speed.mfu_full_attention is not None
     assert speed.hfu < speed.mfu < speed.mfu_full_attention
     assert planned("demo", gpus=2).chosen.speed.mfu is None  # fp32
 
 
-@pytest.mark.parametrize("variant", ["orthogonal", "vanilla", "hybrid", "unfreeze", "synthesizer_factorized"])
+@pytest.mark.parametrize(
+    "variant", ["orthogonal", "vanilla", "hybrid", "unfreeze", "synthesizer_factorized"]
+)
 @pytest.mark.parametrize("config", ["demo", "small", "base", "large"])
 def test_the_text_is_eighty_columns_wide_and_marks_every_number(config: str, variant: str) -> None:
     plan = planned(config, f"attention.variant={variant}", gpus=2, gpu="l40s", price=1)
@@ -107,17 +117,27 @@ def test_the_text_is_eighty_columns_wide_and_marks_every_number(config: str, var
     assert [line for line in lines if len(line) > 80] == []
     tables = [line for line in lines if line[:3].strip() in ("=", "~")]
     assert len(tables) > 20
-    names = {name for _, name in report.MEMORY.values()} | {"step", "tokens/s", "days", "kWh", "cost"}
+    names = {name for _, name in report.MEMORY.values()} | {
+        "step",
+        "tokens/s",
+        "days",
+        "kWh",
+        "cost",
+    }
     names |= {"MFU, %", "HFU, %"} if config != "demo" else set()
     # Beside a long variant a long name takes two lines.
-    assert [name for name in names if not any(line[3:].startswith(name[:15]) for line in tables)] == []
+    assert [
+        name for name in names if not any(line[3:].startswith(name[:15]) for line in tables)
+    ] == []
     assert "No GPU was used" in lines[3] and "Assumed:" in lines
 
 
 def test_json_has_the_same_content() -> None:
     plan = planned("large", price=2.5)
     answer = json.loads(json.dumps(as_json(plan), allow_nan=False))
-    assert answer["chosen"]["variant"] == "orthogonal" and answer["baseline"]["variant"] == "vanilla"
+    assert (
+        answer["chosen"]["variant"] == "orthogonal" and answer["baseline"]["variant"] == "vanilla"
+    )
     exact, estimate = answer["chosen"]["exact"], answer["chosen"]["estimate"]
     assert exact["memory_bytes"] == {
         "weights": 570_101_760,
@@ -152,8 +172,22 @@ def test_it_answers_without_torch_and_without_deepspeed() -> None:
 @pytest.mark.parametrize(
     ("gpus", "overrides", "said"),
     [
-        (1024, (), ("times 1024 data-parallel ranks", "that go: 16, with data.micro_batch_size=1 also 400)")),
-        (12, (), ("times 12 data-parallel ranks", "that go: 8 or 16, with data.micro_batch_size=1 also 10)")),
+        (
+            1024,
+            (),
+            (
+                "times 1024 data-parallel ranks",
+                "that go: 16, with data.micro_batch_size=1 also 400)",
+            ),
+        ),
+        (
+            12,
+            (),
+            (
+                "times 12 data-parallel ranks",
+                "that go: 8 or 16, with data.micro_batch_size=1 also 10)",
+            ),
+        ),
         (
             3,
             ("parallel.tensor_model_parallel_size=2",),
@@ -196,7 +230,9 @@ def test_a_card_that_is_not_known_is_answered_with_the_nearest() -> None:
         UserError, match="--gpu 'a100-80' is not a card that is known; did you mean 'a100-80gb'"
     ):
         find_gpu("a100-80")
-    with pytest.raises(UserError, match=r"'nowhere.yaml' cannot be read|nowhere.yaml cannot be read"):
+    with pytest.raises(
+        UserError, match=r"'nowhere.yaml' cannot be read|nowhere.yaml cannot be read"
+    ):
         find_gpu("nowhere.yaml")
     assert find_gpu("H200") is GPUS["h200"]
 
@@ -207,7 +243,9 @@ def test_a_baseline_that_is_not_known_is_one_sentence() -> None:
 
 
 def test_the_largest_micro_batch_is_the_largest() -> None:
-    plan = planned("large", "data.sequence_length=2048", "data.micro_batch_size=5", gpus=8, gpu="a100-40gb")
+    plan = planned(
+        "large", "data.sequence_length=2048", "data.micro_batch_size=5", gpus=8, gpu="a100-40gb"
+    )
     fit, share = plan.fit, plan.config.data.global_batch_size // 8
     assert fit.largest_micro_batch_size is not None and fit.fits
 
@@ -256,4 +294,6 @@ def test_the_verb_exits_with_two_and_a_sentence() -> None:
     command = [sys.executable, "-m", "pretrain", "plan", "large", "--gpus", "16", "--gpu", "v100"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: --gpu 'v100' is not a card") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: --gpu 'v100' is not a card") and done.stderr.count("\n") == 1
+    )

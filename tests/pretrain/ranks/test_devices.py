@@ -11,16 +11,27 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.ranks.devices import ask_for, cpu_was_asked_for, gpu_index, gpu_names, nvidia_devices, use_cuda
+from pretrain.ranks.devices import (
+    ask_for,
+    cpu_was_asked_for,
+    gpu_index,
+    gpu_names,
+    nvidia_devices,
+    use_cuda,
+)
 from pretrain.sweep.running import visible_devices
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
 
-without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that can use no GPU")
+without_cuda = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a torch that can use no GPU"
+)
 
 
 @pytest.fixture(params=["dev/nvidia0", "proc/driver/nvidia/gpus/0000:17:00.0/information"])
-def gpu_machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def gpu_machine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The root of a file system with a trace of an NVIDIA GPU; nobody has asked for anything."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / request.param
@@ -35,7 +46,9 @@ def test_a_gpu_machine_without_usable_cuda_is_refused(gpu_machine: Path) -> None
         use_cuda(gpu_machine)
     sentence = str(refused.value)
     assert str(gpu_machine) in sentence and f"torch {torch.__version__} " in sentence
-    assert "run.device=cpu" in sentence and "CUDA_VISIBLE_DEVICES" in sentence and "\n" not in sentence
+    assert (
+        "run.device=cpu" in sentence and "CUDA_VISIBLE_DEVICES" in sentence and "\n" not in sentence
+    )
     assert refused.value.rank_specific  # the GPUs of other nodes may work
 
 
@@ -49,7 +62,9 @@ def test_slurms_word_for_no_gpu_is_not_a_wish_for_the_cpu(
 
 
 @pytest.mark.parametrize("visible", ["", "-1", " -1, 0"])
-def test_the_cpu_can_be_asked_for(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_the_cpu_can_be_asked_for(
+    gpu_machine: Path, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert cpu_was_asked_for(visible)
     assert use_cuda(gpu_machine) is False
@@ -70,7 +85,9 @@ def test_cuda_that_is_asked_for_must_be_there() -> None:
 
 
 @without_cuda
-def test_a_machine_without_gpus_trains_on_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_gpus_trains_on_its_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "dev").mkdir()
     for name in ("null", "nvidiactl", "nvidia-uvm"):  # a driver that is loaded, and no GPU
@@ -103,7 +120,9 @@ def test_a_sweep_gives_out_only_gpus_that_torch_can_use(
 
 
 @without_cuda
-@pytest.mark.skipif(not Path("/proc/driver").is_dir(), reason="needs /proc/driver to lay a directory over")
+@pytest.mark.skipif(
+    not Path("/proc/driver").is_dir(), reason="needs /proc/driver to lay a directory over"
+)
 @pytest.mark.distributed
 @pytest.mark.parametrize("verb", ["train", "doctor"])
 def test_the_verbs_refuse_a_gpu_machine_without_usable_cuda(
@@ -145,7 +164,9 @@ def test_the_verbs_refuse_a_gpu_machine_without_usable_cuda(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_task_that_is_shown_one_gpu_takes_it_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_shown_one_gpu_takes_it_whatever_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # srun
     assert gpu_index(local_rank=3, count=1) == 0
     assert [gpu_index(local_rank, count=8) for local_rank in (0, 7)] == [0, 7]
@@ -173,7 +194,9 @@ record_collectives(Path(sys.argv[1]) / "trace_")
 found.append([os.environ[name] for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")])
 print(json.dumps(found))
 """
-    environment = {name: value for name, value in rank_environment().items() if "CUBLAS" not in name}
+    environment = {
+        name: value for name, value in rank_environment().items() if "CUBLAS" not in name
+    }
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
         cwd=ROOT,

@@ -161,7 +161,9 @@ while "SIGTERM" not in seen:
 """
     command = [sys.executable, "-c", LAUNCH, "2", *program(tmp_path, text)]
     # A session of its own stands for a terminal's foreground group, to which Ctrl-C goes as a whole.
-    with subprocess.Popen(command, cwd=ROOT, env=rank_environment(), start_new_session=True) as launcher:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=rank_environment(), start_new_session=True
+    ) as launcher:
         wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
         launcher.send_signal(signal.SIGUSR1)
         wait_for(tmp_path / "SIGUSR1-0", tmp_path / "SIGUSR1-1")
@@ -169,7 +171,9 @@ while "SIGTERM" not in seen:
         wait_for(tmp_path / "SIGINT-0", tmp_path / "SIGINT-1")
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(timeout=30) == 0
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["SIGUSR1 SIGINT SIGTERM"] * 2
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
+        "SIGUSR1 SIGINT SIGTERM"
+    ] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")

@@ -27,7 +27,13 @@ def test_known_devices(name: str, tflops: float) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["cpu", "NVIDIA A10G", "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA H1000"],
+    [
+        "cpu",
+        "NVIDIA A10G",
+        "Tesla V100-SXM2-32GB",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA H1000",
+    ],
 )
 def test_unknown_devices_have_no_peak(name: str) -> None:
     assert peak_flops(name) is None

@@ -75,7 +75,12 @@ def test_bytes_in_the_unit_that_suits_them() -> None:
 def test_one_table_in_markdown_and_on_the_terminal() -> None:
     """A cell is shown as it is: no markup on the terminal, no column broken by its `|` in Markdown."""
     table = Table(("name", "n"), [("a|b\nc [red]", "1"), ("d", "20")])
-    assert markdown(table) == ["| name | n |", "| --- | ---: |", "| a\\|b c [red] | 1 |", "| d | 20 |"]
+    assert markdown(table) == [
+        "| name | n |",
+        "| --- | ---: |",
+        "| a\\|b c [red] | 1 |",
+        "| d | 20 |",
+    ]
     output = io.StringIO()
     Console(file=output, width=40).print(rich_table(table, between_rows=True))
     shown = output.getvalue()
@@ -87,7 +92,9 @@ def test_one_table_in_markdown_and_on_the_terminal() -> None:
 
 
 def test_json_has_null_for_what_json_does_not_know() -> None:
-    content = strict_json({"a": [1.5, math.nan], "b": (math.inf, "nan"), "c": {"d": -math.inf, "e": 2}})
+    content = strict_json(
+        {"a": [1.5, math.nan], "b": (math.inf, "nan"), "c": {"d": -math.inf, "e": 2}}
+    )
     assert json.loads(json.dumps(content, allow_nan=False)) == {
         "a": [1.5, None],
         "b": [None, "nan"],
@@ -103,7 +110,12 @@ def test_the_lines_of_a_log_that_say_what_went_wrong() -> None:
         "KeyboardInterrupt",
         "urllib3.exceptions.HTTPError:",  # its message begins on the next line
     ]
-    others = ["Traceback (most recent call last):", "  ValueError: indented", "an error: inside", "Errors: 0"]
+    others = [
+        "Traceback (most recent call last):",
+        "  ValueError: indented",
+        "an error: inside",
+        "Errors: 0",
+    ]
     assert error_lines([*others, *errors]) == errors
 
 
@@ -135,7 +147,9 @@ def luminance(colour: str) -> float:
     """Relative luminance of #rrggbb or #rgb, by WCAG 2."""
     whole = colour if len(colour) == 7 else "#" + "".join(2 * digit for digit in colour[1:])
     parts = [int(whole[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -147,7 +161,9 @@ def contrast(one: str, other: str) -> float:
 def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -> None:
     """A line is seen at 3 : 1 against the paper, text is read at 4.5 : 1, light and dark (WCAG 2)."""
     style = files("pretrain.reporting").joinpath("page.css").read_text()
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in style.split("@media screen")[:2])
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in style.split("@media screen")[:2]
+    )
     dark = light | dark
     paper = dark["paper"]
     assert all(contrast(dark[f"c-{colour[1:].lower()}"], paper) >= 3 for colour in COLOURS)
@@ -159,7 +175,12 @@ def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -
 
 def test_a_label_is_broken_at_spaces_and_before_an_adapter_never_in_a_word() -> None:
     label = "monarch+short_convolution+query_key_bias+channel_scale learning_rate=0.003"
-    lines = ["monarch+short_convolution", "+query_key_bias", "+channel_scale", "learning_rate=0.003"]
+    lines = [
+        "monarch+short_convolution",
+        "+query_key_bias",
+        "+channel_scale",
+        "learning_rate=0.003",
+    ]
     assert in_lines(label) == "\n".join(lines)
     assert in_lines(label, 80) == label and in_lines("short_convolution", 5) == "short_convolution"
 

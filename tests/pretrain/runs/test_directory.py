@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from pretrain.compare.comparison import compare_runs
-from pretrain.runs.directory import CONTINUE, FINISHED, MARKER, RUNNING, STOPPED, RunDirectory, step_of
+from pretrain.runs.directory import (
+    CONTINUE,
+    FINISHED,
+    MARKER,
+    RUNNING,
+    STOPPED,
+    RunDirectory,
+    step_of,
+)
 from pretrain.runs.finished import newest_checkpoint_bytes
 from tests.fabricated_runs import write_run
 from tests.parsed_files import texts
@@ -63,14 +71,23 @@ def test_a_kill_between_marker_and_latest_leaves_a_run_that_can_be_compared(
     assert compare_runs([path], "vanilla").variants[0].cost.states.checkpoint_bytes == 12_345
 
 
-NAMES = {"config.yaml", "environment.json", "data.json", "audit.json", "metrics.jsonl", "summary.json"}
+NAMES = {
+    "config.yaml",
+    "environment.json",
+    "data.json",
+    "audit.json",
+    "metrics.jsonl",
+    "summary.json",
+}
 NAMES |= {"checkpoints", "latest", MARKER, "step_", FINISHED}
 ALLOWED = {
     "sweep/plan.py": {FINISHED},  # words of its own: what a directory holds before a sweep, …
     "sweep/running.py": {FINISHED},  # … and how the sweep's own attempt ended
     "sweep/trial.py": {FINISHED},
     "sweep/verb.py": {FINISHED},
-    "export/source_model.py": {"config.yaml"},  # beside the weights that it makes, in no run directory
+    "export/source_model.py": {
+        "config.yaml"
+    },  # beside the weights that it makes, in no run directory
 }
 
 

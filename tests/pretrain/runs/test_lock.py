@@ -89,7 +89,12 @@ def test_on_another_machine_it_holds_while_it_is_renewed_and_then_runs_out(tmp_p
     ],
 )
 def test_a_requeued_job_enters_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, cluster: str, restarts: str, enters: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    cluster: str,
+    restarts: str,
+    enters: bool,
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_CLUSTER_NAME", cluster)
@@ -112,6 +117,8 @@ def test_whoever_lost_it_says_so_and_leaves_it_to_the_other(
     deadline = time.monotonic() + 10
     while lock.lost is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert lock.lost is not None and "4711 on n17" in lock.lost and "stops without saving" in lock.lost
+    assert (
+        lock.lost is not None and "4711 on n17" in lock.lost and "stops without saving" in lock.lost
+    )
     lock.release()
     assert json.loads(file.read_text()) == ELSEWHERE

@@ -40,7 +40,11 @@ def test_a_position_is_the_same_after_a_file(tmp_path: Path) -> None:
     position = Position()
     for step in range(1, 50):
         position = position.after_step(8, 256, math.log(1 + step), 1 / step, updated=step % 7 != 0)
-    assert (position.usual_loss.steps, position.skipped_steps, position.consumed_samples) == (42, 7, 392)
+    assert (position.usual_loss.steps, position.skipped_steps, position.consumed_samples) == (
+        42,
+        7,
+        392,
+    )
     about = About({}, {}, {}, position, {}, {})
     (tmp_path / "checkpoint.json").write_text(about_json(about))
     assert read_about(tmp_path) == about

@@ -40,6 +40,8 @@ def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> N
     )
     environment = os.environ | failing_storage(shim, standing, tmp_path / "counter", 0, STANDS)
     command = [sys.executable, "-c", program, standing, other, tmp_path / "nowhere"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "[True, False, False]\n", done.stderr
     assert list(standing.iterdir()) == []

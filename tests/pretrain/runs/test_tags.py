@@ -67,7 +67,12 @@ def test_a_tag_belongs_to_the_metric_itself_before_any_family() -> None:
     assert metric_of("perplexity/valid/a/b") is tags.PERPLEXITY_OF_SOURCE
     with pytest.raises(KeyError, match="no metric 'time/coffee' is declared"):
         metric_of("time/coffee")
-    record = {"step": 1, "perplexity/valid": 9.0, "perplexity/valid/prose": 8.0, "perplexity/valid/x/y": 7.0}
+    record = {
+        "step": 1,
+        "perplexity/valid": 9.0,
+        "perplexity/valid/prose": 8.0,
+        "perplexity/valid/x/y": 7.0,
+    }
     assert tags.PERPLEXITY_OF_SOURCE.members(record) == {"prose": 8.0, "x/y": 7.0}
     assert "loss/" not in tags_of(*When)
 
@@ -76,13 +81,18 @@ def test_tensorboards_charts_show_every_metric_that_has_one_exactly_once() -> No
     """TensorBoard matches a chart's expressions from the start of a tag."""
     layout = chart_layout()
     assert list(layout) == [page.value for page in Page]
-    expressions = [text for charts in layout.values() for chart in charts.values() for text in chart]
+    expressions = [
+        text for charts in layout.values() for chart in charts.values() for text in chart
+    ]
     for metric in METRICS:
         tag = metric.tag + ("prose" if metric.member else "")
         shown = [text for text in expressions if re.match(text, tag)]
         assert len(shown) == (0 if metric.chart is None else 1), tag
     assert list(layout["quality"])[:2] == ["training loss", "validation loss"]
-    assert layout["throughput"]["utilisation: mfu and hfu"] == ["throughput/mfu$", "throughput/hfu$"]
+    assert layout["throughput"]["utilisation: mfu and hfu"] == [
+        "throughput/mfu$",
+        "throughput/hfu$",
+    ]
 
 
 def markdown_table() -> list[str]:
@@ -104,11 +114,15 @@ def markdown_table() -> list[str]:
 
 def test_the_documented_table_is_that_of_the_program() -> None:
     table = "\n".join(markdown_table())
-    assert table in (ROOT / "docs/metrics.md").read_text(), f"docs/metrics.md needs this table:\n{table}"
+    assert table in (ROOT / "docs/metrics.md").read_text(), (
+        f"docs/metrics.md needs this table:\n{table}"
+    )
 
 
 def test_no_tag_is_written_anywhere_else_in_the_program() -> None:
-    like_a_tag = re.compile(rf"({'|'.join(sorted({tag.partition('/')[0] for tag in PUBLIC}))})/[\w/]*")
+    like_a_tag = re.compile(
+        rf"({'|'.join(sorted({tag.partition('/')[0] for tag in PUBLIC}))})/[\w/]*"
+    )
     table = ROOT / "pretrain/runs/tags.py"
     for path in sorted((ROOT / "pretrain").rglob("*.py")):
         found = {text for text in texts(path) if like_a_tag.fullmatch(text)}

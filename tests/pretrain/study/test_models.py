@@ -32,5 +32,7 @@ def test_code_is_not_run_unasked(tmp_path: Path) -> None:
     require_trust(tmp_path, False)
     (tmp_path / "modeling.py").touch()
     require_trust(tmp_path, True)
-    with pytest.raises(UserError, match=r"has code of its own, modeling.py: read it, then give --trust-code"):
+    with pytest.raises(
+        UserError, match=r"has code of its own, modeling.py: read it, then give --trust-code"
+    ):
         require_trust(tmp_path, False)

@@ -9,7 +9,17 @@ import pytest
 from scipy import stats
 
 from pretrain.study.seal import Hypothesis
-from pretrain.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, bounds, decide, pairs_needed
+from pretrain.study.sequential import (
+    EXPONENT,
+    FIRST,
+    KAPPA,
+    LAST,
+    NO,
+    YES,
+    bounds,
+    decide,
+    pairs_needed,
+)
 
 BETTER = Hypothesis("new", "better", 2.0, "old")
 WITHIN = Hypothesis("new", "within", 2.0, "old")

@@ -14,7 +14,16 @@ import pytest
 import pretrain.study.packages
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
-from pretrain.study.gaps import NATS, POINTS, SCORES, PairedGap, Scale, adjust, gap_content, paired_gap
+from pretrain.study.gaps import (
+    NATS,
+    POINTS,
+    SCORES,
+    PairedGap,
+    Scale,
+    adjust,
+    gap_content,
+    paired_gap,
+)
 from pretrain.study.report import Document, Picture, finish, page_text
 from pretrain.study.seeds import group_by_settings, group_runs, refuse_twice
 from pretrain.study.tables import (
@@ -53,11 +62,18 @@ def gap_of(differences: tuple[float, ...], scale: Scale) -> PairedGap:
 
 def test_groups_by_settings_of_the_caller() -> None:
     models = [model("a2", "a", 2), model("b1", "b", 1), model("a1", "a", 1), model("a9", "a", 9)]
-    settings = [{"step": 1, "x.rate": None}, {}, {"step": 1, "x.rate": None}, {"step": 5, "x.rate": [1, 2]}]
+    settings = [
+        {"step": 1, "x.rate": None},
+        {},
+        {"step": 1, "x.rate": None},
+        {"step": 5, "x.rate": [1, 2]},
+    ]
     groups = group_by_settings(models, ["a", "b", "a", "a"], settings)
     plain, other = "a (step=1, rate=none)", "a (step=5, rate=1+2)"
     assert [group.name for group in groups.groups] == [plain, "b", other]
-    assert [run.name for run in groups.groups[0].runs] == ["a1", "a2"] and groups.name_of(models[3]) == other
+    assert [run.name for run in groups.groups[0].runs] == ["a1", "a2"] and groups.name_of(
+        models[3]
+    ) == other
     assert groups.baseline == plain and groups.baseline_of(groups.groups[1]).name == plain
     for baseline in ("b", "b1"):
         assert group_by_settings(models, ["a", "b", "a", "a"], settings, baseline).baseline == "b"
@@ -65,7 +81,9 @@ def test_groups_by_settings_of_the_caller() -> None:
         group_by_settings(models, ["a", "b", "a", "a"], settings, "a")
     foreign = [model("x", "x", None), model("y", "y", None)]
     assert len(group_by_settings(foreign, ["x", "y"], [{}, {}]).groups) == 2
-    with pytest.raises(UserError, match=r"^x and y are both 'x' with run\.seed=None: give one of them$"):
+    with pytest.raises(
+        UserError, match=r"^x and y are both 'x' with run\.seed=None: give one of them$"
+    ):
         group_by_settings(foreign, ["x", "x"], [{}, {}])
 
 
@@ -105,7 +123,9 @@ def test_a_path_given_twice_is_refused() -> None:
 
 
 def test_one_policy_for_p_values() -> None:
-    shown = [p_value(*case) for case in ((0.01234, 5), (0.00009, 5), (None, 9), (0.01, 4), (0.01, 0))]
+    shown = [
+        p_value(*case) for case in ((0.01234, 5), (0.00009, 5), (None, 9), (0.01, 4), (0.01, 0))
+    ]
     assert shown == ["0.0123", "< 0.0001", "–", "n < 5", "n < 5"]
     few, many = gap_of((0.1, 0.2), POINTS), gap_of((0.01, 0.02, 0.03, 0.04, 0.05), POINTS)
     rows = [GapRow(("few",), few), GapRow(("many",), many, "score"), GapRow(("none",), None)]
@@ -121,9 +141,18 @@ def test_one_policy_for_p_values() -> None:
         "0.0132",
         "score significantly higher at 5 % (p = 0.0132 after Holm, n = 5)",
     )
-    assert table.rows[2][1:] == ("0", "–", "–", "–", "–", "no seed in common with the baseline, so no gap")
+    assert table.rows[2][1:] == (
+        "0",
+        "–",
+        "–",
+        "–",
+        "–",
+        "no seed in common with the baseline, so no gap",
+    )
     assert set(table.text_columns) == {0, 6}
-    assert list(gap_table(("variant",), rows, columns, flush_left=True).text_columns) == list(range(6))
+    assert list(gap_table(("variant",), rows, columns, flush_left=True).text_columns) == list(
+        range(6)
+    )
 
 
 def test_a_gap_knows_its_scale() -> None:
@@ -132,9 +161,9 @@ def test_a_gap_knows_its_scale() -> None:
     assert gap_content(nats).keys() - gap_content(scores).keys() == {
         *("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
     }
-    assert "+0.0150 nats per token" in gap_sentence("v", nats) and "perplexity +1.5 %" in gap_sentence(
+    assert "+0.0150 nats per token" in gap_sentence(
         "v", nats
-    )
+    ) and "perplexity +1.5 %" in gap_sentence("v", nats)
     assert gap_sentence("v", points, "accuracy").startswith("v: +1.50 points (95 % interval")
     assert gap_sentence("v", scores, "accuracy").startswith("v: accuracy +0.0150 (95 % interval")
     assert [PERPLEXITY.cell(gap) for gap in (nats, points)] == ["+1.5 %", "–"]
@@ -143,14 +172,24 @@ def test_a_gap_knows_its_scale() -> None:
 def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(("a", "n"), [("x", "1")])
     page = ["# Title", "", Picture("there"), Picture("gone"), table, ["one", "two"], []]
-    text = "# Title\n\n![there](there.png)\n\n| a | n |\n| --- | ---: |\n| x | 1 |\n\n* one\n* two\n"
+    text = (
+        "# Title\n\n![there](there.png)\n\n| a | n |\n| --- | ---: |\n| x | 1 |\n\n* one\n* two\n"
+    )
     assert page_text(page, ["there"]) == text
     figures = {"gone": lambda: None}
-    document = Document(page, {"x": float("nan")}, ["said", ["note"]], figures, {"a.csv": "1\n", "b": b"2"})
+    document = Document(
+        page, {"x": float("nan")}, ["said", ["note"]], figures, {"a.csv": "1\n", "b": b"2"}
+    )
     finish(document, tmp_path / "out", remark=" (again)")
-    assert capsys.readouterr().out == f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
+    assert (
+        capsys.readouterr().out == f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
+    )
     files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert files["report.json"] == '{\n "x": null\n}\n' and files["a.csv"] == "1\n" and files["b"] == "2"
+    assert (
+        files["report.json"] == '{\n "x": null\n}\n'
+        and files["a.csv"] == "1\n"
+        and files["b"] == "2"
+    )
     assert "gone" not in files["report.md"]
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written: "):

@@ -76,7 +76,10 @@ def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> No
     waiting, order = list(runs.values())[:6], []
     while (run := next_run(waiting, [])) is not None:
         assert (
-            next_run([branch for branch in waiting if branch.config.schedule.branch_from == run.path], [run])
+            next_run(
+                [branch for branch in waiting if branch.config.schedule.branch_from == run.path],
+                [run],
+            )
             is None
         )
         waiting.remove(run)
@@ -139,7 +142,9 @@ def test_a_grid_of_one_run_is_called_like_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_tasks", [1, 3, 7, 20])
-def test_slices_share_the_runs_as_the_data_pipeline_shares_its_units(tmp_path: Path, num_tasks: int) -> None:
+def test_slices_share_the_runs_as_the_data_pipeline_shares_its_units(
+    tmp_path: Path, num_tasks: int
+) -> None:
     runs = runs_of(tmp_path, grid={"model.num_layers": [1, 2, 3, 4, 5]}, seeds=[1, 2])
     slices = []
     for index in range(num_tasks):
@@ -162,7 +167,10 @@ def test_only_keeps_the_order_of_the_grid_and_takes_a_run_once() -> None:
         *(f"gaussian-seed_{seed}" for seed in (1, 2, 3, 4, 5)),
     ]
     assert selected("vanilla-*", "*-seed_1", "vanilla-seed_[12]") == [
-        *(f"{variant}-seed_1" for variant in ("vanilla", "orthogonal", "gaussian", "gaussian_naive")),
+        *(
+            f"{variant}-seed_1"
+            for variant in ("vanilla", "orthogonal", "gaussian", "gaussian_naive")
+        ),
         *(f"vanilla-seed_{seed}" for seed in (2, 3, 4, 5)),
     ]
     assert len(selected()) == 20
@@ -180,12 +188,16 @@ def test_only_refuses_a_pattern_that_is_the_name_of_no_run(pattern: str, hint: s
     with pytest.raises(UserError) as raised:
         selected("vanilla-*", pattern)
     said = str(raised.value)
-    assert said.startswith(f"grid a1_init.yaml: --only '{pattern}' is the name of none of its runs; {hint}")
+    assert said.startswith(
+        f"grid a1_init.yaml: --only '{pattern}' is the name of none of its runs; {hint}"
+    )
 
 
 def test_only_leaves_what_was_not_asked_for_unchecked(tmp_path: Path) -> None:
     grid = read_grid(
-        grid_file(tmp_path, set=ONE_RANK, grid={"model.num_layers": [2, 0], "model.dropout": [0.0, 0.1]})
+        grid_file(
+            tmp_path, set=ONE_RANK, grid={"model.num_layers": [2, 0], "model.dropout": [0.0, 0.1]}
+        )
     )
     runs = plan_sweep(grid, None, [], lambda _: 1, check_data=False, only=["num_layers_2-*"])
     assert [run.name for run in runs] == ["num_layers_2-dropout_0.0", "num_layers_2-dropout_0.1"]
@@ -235,7 +247,9 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
     names = names_of(*({"section.key": value} for value in values))
     assert len({name.casefold() for name in names}) == len(values)
     for name in names:
-        assert re.fullmatch(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", name) and len(name) <= LONGEST_NAME + 9
+        assert (
+            re.fullmatch(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", name) and len(name) <= LONGEST_NAME + 9
+        )
         load_config("demo", [override_text("run.name", name)])
     assert names == names_of(*({"section.key": value} for value in values))
 
@@ -252,10 +266,16 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ({"seeds": [1, 2, 1]}, ["asks for the same run twice: seed_1"]),
         ({"grid": {"model.num_layers": []}}, ["mine.yaml", "'grid.model.num_layers' is []"]),
         ({"grid": {"model.num_layers": 4}}, ["mine.yaml", "'grid.model.num_layers' is 4", "list"]),
-        ({"grid": {"variant": ["vanilla"]}}, ["'variant' in `grid` is not of the form section.key"]),
+        (
+            {"grid": {"variant": ["vanilla"]}},
+            ["'variant' in `grid` is not of the form section.key"],
+        ),
         ({"grid": {"run.name": ["a"]}}, ["'run.name' in `grid`: the sweep names its runs"]),
         ({"set": {"run.directory": "x"}}, ["'run.directory' in `set`: give `directory` instead"]),
-        ({"grid": {"run.seed": [1]}, "seeds": [2]}, ["'run.seed' is given in `grid` and in `seeds`"]),
+        (
+            {"grid": {"run.seed": [1]}, "seeds": [2]},
+            ["'run.seed' is given in `grid` and in `seeds`"],
+        ),
         (
             {"set": {"model.num_layers": 2}, "grid": {"model.num_layers": [3]}},
             ["'model.num_layers' is given in `set` and in `grid`"],
@@ -266,16 +286,27 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ({"list": [{"name": "a"}, {"name": "b"}]}, ["a and b are the same run under two names"]),
         (
             {"grid": {"model.num_layres": [1]}},
-            ["run num_layres_1", "mine.yaml line", "unknown key 'model.num_layres'", "model.num_layers"],
+            [
+                "run num_layres_1",
+                "mine.yaml line",
+                "unknown key 'model.num_layres'",
+                "model.num_layers",
+            ],
         ),
-        ({"grid": {"attention.variant": ["vanila"]}}, ["run vanila", "attention.variant", "'vanila'"]),
+        (
+            {"grid": {"attention.variant": ["vanila"]}},
+            ["run vanila", "attention.variant", "'vanila'"],
+        ),
         (
             {"grid": {"model.num_layers": [2, 0]}},
             ["run num_layers_0", "mine.yaml line", "'model.num_layers' is 0"],
         ),
         (
             {"set": {}, "grid": {"model.num_layers": [2]}},
-            ["run num_layers_2", "parallel.tensor_model_parallel_size=2 needs at least 2 processes"],
+            [
+                "run num_layers_2",
+                "parallel.tensor_model_parallel_size=2 needs at least 2 processes",
+            ],
         ),
         ({"base": "dem"}, ["config 'dem' is neither a file nor one of the shipped configs"]),
     ],
@@ -292,7 +323,9 @@ def test_mistakes_beside_the_grid(tmp_path: Path) -> None:
     grid = {"grid": {"attention.variant": ["vanilla"]}}
     assert "varies attention.variant" in refusal(tmp_path, "attention.variant=gaussian", **grid)
     assert "the sweep names its runs" in refusal(tmp_path, "run.name=x", **grid)
-    with pytest.raises(UserError, match="neither a file nor one of the shipped grids: a1_init, a2_"):
+    with pytest.raises(
+        UserError, match="neither a file nor one of the shipped grids: a1_init, a2_"
+    ):
         read_grid("a1")
     (tmp_path / "no.yaml").write_text("base: demo\n")
     with pytest.raises(UserError, match="'directory' is missing"):
@@ -375,7 +408,11 @@ def test_every_run_of_every_shipped_grid_is_possible(
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
-    assert variants & {"vanilla", "low_rank"} and variants & {"orthogonal", "orthogonal_shared", "monarch"}
+    assert variants & {"vanilla", "low_rank"} and variants & {
+        "orthogonal",
+        "orthogonal_shared",
+        "monarch",
+    }
     for run in runs:
         if run.config.run.seed == min(grid.content.seeds or [run.config.run.seed]):
             assert load_config(run.base, run.overrides) == run.config
@@ -390,15 +427,23 @@ def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
     grid = shipped_grid(name)
     # A length in FLOPs suits the sizes of its base; on another it is given anew.
     fixed = grid.content.fixed
-    length: list[tuple[str, Any]] = [("schedule.flops", 10**18)] if "schedule.flops" in fixed else []
+    length: list[tuple[str, Any]] = (
+        [("schedule.flops", 10**18)] if "schedule.flops" in fixed else []
+    )
     names = [run.name for run in expand(grid, [])]
     first = [name for name in names if name.endswith("-seed_1")] or names
-    if any("schedule.flops" in entry for entry in grid.content.entries or []):  # not given anew: it varies
-        with pytest.raises(UserError, match=r"more than the \d+ steps of the run \(schedule.flops="):
+    if any(
+        "schedule.flops" in entry for entry in grid.content.entries or []
+    ):  # not given anew: it varies
+        with pytest.raises(
+            UserError, match=r"more than the \d+ steps of the run \(schedule.flops="
+        ):
             plan_sweep(grid, base, [], lambda _: 1, check_data=False, only=first)
         return
     if base == "base" and any("hadamard" in run for run in first):
-        with pytest.raises(UserError, match=r"hidden_size=768 is not a power of two.*use construction 'dct'"):
+        with pytest.raises(
+            UserError, match=r"hidden_size=768 is not a power of two.*use construction 'dct'"
+        ):
             plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=first)
         first = [run for run in first if "hadamard" not in run]
     planned = plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=first)

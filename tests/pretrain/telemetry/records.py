@@ -25,7 +25,9 @@ def tags_of(*occasions: When) -> set[str]:
 
 ALWAYS = tags_of(When.ALWAYS)
 WITH_PEAK = tags_of(When.PEAK_KNOWN)
-WITH_VALIDATION = tags_of(When.VALIDATED) | {PERPLEXITY_OF_SOURCE.of(name) for name in ("prose", "topics")}
+WITH_VALIDATION = tags_of(When.VALIDATED) | {
+    PERPLEXITY_OF_SOURCE.of(name) for name in ("prose", "topics")
+}
 WITH_CHECKPOINT = tags_of(When.SAVED)
 
 
@@ -44,7 +46,10 @@ def make_facts(peak: float | None = 1e12, device_name: str = "cpu") -> RunFacts:
 
 
 def make_record(
-    step: int, loss: float | None = None, validated: bool = False, seconds_stall: float | None = None
+    step: int,
+    loss: float | None = None,
+    validated: bool = False,
+    seconds_stall: float | None = None,
 ) -> StepRecord:
     """A record whose every number is a function of the step."""
     result = StepResult(
@@ -52,7 +57,9 @@ def make_record(
         auxiliary={},
         gradient_norm=1 + 0.01 * step,
         learning_rate=1e-3 / step,
-        seconds=StepSeconds(step=0.5 + 0.001 * step, data=0.01, forward_backward=0.4, optimizer=0.09),
+        seconds=StepSeconds(
+            step=0.5 + 0.001 * step, data=0.01, forward_backward=0.4, optimizer=0.09
+        ),
     )
     return StepRecord(
         position=Position(step, 8 * step, 1024 * step),
@@ -68,7 +75,11 @@ def open_telemetry(run_path: Path, **changes: Any) -> Telemetry:
         "every": 1,
         "tensorboard": True,
         "variance_window": 5,
-        "hparams": {"attention.variant": "orthogonal", "optimizer.learning_rate": 1e-3, "model.tied": True},
+        "hparams": {
+            "attention.variant": "orthogonal",
+            "optimizer.learning_rate": 1e-3,
+            "model.tied": True,
+        },
         "total_steps": 20,
         "resume_step": 0,
         "console": Console(file=io.StringIO()),
@@ -92,7 +103,8 @@ def read_scalars(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     directory = str(run_path / "tensorboard")
     events = EventAccumulator(directory, size_guidance={"scalars": 0}).Reload()
     scalars = {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
     }
     server = plugin_event_accumulator.EventAccumulator(
         directory, tensor_size_guidance={"scalars": 0}
@@ -104,4 +116,6 @@ def read_scalars(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def deterministic(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records without what the machine decides; times and speeds are the test's own and stay."""
-    return [{key: value for key, value in record.items() if key != HOST_BYTES.tag} for record in records]
+    return [
+        {key: value for key, value in record.items() if key != HOST_BYTES.tag} for record in records
+    ]

@@ -16,7 +16,9 @@ from tests.pretrain.telemetry.records import (
 
 def test_log_file_gets_few_plain_lines(tmp_path: Path) -> None:
     output = io.StringIO()
-    telemetry = open_telemetry(tmp_path, console=Console(file=output, width=60), seconds_between_lines=60.0)
+    telemetry = open_telemetry(
+        tmp_path, console=Console(file=output, width=60), seconds_between_lines=60.0
+    )
     for step in range(1, 21):
         telemetry.log(make_record(step, validated=step == 10))
     telemetry.close()
@@ -33,12 +35,16 @@ def test_a_terminal_of_80_columns_shows_step_time_left_and_speed_whole(tmp_path:
     telemetry = open_telemetry(tmp_path, console=console, total_steps=190_735)
     for step in range(1, 21):
         telemetry.log(make_record(step, validated=step == 20))
-    telemetry.say("a message of the loop [not markup] that is longer than the terminal, by some of its words")
+    telemetry.say(
+        "a message of the loop [not markup] that is longer than the terminal, by some of its words"
+    )
     telemetry.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
     lines = [line.rstrip() for part in shown.split("\n") for line in part.split("\r")]
     assert [line for line in lines if len(line) > 80 or "…" in line] == []
     (last,) = {line for line in lines if "20/190735" in line and "norm" in line}
     assert re.search(r"20/190735 left (-|\d+):(--|\d\d):(--|\d\d) +loss .* tokens/s$", last)
-    at = lines.index("a message of the loop [not markup] that is longer than the terminal, by some of")
+    at = lines.index(
+        "a message of the loop [not markup] that is longer than the terminal, by some of"
+    )
     assert lines[at + 1] == "its words"

@@ -27,7 +27,9 @@ def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:
     assert values["attention.variant"].string_value == "orthogonal"
     assert values["optimizer.learning_rate"].number_value == 1e-3
     assert values["model.tied"].string_value == "true"
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(contents["_hparams_/experiment"]).experiment
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(
+        contents["_hparams_/experiment"]
+    ).experiment
     assert {info.name.tag for info in experiment.metric_infos} == {"perplexity/valid", "loss/train"}
     shown_first = {info.name for info in experiment.hparam_infos if info.differs}
     assert shown_first == {"attention.variant", "optimizer.learning_rate"}

@@ -40,7 +40,9 @@ def test_text(value: object, text: str) -> None:
 def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     """TensorBoard takes them from any one run, and refuses to filter numbers where another run has text."""
     seen = {}
-    for variant in [name for name in VARIANTS if VARIANTS[name].init != "pretrained"]:  # that needs a file
+    for variant in [
+        name for name in VARIANTS if VARIANTS[name].init != "pretrained"
+    ]:  # that needs a file
         overrides = [f"attention.variant={variant}", "model.head_dim=16"]
         values = hparams(load_config("demo", overrides))
         seen[variant] = {key: isinstance(value, str) for key, value in values.items()}
@@ -49,14 +51,18 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     assert len({tuple(columns.items()) for columns in seen.values()}) == 1
     by_tokens = hparams(load_config("demo", ["schedule.steps=null", "schedule.tokens=1000000"]))
     assert (by_tokens["schedule.steps"], by_tokens["schedule.tokens"]) == ("none", "1000000")
-    assert {key: isinstance(value, str) for key, value in by_tokens.items()} == next(iter(seen.values()))
+    assert {key: isinstance(value, str) for key, value in by_tokens.items()} == next(
+        iter(seen.values())
+    )
     assert {"attention.variant", "run.seed"} <= {*FIRST} & {*by_tokens}
 
 
 def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: Path) -> None:
     """The first tenth is start-up, and the last step of this run is twice as fast as the others."""
     speeds = [10.0] * 10 + [1000.0] * 89 + [2000.0]
-    run = RunDirectory(write_run(tmp_path, "run", "vanilla", columns={tags.TOKENS_PER_SECOND.tag: speeds}))
+    run = RunDirectory(
+        write_run(tmp_path, "run", "vanilla", columns={tags.TOKENS_PER_SECOND.tag: speeds})
+    )
     values = results(run)
     assert values["summary/median_tokens_per_second"] == 1000
     assert values["summary/median_step_seconds"] == 2
@@ -64,7 +70,10 @@ def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: P
     assert values["summary/gradients_MiB"] == 4 * 1_313_024 * 4 / 2**20
     assert values["summary/peak_host_MiB"] == 500_000_000 / 2**20
     assert values["summary/checkpoint_MiB"] == newest_checkpoint_bytes(run.path) / 2**20
-    assert values["summary/trainable_parameters"] == 1_313_024 and values["summary/frozen_parameters"] == 0
+    assert (
+        values["summary/trainable_parameters"] == 1_313_024
+        and values["summary/frozen_parameters"] == 0
+    )
     shown = [
         "perplexity/valid",
         *(f"summary/{name}" for name in ("median_tokens_per_second", "gradients_MiB")),

@@ -28,7 +28,10 @@ HOSTILE = (
 def test_what_a_model_writes_stays_text(text: str) -> None:
     html = markdown_to_safe_html(markdown_of(Sample(text, text, 3, ended=False)))
     tags = re.findall(r"</?[a-z0-9]+>", html)
-    heading, code = ["<p>", "<strong>", "</strong>", "</p>"], ["<pre>", "<code>", "</code>", "</pre>"]
+    heading, code = (
+        ["<p>", "<strong>", "</strong>", "</p>"],
+        ["<pre>", "<code>", "</code>", "</pre>"],
+    )
     assert tags == [*heading, *code, *heading, *code]
     shown = re.findall(r"<code>(.*?)</code>", html, flags=re.DOTALL)
     entities = {"&lt;": "<", "&gt;": ">", "&amp;": "&"}
@@ -36,7 +39,9 @@ def test_what_a_model_writes_stays_text(text: str) -> None:
     assert [one.split() for one in plain] == [text.split()] * 2
 
 
-def test_samples_stand_beside_the_scalars_of_their_step_and_survive_a_resume(tmp_path: Path) -> None:
+def test_samples_stand_beside_the_scalars_of_their_step_and_survive_a_resume(
+    tmp_path: Path,
+) -> None:
     samples = (Sample("The", " cat sat", 3, ended=False), Sample("def f", "", 0, ended=True))
     telemetry = open_telemetry(tmp_path)
     for step in (1, 2, 3):
@@ -49,10 +54,16 @@ def test_samples_stand_beside_the_scalars_of_their_step_and_survive_a_resume(tmp
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert sorted(events.PluginTagToContent("text")) == ["samples/0", "samples/1"]
     texts = {
-        tag: {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)}
+        tag: {
+            event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)
+        }
         for tag in ("samples/0", "samples/1")
     }
     first = "**Prompt**\n\n    The\n\n**Continuation**, 3 tokens\n\n    "
     assert texts["samples/0"] == {2: f"{first} cat 2", 3: f"{first} cat sat"}
-    assert texts["samples/1"][3].endswith("**Continuation**, 0 tokens, then the end of the document\n\n")
-    assert not any(key.startswith("samples") and key != "samples" for key in read_strictly(tmp_path)[-1])
+    assert texts["samples/1"][3].endswith(
+        "**Continuation**, 0 tokens, then the end of the document\n\n"
+    )
+    assert not any(
+        key.startswith("samples") and key != "samples" for key in read_strictly(tmp_path)[-1]
+    )

@@ -70,7 +70,9 @@ def test_an_extra_record_at_a_signal_does_not_change_later_variances(tmp_path: P
     resumed = open_telemetry(tmp_path / "stopped", every=4, resume_step=10)
     for step in range(11, 21):
         resumed.log(make_record(step))
-    records = {record["step"]: record for record in deterministic(read_strictly(tmp_path / "stopped"))}
+    records = {
+        record["step"]: record for record in deterministic(read_strictly(tmp_path / "stopped"))
+    }
     assert sorted(records) == [4, 8, 10, 12, 16, 20]
     for record in deterministic(read_strictly(tmp_path / "straight")):
         assert records[record["step"]] == record
@@ -94,7 +96,9 @@ def test_event_files_of_a_faster_clock_are_still_purged(tmp_path: Path) -> None:
         old.log(make_record(step, loss=9.0))
     old.close()
     (written,) = (tmp_path / "tensorboard").glob(FILE_PREFIX + "*")
-    written.rename(written.with_name(f"{FILE_PREFIX}{int(time.time()) + 3600:010d}.other-host.99999.0"))
+    written.rename(
+        written.with_name(f"{FILE_PREFIX}{int(time.time()) + 3600:010d}.other-host.99999.0")
+    )
     resumed = open_telemetry(tmp_path, resume_step=3)
     for step in range(4, 7):
         resumed.log(make_record(step, loss=1.0))
@@ -185,7 +189,9 @@ def test_steps_that_tensorboard_does_not_show_are_named(tmp_path: Path, damage: 
     else:
         newer.write_bytes(newer.read_bytes() + b"\x40\x00\x00\x00half a record")
     output = io.StringIO()
-    open_telemetry(tmp_path, every=2, resume_step=12, console=Console(file=output, width=1000)).close()
+    open_telemetry(
+        tmp_path, every=2, resume_step=12, console=Console(file=output, width=1000)
+    ).close()
     said = [line for line in output.getvalue().splitlines() if "TensorBoard" in line]
     if damage == "torn after the last":
         assert said == []

@@ -90,7 +90,9 @@ def test_loss_variance_is_that_of_the_window(tmp_path: Path) -> None:
     losses = [record["loss/train"] for record in records]
     for index, record in enumerate(records):
         window = losses[max(0, index - 4) : index + 1]
-        assert record["stability/loss_variance"] == pytest.approx(statistics.pvariance(window), abs=1e-12)
+        assert record["stability/loss_variance"] == pytest.approx(
+            statistics.pvariance(window), abs=1e-12
+        )
 
 
 def test_unknown_device_logs_no_utilisation_and_says_so_once(tmp_path: Path) -> None:
@@ -115,7 +117,9 @@ def test_cuda_logs_the_allocation_peak(tmp_path: Path) -> None:
     assert read_strictly(tmp_path)[0]["memory/allocated_peak"] >= block.nbytes
 
 
-def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(
+    tmp_path: Path,
+) -> None:
     telemetry = open_telemetry(tmp_path)
     for step, loss in enumerate((2.0, math.nan, math.inf, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5), start=1):
         telemetry.log(make_record(step, loss=loss))
@@ -127,7 +131,10 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp
     assert [record["loss/train"] for record in records[:4]] == [2.0, None, None, 3.0]
     variances = [record["stability/loss_variance"] for record in records]
     assert variances[1:7] == [None] * 6 and None not in variances[7:]
-    assert records[9]["perplexity/valid"] is None and records[9]["throughput/tokens_per_second"] is None
+    assert (
+        records[9]["perplexity/valid"] is None
+        and records[9]["throughput/tokens_per_second"] is None
+    )
     losses = dict(read_scalars(tmp_path)["loss/train"])
     assert math.isnan(losses[2]) and losses[3] == math.inf
 
@@ -162,7 +169,9 @@ def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path, every=4, total_steps=14)
     for step in range(1, 15):
-        telemetry.log(make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None))
+        telemetry.log(
+            make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None)
+        )
     telemetry.close()
     records = read_strictly(tmp_path)
     assert [record["step"] for record in records] == [4, 6, 7, 8, 12, 14]

@@ -22,11 +22,15 @@ BLOCK, HEADER = 32768, 7
 @pytest.mark.skipif(THERE, reason="wandb is installed")
 def test_without_the_package_it_is_refused_in_one_sentence() -> None:
     config = load_config("demo", ["telemetry.wandb=true", "parallel.tensor_model_parallel_size=1"])
-    with pytest.raises(UserError, match=r"telemetry\.wandb=true but the package wandb is not installed; pip"):
+    with pytest.raises(
+        UserError, match=r"telemetry\.wandb=true but the package wandb is not installed; pip"
+    ):
         check_layout(config, 1)
 
 
-@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install 'ora-pretrain[wandb]'")
+@pytest.mark.skipif(
+    not THERE, reason="needs the optional package wandb: pip install 'ora-pretrain[wandb]'"
+)
 def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,5 +68,10 @@ def histories(path: Path) -> Iterator[dict[str, Any]]:
             record, parts = Record.FromString(parts), b""
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
-                names = ("/".join(item.nested_key) if item.nested_key else item.key for item in items)
-                yield {name: json.loads(item.value_json) for name, item in zip(names, items, strict=True)}
+                names = (
+                    "/".join(item.nested_key) if item.nested_key else item.key for item in items
+                )
+                yield {
+                    name: json.loads(item.value_json)
+                    for name, item in zip(names, items, strict=True)
+                }

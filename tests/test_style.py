@@ -1,0 +1,190 @@
+"""How the code reads: no golf, and docstrings with sections where there is something to tell."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.parsed_files import nodes, parsed
+from tests.ranks import ROOT
+
+FOLDERS = (
+    "pretrain",
+    "megatron_patches",
+    "data_pipeline",
+    "benchmarks",
+    "tools",
+    "slurm",
+    "docs",
+    "tests",
+)
+PENDING: tuple[str, ...] = (
+    "pretrain/config",
+    "pretrain/ranks",
+    "pretrain/runs",
+    "pretrain/data",
+    "pretrain/model",
+    "pretrain/telemetry",
+    "pretrain/training",
+    "pretrain/checkpoint",
+    "pretrain/plan",
+    "pretrain/compare",
+    "pretrain/study",
+    "pretrain/reporting",
+    "pretrain/sweep",
+    "pretrain/replay",
+    "pretrain/evaluation",
+    "pretrain/finetuning",
+    "pretrain/export",
+    "pretrain/doctor",
+    "pretrain/job",
+    "pretrain/quickstart.py",
+    "pretrain/__main__.py",
+    "pretrain/api.py",
+    "megatron_patches",
+    "data_pipeline",
+    "benchmarks",
+    "slurm",
+    "docs",
+    "tests",
+)
+"""Folders that are not rewritten yet. Remove a folder once it holds to the rules of this file."""
+
+COMPUTED = (
+    ast.Call,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.Lambda,
+    ast.JoinedStr,
+)
+MANY_POSITIONAL = {
+    "max",
+    "min",
+    "zip",
+    "print",
+    "chain",
+    "product",
+    "join",
+    "joinpath",
+    "apply",
+    "Path",
+    "add_row",
+    "update",
+}
+"""Functions of any number of equal arguments; `apply` of an autograd.Function takes no keywords."""
+
+
+def files() -> list[Path]:
+    """The files that the rules hold for."""
+    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = {path: path.relative_to(ROOT).as_posix() for path in found}
+    return [
+        path
+        for path in found
+        if not any(names[path] == one or names[path].startswith(f"{one}/") for one in PENDING)
+    ]
+
+
+def named(node: ast.expr) -> str:
+    """The last name of what is called."""
+    return ast.unparse(node).rpartition(".")[2]
+
+
+def golf(node: ast.AST) -> str | None:
+    """What is wrong with a node of a syntax tree, in a word or two."""
+    if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
+        return "star-packing"
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple):
+        return "tuple as a statement"
+    if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda):
+        return "lambda kept in a name"
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+        several = any(isinstance(target, ast.Tuple) for target in node.targets)
+        if several and any(
+            isinstance(inner, COMPUTED) for value in node.value.elts for inner in ast.walk(value)
+        ):
+            return "tuple assignment of computed values"
+    if isinstance(node, ast.Call) and named(node.func) not in MANY_POSITIONAL:
+        positional = sum(not isinstance(argument, ast.Starred) for argument in node.args)
+        return "more than four positional arguments" if positional > 4 else None
+    return None
+
+
+def public_functions(path: Path) -> Iterator[ast.FunctionDef]:
+    """The public functions of a module, and the public methods of its public classes."""
+    bodies = [parsed(path).body]
+    while bodies:
+        for node in bodies.pop():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                bodies.append(node.body)
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield node
+
+
+def without_sections(function: ast.FunctionDef) -> str | None:
+    """What the docstring of a public function lacks."""
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    # A verb's docstring is its help text, and a redefinition has the docstring of what it redefines.
+    if any(".command" in one or ".callback" in one or one == "override" for one in decorators):
+        return None
+    docstring = ast.get_docstring(function) or ""
+    arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    given = [one.arg for one in arguments if one.arg not in ("self", "cls", "ctx")]
+    if len(given) >= 2 and "Args:" not in docstring:
+        return "Args"
+    raised = [node for node in ast.walk(function) if isinstance(node, ast.Raise)]
+    users = [node for node in raised if node.exc is not None and _is_users_error(node.exc)]
+    if users and "Raises:" not in docstring:
+        return "Raises"
+    return None
+
+
+def _is_users_error(raised: ast.expr) -> bool:
+    called = raised.func if isinstance(raised, ast.Call) else raised
+    return named(called) in ("UserError", "MethodError", "DataError", "DamagedCheckpoint")
+
+
+def test_code_is_not_golf() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {wrong}"
+        for path in files()
+        for node in nodes(path)
+        if isinstance(node, ast.stmt | ast.expr) and (wrong := golf(node))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f(*(a, b), c)",
+        "f(a), g(b)",
+        "key = lambda row: row[0]",
+        "first, second = f(a), g(b)",
+        "f(a, b, c, d, e)",
+    ],
+)
+def test_golf_is_seen(text: str) -> None:
+    assert any(map(golf, ast.walk(ast.parse(text))))
+
+
+@pytest.mark.parametrize("text", ["a, b = b, a", "a, b = f(c)", "f(a, b, c, d, e=1)", "f(*rows)"])
+def test_plain_code_is_not_golf(text: str) -> None:
+    assert not any(map(golf, ast.walk(ast.parse(text))))
+
+
+def test_public_docstrings_have_sections() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{function.lineno}: {function.name} lacks {missing}"
+        for path in files()
+        if path.relative_to(ROOT).parts[0] not in ("tests", "docs")
+        for function in public_functions(path)
+        if (missing := without_sections(function))
+    ]
+    assert found == []
