@@ -29,7 +29,6 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.step.contenders import in_turn
 from pretrain.config.load import load_config
-from pretrain.export.half_cache import cache_bytes, halve_cache
 from pretrain.study.models import require_transformers
 
 
@@ -116,7 +115,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--half-cache", action="store_true", help="the last variant once more, so")
     options = parser.parse_args()
     require_transformers("benchmarks.inference")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
@@ -129,21 +127,12 @@ def main() -> None:
         models.append(
             Measured(f"{exports[0].name} again", load(exports[0]).to(options.device).eval())
         )
-        if options.half_cache:
-            models.append(
-                Measured(f"{exports[-1].name} half", load(exports[-1]).to(options.device).eval())
-            )
-            halve_cache(models[-1].model)
     vocabulary = models[0].model.config.vocab_size
     generator = torch.Generator().manual_seed(0)
     shape = (options.batch, options.prompt)
     prompt = torch.randint(0, vocabulary, shape, generator=generator).to(options.device)
     run_rounds(models, prompt, options.tokens, options.rounds)
     print_table(models)
-    for one in models if options.half_cache else []:
-        with torch.inference_mode():
-            cache = one.model(prompt, use_cache=True, logits_to_keep=1).past_key_values
-        print(f"{one.name:24}{cache_bytes(cache) / prompt.numel():>14,.0f} bytes of cache a token")
 
 
 if __name__ == "__main__":

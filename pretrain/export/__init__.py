@@ -11,7 +11,6 @@ tokenizer          tokenizer.json from the run's tokenizer, and a comparison of 
 agreement          the exported model's logits compared with the run's own
 card               README.md of the export
 run_exports        exports kept in the run directory
-half_cache         decoding with keys alone in the cache, where W_K is a rotation
 sampling           text from an exported model, token by token
 source_model       the way back: initial weights and a configuration from a directory of transformers
 verb               `python -m pretrain export|import|sample`, and the upload to the hub

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pretrain.errors import UserError
-from pretrain.export.half_cache import halve_cache
 from pretrain.study.models import require_transformers, require_trust
 
 
@@ -29,12 +28,15 @@ class Sampling:
 class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
 
-    `halve`: keep keys alone in the cache.
+    Args:
+        directory: an export, or another directory of transformers.
+        trust_code: run code that lies in the directory.
 
-    Raises UserError: transformers is missing, or cannot load the directory; the cache cannot be halved.
+    Raises:
+        UserError: transformers is missing, or cannot load the directory.
     """
 
-    def __init__(self, directory: Path, trust_code: bool, halve: bool = False) -> None:
+    def __init__(self, directory: Path, trust_code: bool) -> None:
         require_transformers("sample")
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,8 +51,6 @@ class Sampler:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"transformers cannot load {directory}: {reason}") from error
-        if halve:
-            halve_cache(self.model)
         config = self.model.config
         self.longest: int | None = getattr(config, "max_position_embeddings", None)
         # Learned positions end there; rotary ones continue beyond the lengths seen in training.

@@ -141,12 +141,6 @@ def sample(
             "--trust-code", help="Run code that lies in DIR (a run's own needs no asking)."
         ),
     ] = False,
-    half_cache: Annotated[
-        bool,
-        typer.Option(
-            "--half-cache", help="Cache keys alone, where W_K is a rotation (as in monarch)."
-        ),
-    ] = False,
 ) -> None:
     """Write text with a trained model; a run is exported once a checkpoint, into RUN/exports.
 
@@ -168,7 +162,7 @@ def sample(
     typer.echo(f"loading {directory}", err=True)
     from pretrain.export.sampling import Sampler, Sampling
 
-    sampler = Sampler(directory, trust_code or directory != path, half_cache)
+    sampler = Sampler(directory, trust_code or directory != path)
     sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
     for number, each in enumerate(prompts):
         if number:
