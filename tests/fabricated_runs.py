@@ -136,7 +136,7 @@ def _files(
     tree["run"].update(name=name, seed=seed)
     tree["attention"]["variant"] = variant
     config = parse_config(tree)
-    totals = AUDIT_TOTALS if config.policy().trainable else FROZEN_TOTALS
+    totals = AUDIT_TOTALS if config.policy.trainable else FROZEN_TOTALS
     return {
         "config": config.resolved(),
         "environment": {

@@ -142,7 +142,7 @@ def main() -> None:
                 )
                 print(f"  order of {name:8}{what:20}{seconds:10.3f} s, opening included")
         consumed = float(peak_flops("NVIDIA A100-SXM4-80GB", "bf16") or 0.0)
-        consumed /= model_flops_per_token(load_config("small").shape())
+        consumed /= model_flops_per_token(load_config("small").shape)
         print(
             f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`"
         )

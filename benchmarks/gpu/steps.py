@@ -186,13 +186,13 @@ class Session:
         """tokens/s; MFU with causal attention counted by half and in full; HFU."""
         variant = "vanilla" if kind.startswith("plain") else kind.removesuffix(AGAIN)
         config = benchmark_config(self.shape, variant, self._layout, settings)
-        theory = config.shape()
+        theory = config.shape
         tokens = self.shape.batch * self.shape.length / seconds
         peak = peak_flops(device_name(self._context)) if self._on_gpu else None
         flops = {
             "mfu": model_flops_per_token(theory),
             "mfu_full_attention": model_flops_per_token(theory, causal_share=1.0),
-            "hfu": executed_flops_per_token(theory, config.policy()),
+            "hfu": executed_flops_per_token(theory, config.policy),
         }
         shares = {
             name: tokens * per_token / peak if peak else None for name, per_token in flops.items()

@@ -117,7 +117,7 @@ def measure(
     wait = waiting(context)
     batch = batches(shape, context)
     times = take_turns(contenders, batch, steps, now, wait)
-    theory = benchmark_config(shape, ORDINARY, layout).shape()
+    theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
     own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.keys import KEYS, effective_changes
-from pretrain.config.schedule import last_stable_step, learning_rate, phases_of
+from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
@@ -55,7 +55,7 @@ def _check_keys(config: Config, trunk: RunDirectory) -> None:
 
 def _last_common_step(config: Config, trunk: RunDirectory) -> int:
     """Return the last step before this run's decay up to which the trunk had the same learning rates."""
-    total, phases = config.total_steps, phases_of(config)
+    total, phases = config.total_steps, config.phases
     last = min(last_stable_step(config.schedule, total), total - 1)
     for record in read_metrics(trunk.metrics):
         step = record["step"]

@@ -41,7 +41,7 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
     The layout over ranks is no part of the identity (see `layout`). `bank`: digests of the frozen bank,
     `bank_digests(...)`; empty if they are not known yet.
     """
-    recipe = config.recipe()
+    recipe = config.recipe
     keys = {
         f"{section}.{key}": value
         for section, values in config.resolved().items()
@@ -50,7 +50,7 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
     }
     if config.given_weights is not None:  # what is in the file, wherever it lies
         keys["model.initial_weights"] = config.given_weights.sha256
-    schedule = config.policy().unfreeze
+    schedule = config.policy.unfreeze
     if schedule:  # its fractions are of the run's length, which may otherwise change
         steps = last_steps(schedule, config.total_steps)
         keys["the steps after which attention.unfreeze applies"] = steps

@@ -20,7 +20,7 @@ from megatron_patches.recipe.counting import (
 )
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import parse_config
-from pretrain.config.schedule import Phase, phases_of
+from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
@@ -51,11 +51,11 @@ def expected_cost(run: FinishedRun) -> Theory | None:
         config = parse_config(run.config)
     except (UserError, MethodError):
         return None
-    phases = phases_of(config)
+    phases = config.phases
     size, model_flops, executed = _counts(config, phases)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
-    every = tensors(config.shape(), config.policy(), phases[-1].number)
+    every = tensors(config.shape, config.policy, phases[-1].number)
     whole = sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)
     held = size.trainable_parameters + (tensor_parallel - 1) * whole
     stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
@@ -78,7 +78,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
     """Return (parameters, model and executed FLOPs per token)."""
-    shape, policy = config.shape(), config.policy()
+    shape, policy = config.shape, config.policy
     executed = executed_flops_of_steps(shape, policy, config.total_steps) / config.total_steps
     count = count_parameters(shape, policy, phases[-1].number)
     size = ModelSize(count.trainable, count.frozen)

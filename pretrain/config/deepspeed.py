@@ -99,7 +99,7 @@ def settings_name(config: Config, world_size: int) -> str:
     if stage in (0, 1, 2, 3) and not isinstance(stage, bool):
         return f"zero{stage}"  # the file that is made for the stage that somebody asks for
     tuned = bool(section) and config.data_parallel_size(world_size) > 1
-    whole = config.precision.dtype == "fp32" and not config.policy().unfreeze and not tuned
+    whole = config.precision.dtype == "fp32" and not config.policy.unfreeze and not tuned
     return (
         "zero0"
         if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES
@@ -112,7 +112,7 @@ def bytes_that_zero_saves(config: Config, world_size: int) -> float:
 
     Whole, AdamW has two moments of each parameter; split, a rank has its share of them and of a master copy.
     """
-    trainable = count_parameters(config.shape(), config.policy()).trainable
+    trainable = count_parameters(config.shape, config.policy).trainable
     share = CHECKPOINT_BYTES / max(1, config.data_parallel_size(world_size))
     return trainable / config.parallel.tensor_model_parallel_size * (8 - share)
 

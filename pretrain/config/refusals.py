@@ -138,7 +138,7 @@ def _check_schedule(config: Config) -> None:
 
 def _check_query_key(config: Config) -> None:
     """Let the method itself judge; building the recipe draws nothing."""
-    policy = config.policy()
+    policy = config.policy
     frozen = policy.frozen_groups(config.model.num_layers, config.num_query_groups)
     if not policy.trainable and not policy.synthesizer and not any(frozen):
         raise UserError(
@@ -146,7 +146,7 @@ def _check_query_key(config: Config) -> None:
         )
     check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
     try:
-        config.recipe()
+        _ = config.recipe
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
 
@@ -154,8 +154,8 @@ def _check_query_key(config: Config) -> None:
 def _check_rate_factors(config: Config) -> None:
     """Refuse a pattern that decides nothing: it names no weight, or only such as an earlier one names."""
     patterns = config.optimizer.learning_rate_factors
-    policy = config.policy()
-    inventory = tensors(config.shape(), policy, phase=len(policy.unfreeze))
+    policy = config.policy
+    inventory = tensors(config.shape, policy, phase=len(policy.unfreeze))
     left = [tensor.name for tensor in inventory if tensor.trains]
     for pattern in patterns:
         named = [name for name in left if fnmatchcase(name, pattern)]
@@ -170,7 +170,7 @@ def _check_rate_factors(config: Config) -> None:
 def _check_recompute(config: Config) -> None:
     if config.performance.recompute != "query_key":
         return
-    policy = config.policy()
+    policy = config.policy
     if not policy.structured or policy.trainable or policy.adapters:
         raise UserError(
             "performance.recompute=query_key makes queries and keys again from frozen factors alone, which "
@@ -234,7 +234,7 @@ def _check_initial_weights(config: Config) -> None:
 
 def _check_stage(config: Config, stage: int) -> None:
     """Refuse what a ZeRO stage cannot do."""
-    policy, size = config.policy(), config.parallel.tensor_model_parallel_size
+    policy, size = config.policy, config.parallel.tensor_model_parallel_size
     if config.precision.dtype == "bf16" and stage == 0:
         if size > 1:  # under tensor parallelism DeepSpeed takes a rank's norm for the model's
             raise UserError(
@@ -263,7 +263,7 @@ def _check_stage(config: Config, stage: int) -> None:
 def _check_same_parameters(config: Config) -> None:
     """Refuse ZeRO-3 where a rank lacks parameters that others have: trained heads, or adapters."""
     size, groups = config.parallel.tensor_model_parallel_size, config.num_query_groups
-    policy = config.policy()
+    policy = config.policy
     for layer, frozen in enumerate(policy.frozen_groups(config.model.num_layers, groups)):
         parts = {
             "trained": set(range(groups)) - {*frozen},

@@ -7,11 +7,11 @@ into an engine of that phase, then changes phase as the uninterrupted run did (`
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_patches.recipe.phases import last_steps, newly_trainable
+from megatron_patches.recipe.phases import Unfreeze, last_steps, newly_trainable
 from pretrain.config.sections import OptimizerSection, ScheduleSection
-from pretrain.config.tree import Config
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class Phase:
     newly_trainable: tuple[int, ...]
 
 
-def phases_of(config: Config) -> tuple[Phase, ...]:
-    """Return all phases of a run, in order."""
-    schedule = config.policy().unfreeze
+def phases_of(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> tuple[Phase, ...]:
+    """Return all phases of a run, in order.
+
+    Args:
+        schedule: the entries of `attention.unfreeze`.
+        num_layers: layers of the model.
+        total_steps: optimizer steps of the run.
+    """
     phases = [Phase(0, 1, 1.0, ())]
     for number, (entry, step) in enumerate(
-        zip(schedule, last_steps(schedule, config.total_steps), strict=True), start=1
+        zip(schedule, last_steps(schedule, total_steps), strict=True), start=1
     ):
-        layers = tuple(newly_trainable(schedule, number, config.model.num_layers))
+        layers = tuple(newly_trainable(schedule, number, num_layers))
         phases.append(Phase(number, step + 1, entry.learning_rate_factor, layers))
     return tuple(phases)
-
-
-def phase_at(config: Config, step: int) -> Phase:
-    """Return the phase that optimizer step `step` (from 1) belongs to; step 0 is the start of phase 0."""
-    return next(phase for phase in reversed(phases_of(config)) if phase.first_step <= max(1, step))
 
 
 def learning_rate(

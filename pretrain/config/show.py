@@ -20,7 +20,7 @@ from megatron_patches.recipe.counting import (
 )
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
-from pretrain.config.schedule import Phase, last_stable_step, phases_of
+from pretrain.config.schedule import Phase, last_stable_step
 from pretrain.config.tree import Config
 
 PIPED_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
@@ -68,7 +68,7 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
 
 def summary_rows(config: Config) -> list[tuple[str, str]]:
     """Return (name, value) of the summary: parameters, length, arithmetic."""
-    shape, policy = config.shape(), config.policy()
+    shape, policy = config.shape, config.policy
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
@@ -86,7 +86,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
             "parameters, frozen",
             f"{count.frozen:,} ({count.frozen / 1e6:.2f} M, {count.frozen / count.total:.1%})",
         ),
-        *(_phase_row(config, phase) for phase in phases_of(config)[1:]),
+        *(_phase_row(config, phase) for phase in config.phases[1:]),
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
@@ -111,7 +111,7 @@ def _deepspeed_text(config: Config) -> str:
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
-    count = count_parameters(config.shape(), config.policy(), phase.number)
+    count = count_parameters(config.shape, config.policy, phase.number)
     layers = ", ".join(map(str, phase.newly_trainable))
     return (
         f"from step {phase.first_step:,} on",

@@ -19,6 +19,7 @@ from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_reci
 from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config import sections
 from pretrain.config.attention import AttentionSection, written_axes
+from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
 
@@ -74,7 +75,7 @@ class Config(Section):
     def _steps_of_flops(self) -> int:
         """Return the fewest steps that execute schedule.flops, found by bisection."""
         # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs rise.
-        shape, policy, flops = self.shape(), self.policy(), self.schedule.flops or 0
+        shape, policy, flops = self.shape, self.policy, self.schedule.flops or 0
         wanted = -(-flops // self.tokens_per_step)
         lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
         return lengths[
@@ -85,7 +86,7 @@ class Config(Section):
     def total_flops(self) -> int:
         """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
         return self.tokens_per_step * executed_flops_of_steps(
-            self.shape(), self.policy(), self.total_steps
+            self.shape, self.policy, self.total_steps
         )
 
     @cached_property
@@ -124,6 +125,7 @@ class Config(Section):
             self.data.micro_batch_size * self.data_parallel_size(world_size)
         )
 
+    @cached_property
     def policy(self) -> QKPolicy:
         """Return the Query/Key policy: the variant with the axes given in `attention` replaced.
 
@@ -132,13 +134,14 @@ class Config(Section):
         """
         return policy_for(self.attention.variant, self.attention.given_axes())
 
+    @cached_property
     def recipe(self) -> BankRecipe | ScoreRecipe | None:
         """Return the recipe of the Query/Key bank, or of the score matrices in its place; nothing is drawn.
 
         None for variants whose queries and keys start like every other weight. Raises MethodError: the policy
         is impossible at these sizes (never once `load` has judged them).
         """
-        policy = self.policy()
+        policy = self.policy
         if policy.synthesizer:
             return score_recipe(
                 policy,
@@ -156,11 +159,21 @@ class Config(Section):
             given=self.given_weights,
         )
 
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the training phases of the run, in order: one, unless attention.unfreeze adds more."""
+        return phases_of(self.policy.unfreeze, self.model.num_layers, self.total_steps)
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase of optimizer step `step` (from 1); step 0 is the start of phase 0."""
+        return next(phase for phase in reversed(self.phases) if phase.first_step <= max(1, step))
+
     @property
     def embedding_rows(self) -> int:
         """Return the rows of the embedding: a multiple of model.vocab_multiple."""
         return self.model.vocab_size + -self.model.vocab_size % self.model.vocab_multiple
 
+    @cached_property
     def shape(self) -> ModelShape:
         """Return the sizes that parameter and FLOP counts depend on."""
         return ModelShape(
@@ -184,7 +197,7 @@ class Config(Section):
             head_dim=self.head_dim,
             ffn_hidden_size=self.ffn_hidden_size,
         )
-        values["attention"].update(seed=self.bank_seed, **written_axes(self.policy()))
+        values["attention"].update(seed=self.bank_seed, **written_axes(self.policy))
         values["data"]["seed"] = self.data_seed
         return values
 

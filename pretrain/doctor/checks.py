@@ -94,13 +94,13 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
 
     All ranks use the same order, so the lists of two ranks agree as far as the shorter one goes.
     """
-    recipe = config.recipe()
+    recipe = config.recipe
     if not isinstance(
         recipe, BankRecipe
     ):  # training itself compares a synthesizer's score matrices
         return {"digests": [], "heads": 0}
     deadline, digests = time.monotonic() + seconds, []
-    units = frozen_units(recipe, config.policy(), config.model.num_layers)
+    units = frozen_units(recipe, config.policy, config.model.num_layers)
     for layer, role, heads in units:
         rows = head_rows_in(recipe, layer, role, heads, DTYPES[config.precision.dtype])
         made = head_digests(rows, recipe.head_dim)

@@ -87,7 +87,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     there = next(
         path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir()
     )
-    size = count_parameters(config.shape(), config.policy()).checkpoint_bytes
+    size = count_parameters(config.shape, config.policy).checkpoint_bytes
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free

@@ -106,7 +106,7 @@ class Architecture(ABC):
         """Return {tensor: [first, end] of the rows of W (in W x) that are Q or K of these groups}."""
         queries = self.config.model.num_attention_heads // self.config.num_query_groups
         heads = [group * queries + head for group in groups for head in range(queries)]
-        policy = self.config.policy()
+        policy = self.config.policy
         frozen = ROLES if policy.shared else policy.frozen_row_roles
         by_tensor: dict[str, list[list[int]]] = {}
         for role, numbers in zip(ROLES, (heads, list(groups)), strict=True):
@@ -261,7 +261,7 @@ def architecture_of(config: Config) -> Architecture:
 
     Raises UserError: no class of transformers computes this model.
     """
-    policy = config.policy()
+    policy = config.policy
     if policy.synthesizer:
         raise UserError(
             f"attention.variant={config.attention.variant} has learned scores in place of queries and keys, "

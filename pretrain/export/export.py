@@ -19,7 +19,6 @@ from megatron.core.models.gpt import GPTModel
 import pretrain
 from data_pipeline.io.files import hash_file
 from megatron_patches.recipe.counting import count_parameters
-from pretrain.config.schedule import phase_at
 from pretrain.export.agreement import (
     LogitAgreement,
     compare_logits,
@@ -114,7 +113,7 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
     return [
         one.name
-        for one in run.config.policy().corrections
+        for one in run.config.policy.corrections
         if any(one.name in names for names in in_layers)
     ]
 
@@ -124,7 +123,7 @@ def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
 
     Scales behind a norm are folded into its gains; the products of two bf16 factors need more digits.
     """
-    policy = run.config.policy()
+    policy = run.config.policy
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
     return not (folded or multiplied or {"logit_scale", "channel_scale"} & set(policy.adapters))
 
@@ -138,9 +137,9 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what export.json states of the weights: origin, frozen rows, agreement of the logits."""
     config, loss = run.config, run.validation_loss
-    phase = phase_at(config, run.step).number
-    count = count_parameters(config.shape(), config.policy(), phase)
-    groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups, phase)
+    phase = config.phase_at(run.step).number
+    count = count_parameters(config.shape, config.policy, phase)
+    groups = config.policy.frozen_groups(config.model.num_layers, config.num_query_groups, phase)
     ranges = [
         architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen
     ]

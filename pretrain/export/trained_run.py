@@ -17,7 +17,6 @@ from pretrain.checkpoint.identity import bank_digests, check_bank
 from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phase_at
 from pretrain.config.tree import Config
 from pretrain.data.open import read_blend
 from pretrain.data.prompts import encode_prompts
@@ -84,8 +83,8 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
 
     Raises UserError: the bank is not the one of the training, or the weights are not of this model.
     """
-    model = build_model(run.config, context, phase_at(run.config, run.step).number)
-    recipe = run.config.recipe()
+    model = build_model(run.config, context, run.config.phase_at(run.step).number)
+    recipe = run.config.recipe
     live = {"recipe": recipe.as_dict() if recipe else None, "sha256": bank_digests(model, context)}
     check_bank(str(run.checkpoint), run.frozen_bank, live)
     load_weights(run.checkpoint, model)

@@ -31,7 +31,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
 
     `phase`: of a run in which layers become trainable on the way (see `config.schedule`).
     """
-    recipe, policy = config.recipe(), config.policy()
+    recipe, policy = config.recipe, config.policy
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
@@ -47,7 +47,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
         flash_documents=flash_documents(config, context.device),
-        inventory=tensors(config.shape(), policy, phase),
+        inventory=tensors(config.shape, policy, phase),
     )
     for layer in model.decoder.layers:
         layer.recompute_in_backward(config.performance.recompute)
@@ -65,7 +65,7 @@ def flash_documents(config: Config, device: torch.device) -> bool:
     return (
         config.performance.document_attention == "flash"
         and kernel
-        and not config.policy().synthesizer
+        and not config.policy.synthesizer
     )
 
 

@@ -9,7 +9,6 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
-from pretrain.config.schedule import phases_of
 from pretrain.config.sections import PerformanceSection
 from pretrain.config.tree import Config
 
@@ -173,11 +172,11 @@ def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Worklo
         live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
         overlap_comm=bool(zero.get("overlap_comm")),
     )
-    shape, size = config.shape(), layout.tensor_parallel_size
+    shape, size = config.shape, layout.tensor_parallel_size
     return Workload(
         shape=shape,
-        policy=config.policy(),
-        phase=len(phases_of(config)) - 1,
+        policy=config.policy,
+        phase=len(config.phases) - 1,
         layout=layout,
         batch=config.data.micro_batch_size,
         dropout=config.model.dropout > 0,

@@ -17,7 +17,6 @@ import torch
 
 from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.resuming import together
-from pretrain.config.schedule import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, compiles_layers
 from pretrain.model.structured_products import (
@@ -54,7 +53,7 @@ class PhasedEngine:
     ) -> None:
         self._config = config
         self._context = context
-        self.phase = phase_at(config, step)
+        self.phase = config.phase_at(step)
         self.engine: Any  # its attributes are dynamic, so it cannot be typed usefully
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
@@ -64,7 +63,7 @@ class PhasedEngine:
 
     def is_in(self, step: int) -> bool:
         """Return whether the live engine is that of the phase of `step`."""
-        return phase_at(self._config, step) == self.phase
+        return self._config.phase_at(step) == self.phase
 
     def enter(self, step: int) -> bool:
         """Enter the phase of `step` (collective). True if that took a new engine; the old engine is gone."""
@@ -74,7 +73,7 @@ class PhasedEngine:
         self.close()
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.phase = phase_at(self._config, step)
+        self.phase = self._config.phase_at(step)
         self._build(state)
         return True
 
@@ -109,7 +108,7 @@ class PhasedEngine:
 
         `on_disk`: what audit.json holds already, for the phases before; empty if there is none.
         """
-        if len(phases_of(self._config)) == 1:
+        if len(self._config.phases) == 1:
             return self.audit
         earlier = [
             entry for entry in on_disk.get("phases", []) if entry["phase"] < self.phase.number

@@ -170,7 +170,7 @@ def open_telemetry(
 
 def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
     """Return the facts that telemetry counts with, in the engine's phase."""
-    shape, policy, device = config.shape(), config.policy(), device_name(context.device)
+    shape, policy, device = config.shape, config.policy, device_name(context.device)
     totals = phased.audit["totals"]
     return RunFacts(
         world_size=context.world_size,

@@ -8,7 +8,6 @@ import pytest
 
 from megatron_patches.recipe.tensors import Tensor, tensors
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from tests.distributed.designs import DESIGNS, PHASED
 from tests.ranks import run_ranks
@@ -53,9 +52,7 @@ def cases(size: int) -> list[tuple[str, Config, int]]:
         (design, load_config("demo", overrides(n, design, size)))
         for n, design in enumerate(DESIGNS)
     ]
-    return [
-        (design, config, phase.number) for design, config in configs for phase in phases_of(config)
-    ]
+    return [(design, config, phase.number) for design, config in configs for phase in config.phases]
 
 
 @pytest.fixture(scope="module", params=TENSOR_PARALLEL)
@@ -86,7 +83,7 @@ def test_the_live_engine_has_the_parameters_and_buffers_of_the_inventory(
 
 def test_the_shares_of_all_ranks_are_the_whole() -> None:
     for design, config, phase in cases(2):
-        for tensor in tensors(config.shape(), config.policy(), phase):
+        for tensor in tensors(config.shape, config.policy, phase):
             for size in (1, 2, 4):
                 held = sum(tensor.rank_elements(rank, size) for rank in range(size))
                 copies = size if tensor.cut is None else 1
@@ -96,7 +93,7 @@ def test_the_shares_of_all_ranks_are_the_whole() -> None:
 def test_kinds_say_what_a_tensor_is() -> None:
     found: dict[str, set[str]] = {}
     for design, config, _ in cases(2):
-        inventory = tensors(config.shape(), config.policy(), 0)
+        inventory = tensors(config.shape, config.policy, 0)
         for tensor in inventory:
             assert tensor.trains == (tensor.kind not in ("frozen", "scores") or tensor.decay), (
                 tensor
@@ -116,9 +113,7 @@ def test_multiplications_are_the_elements_of_matrices_that_a_token_meets() -> No
         return len(tensor.shape) > 1 and not any(part in tensor.name for part in added_or_mixed)
 
     for _, config, phase in cases(2):
-        inventory = {
-            tensor.name: tensor for tensor in tensors(config.shape(), config.policy(), phase)
-        }
+        inventory = {tensor.name: tensor for tensor in tensors(config.shape, config.policy, phase)}
         looked_up = inventory.pop("embedding.word_embeddings.weight")
         tied = config.model.tied_embeddings
         assert looked_up.multiplications == (looked_up.elements if tied else 0)

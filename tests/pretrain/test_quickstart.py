@@ -90,7 +90,7 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     configs = [load_config("demo", run.overrides()) for run in runs]
     assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
     assert all(config.total_steps == 7 for config in configs)
-    assert configs[0].policy().trainable and not configs[1].policy().trainable
+    assert configs[0].policy.trainable and not configs[1].policy.trainable
     assert configs[1].attention.adapters == ("short_convolution", "query_key_bias", "channel_scale")
     assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
     assert _said(trial, grid).startswith(

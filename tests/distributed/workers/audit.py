@@ -64,7 +64,7 @@ def _engine(config: Config) -> dict[str, Any]:
         }
         ranks: list[Any] = [None] * run.context.world_size
         dist.all_gather_object(ranks, own)
-    counted = count_parameters(config.shape(), config.policy())
+    counted = count_parameters(config.shape, config.policy)
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),
         "ranks": ranks,
@@ -191,7 +191,7 @@ def _plain_torch(config: Config) -> dict[str, Any]:
     parallel = config.parallel.model_copy(
         update={"tensor_model_parallel_size": 1, "sequence_parallel": False}
     )
-    single = config.model_copy(update={"parallel": parallel})
+    single = Config(**{**dict(config), "parallel": parallel})
     size = config.data.global_batch_size
     samples = TrainingSamples(
         read_manifest(config.data.directory), config.data.sequence_length, config.data_seed

@@ -11,7 +11,6 @@ from megatron_patches.engine.freeze import reduce_partial_gradients
 from megatron_patches.model.penalty import take_auxiliary_losses
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phases_of
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,
@@ -48,7 +47,7 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         assert (config.run_path / "state").read_text() == "stopped\n"
     train(config, StopSignals())
     records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    counted = count_parameters(config.shape(), config.policy(), phases_of(config)[-1].number)
+    counted = count_parameters(config.shape, config.policy, config.phases[-1].number)
     return {
         "loss": [record["loss/train"] for record in records],
         "gradient_norm": [record["optim/grad_norm"] for record in records],

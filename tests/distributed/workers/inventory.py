@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
 from pretrain.ranks.environment import LaunchEnvironment
@@ -25,7 +24,7 @@ def live_and_listed(payload: dict[str, Any]) -> list[dict[str, list[dict[str, An
     answer = []
     for overrides in payload["configs"]:
         config = load_config("demo", overrides)
-        answer += [_compare(config, phase.number) for phase in phases_of(config)]
+        answer += [_compare(config, phase.number) for phase in config.phases]
     return answer
 
 
@@ -34,7 +33,7 @@ def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
     model = build_model(config, context, phase)
-    assert model.inventory == tensors(config.shape(), config.policy(), phase)
+    assert model.inventory == tensors(config.shape, config.policy, phase)
     engine, _, _ = wrap_model(model, config, context)
     own = _live(model, engine.optimizer)
     release_engine(engine)

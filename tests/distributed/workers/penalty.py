@@ -43,7 +43,7 @@ def _reference(config: Config) -> dict[str, list[float]]:
         plain = config.attention.model_copy(
             update={"variant": "orthogonal_trainable", "penalty": None}
         )
-        model = build_model(config.model_copy(update={"attention": plain}), run.context)
+        model = build_model(Config(**{**dict(config), "attention": plain}), run.context)
         optimizer = plain_optimizer(model, config)
         for step in range(1, config.total_steps + 1):
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
@@ -63,4 +63,4 @@ def _penalty(model: torch.nn.Module, config: Config) -> torch.Tensor:
         ):
             for rows in group[:-1]:
                 total = total + (rows @ rows.T - torch.eye(config.head_dim)).square().sum()
-    return config.policy().penalty * total
+    return config.policy.penalty * total

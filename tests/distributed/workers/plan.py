@@ -10,7 +10,6 @@ import torch.distributed as dist
 from megatron_patches.engine.freeze import audit_rank
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.environment import LaunchEnvironment
@@ -94,7 +93,7 @@ def _model(config: Config) -> tuple[ParallelContext, torch.nn.Module]:
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
-    return context, build_model(config, context, len(phases_of(config)) - 1)
+    return context, build_model(config, context, len(config.phases) - 1)
 
 
 def _loss(model: torch.nn.Module, config: Config) -> torch.Tensor:

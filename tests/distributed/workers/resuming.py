@@ -31,7 +31,7 @@ def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
             last.with_name("latest").unlink()  # else the start says that a checkpoint is lost
         dist.barrier()
         assert train(config, StopSignals()) == "finished"
-        counted = count_parameters(config.shape(), config.policy())
+        counted = count_parameters(config.shape, config.policy)
         answers.append(
             {
                 "counted": {"trainable": counted.trainable, "frozen": counted.frozen},

@@ -120,7 +120,7 @@ class _Models:
             "attention": self.config.attention.model_copy(update={"variant": variant}),
             "model": self.config.model.model_copy(update=model),
         }
-        return build_model(self.config.model_copy(update=changed), self.context)
+        return build_model(Config(**{**dict(self.config), **changed}), self.context)
 
     def score_sd(self, variant: str, position: str) -> float:
         """Standard deviation of q·k/√head_dim at initialisation, over position pairs, heads and layers."""

@@ -17,7 +17,6 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.freeze import frozen_layers
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phase_at
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
@@ -64,7 +63,7 @@ def _reference(config: Config) -> dict[str, list[float]]:
         model: torch.nn.Module | None = None
         states: dict[str, dict[str, Any]] = {}
         for step in range(1, config.total_steps + 1):
-            phase = phase_at(config, step)
+            phase = config.phase_at(step)
             if step == phase.first_step:
                 model, optimizer = _next_model(config, run, phase.number, model, states)
             assert model is not None
@@ -182,7 +181,7 @@ def _adam_states(run: Run) -> list[dict[str, Any]]:
 
 def _moved(run: Run) -> list[float]:
     """For each layer the largest distance on any rank of its Query/Key rows from the bank's."""
-    context, recipe = run.context, run.config.recipe()
+    context, recipe = run.context, run.config.recipe
     assert recipe is not None
     distances = []
     for _, layer in frozen_layers(run.engine.module):

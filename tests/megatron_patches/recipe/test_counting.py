@@ -43,7 +43,7 @@ TINY = ModelShape(
 def test_the_sizes_of_the_paper_configurations(
     name: str, millions: float, frozen: int, saved_percent: float
 ) -> None:
-    shape = load_config(name).shape()
+    shape = load_config(name).shape
     count = count_parameters(shape, ORTHOGONAL)
     assert round(count.total / 1e6, 1) == millions
     assert count.frozen == frozen
@@ -92,7 +92,7 @@ def test_totals_match_the_modules_of_a_model() -> None:
 
 
 def test_forward_flops_reduce_to_the_textbook_formula() -> None:
-    shape = load_config("base").shape()
+    shape = load_config("base").shape
     d, s, layers, vocab, f = 768, 512, 12, 32000, 4
     for share in (0.5, 1.0):
         textbook = layers * (8 * d**2 + 4 * f * d**2 + 4 * share * s * d) + 2 * d * vocab
@@ -116,7 +116,7 @@ def test_grouped_queries_save_the_key_gemm_of_the_groups_only() -> None:
 
 
 def test_structured_rows_are_two_factors_in_all_counts() -> None:
-    shape = load_config("large").shape()  # 1024 = 32 · 32: 2 · 1024^1.5 numbers a layer and role
+    shape = load_config("large").shape  # 1024 = 32 · 32: 2 · 1024^1.5 numbers a layer and role
     count, dense = (count_parameters(shape, policy) for policy in (MONARCH, ORTHOGONAL))
     assert count.trainable == dense.trainable and count.frozen == 24 * 2 * 2 * 1024 * 32
     dense_products, factors = 2 * 1024**2, 2 * 1024 * (32 + 32)  # FLOPs of one role's product

@@ -109,12 +109,12 @@ def test_the_section_has_its_own_keys_and_the_axes_in_their_order() -> None:
 )
 def test_what_is_written_of_a_policy_makes_the_same_policy(variant: str) -> None:
     config = load_config("demo", [f"attention.variant={variant}"])
-    assert config.policy() == VARIANTS[variant]
-    written = written_axes(config.policy())
+    assert config.policy == VARIANTS[variant]
+    written = written_axes(config.policy)
     assert written.items() <= config.resolved()["attention"].items()
     for name, value in written.items():
-        assert value is None or AXES[name].fits(config.policy(), getattr(config.policy(), name))
-    assert parse_config(config.resolved()).policy() == config.policy()
+        assert value is None or AXES[name].fits(config.policy, getattr(config.policy, name))
+    assert parse_config(config.resolved()).policy == config.policy
 
 
 def test_low_rank_is_judged_with_the_adapters_that_are_given_beside_it() -> None:

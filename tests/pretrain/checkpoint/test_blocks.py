@@ -8,7 +8,6 @@ from megatron_patches.recipe.tensors import tensors
 from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
 from pretrain.checkpoint.format import Block
 from pretrain.config.load import load_config
-from pretrain.config.schedule import phases_of
 from tests.distributed.designs import DESIGNS
 
 SIZES = {"num_attention_heads": 8, "num_query_groups": 4, "hidden_size": 64, "head_dim": 8}
@@ -18,8 +17,8 @@ SIZES = {"num_attention_heads": 8, "num_query_groups": 4, "hidden_size": 64, "he
 def test_the_blocks_of_all_ranks_are_every_parameter_once(design: str) -> None:
     axes = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
     config = load_config("demo", [*(f"model.{key}={value}" for key, value in SIZES.items()), *axes])
-    for phase in phases_of(config):
-        inventory = tensors(config.shape(), config.policy(), phase.number)
+    for phase in config.phases:
+        inventory = tensors(config.shape, config.policy, phase.number)
         for size in (1, 2, 4):
             ranks = [parts_of_rank(inventory, rank, size) for rank in range(size)]
             by_name: dict[str, list[Part]] = {}
@@ -44,7 +43,7 @@ def test_trainable_heads_are_two_logical_parameters() -> None:
     config = load_config("demo", ["attention.variant=hybrid", "attention.frozen_heads={0: 0.5}"])
     names = {
         part.name.rpartition(".")[2]
-        for own in parts_of_rank(tensors(config.shape(), config.policy()), 0, 2).values()
+        for own in parts_of_rank(tensors(config.shape, config.policy), 0, 2).values()
         for part in own
     }
     assert {"trained_query", "trained_key"} < names and "trained_query_key" not in names

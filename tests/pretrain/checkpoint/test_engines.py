@@ -294,7 +294,7 @@ def test_the_digests_of_a_live_bank_are_those_of_its_heads(context: ParallelCont
         "model.num_query_groups=2",
     ]
     config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *half])
-    model, recipe = build_model(config, context), config.recipe()
+    model, recipe = build_model(config, context), config.recipe
     assert recipe is not None
     groups, expected = model.decoder.layers[0].self_attention.linear_qkv.frozen_groups, {}
     assert len(groups) == 1

@@ -211,7 +211,7 @@ def test_the_next_size_is_predicted_under_seal_and_judged(
         f"{arm}-w96-t{steps}" for arm in ("vanilla", "orthogonal") for steps in STEPS
     ]
     config = ahead[0].config
-    size = count_parameters(config.shape(), config.policy()).total
+    size = count_parameters(config.shape, config.policy).total
     assert {row["parameters"] for row in sealed["predictions"]} == {
         size
     }  # of vanilla, whatever the arm has

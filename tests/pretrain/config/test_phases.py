@@ -4,7 +4,6 @@ import pytest
 
 from pretrain.config.load import load_config, parse_config
 from pretrain.config.refusals import check_layout
-from pretrain.config.schedule import phase_at, phases_of
 from pretrain.config.show import render_show
 from pretrain.errors import UserError
 
@@ -23,7 +22,7 @@ def refusal(*overrides: str) -> str:
 
 
 def test_the_variants_own_schedule_is_that_of_thirds() -> None:
-    first, second, third = phases_of(load_config("demo", [UNFREEZE]))
+    first, second, third = load_config("demo", [UNFREEZE]).phases
     assert (first.first_step, first.learning_rate_factor, first.newly_trainable) == (1, 1.0, ())
     assert (second.first_step, second.learning_rate_factor, second.newly_trainable) == (
         73,
@@ -41,32 +40,32 @@ def test_the_variants_own_schedule_is_that_of_thirds() -> None:
     ("step", "number"), [(0, 0), (1, 0), (72, 0), (73, 1), (144, 1), (145, 2), (240, 2), (999, 2)]
 )
 def test_a_step_belongs_to_one_phase(step: int, number: int) -> None:
-    assert phase_at(load_config("demo", [UNFREEZE]), step).number == number
+    assert load_config("demo", [UNFREEZE]).phase_at(step).number == number
 
 
 def test_other_variants_have_one_phase() -> None:
     for variant in ("vanilla", "orthogonal", "hybrid"):
         config = load_config("demo", [f"attention.variant={variant}"])
-        assert [phase.number for phase in phases_of(config)] == [0]
-        assert phase_at(config, 240).learning_rate_factor == 1.0
+        assert [phase.number for phase in config.phases] == [0]
+        assert config.phase_at(240).learning_rate_factor == 1.0
 
 
 def test_what_is_frozen_in_each_phase() -> None:
     config = load_config("demo", schedule("{at: 0.25, layers: 3}", "{at: 0.5, layers: 1-3}"))
     frozen = [
-        [layer for layer, heads in enumerate(config.policy().frozen_groups(4, 4, phase)) if heads]
+        [layer for layer, heads in enumerate(config.policy.frozen_groups(4, 4, phase)) if heads]
         for phase in range(3)
     ]
     assert frozen == [[0, 1, 2, 3], [0, 1, 2], [0]]
-    assert config.policy().frozen_groups(4, 4, 1)[0] == (0, 1, 2, 3)
+    assert config.policy.frozen_groups(4, 4, 1)[0] == (0, 1, 2, 3)
 
 
 def test_a_schedule_survives_config_yaml() -> None:
     config = load_config("demo", schedule("{at: 0.25, layers: 3, learning_rate_factor: 2}"))
     again = parse_config(config.resolved())
-    assert again.policy() == config.policy()
-    assert phases_of(again) == phases_of(config)
-    assert phases_of(again)[1].learning_rate_factor == 2.0
+    assert again.policy == config.policy
+    assert again.phases == config.phases
+    assert again.phases[1].learning_rate_factor == 2.0
 
 
 def test_show_lists_the_phases() -> None:

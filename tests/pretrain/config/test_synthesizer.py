@@ -42,14 +42,14 @@ def test_defaults_and_what_is_written_down(tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     path.write_text(frozen.to_yaml())
     again = load_config(str(path))
-    assert again.policy() == frozen.policy()
-    assert (again.policy().trainable, again.policy().score_rank) == (False, 3)
+    assert again.policy == frozen.policy
+    assert (again.policy.trainable, again.policy.score_rank) == (False, 3)
 
 
 def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
     config = load_config("base", [FACTORIZED, "attention.seed=5"])
     recipe = score_recipe(
-        config.policy(),
+        config.policy,
         seed=config.bank_seed,
         num_attention_heads=config.model.num_attention_heads,
         sequence_length=config.data.sequence_length,
@@ -101,7 +101,7 @@ def test_parameters(trainable: bool) -> None:
     without_query_key = 109_942_272 - layers * 2 * d * d
     for variant, scores in ((RANDOM, heads * length**2), (FACTORIZED, 2 * heads * length * rank)):
         config = load_config("base", [variant, f"attention.trainable={str(trainable).lower()}"])
-        count = count_parameters(config.shape(), config.policy())
+        count = count_parameters(config.shape, config.policy)
         assert count.total == without_query_key + layers * scores
         assert count.frozen == (0 if trainable else layers * scores)
         shown = dict(summary_rows(config))
@@ -125,7 +125,7 @@ def test_flops_have_neither_projections_to_queries_and_keys_nor_their_products()
 
 
 def flops_of(config: Config) -> tuple[ModelShape, QKPolicy]:
-    return config.shape(), config.policy()
+    return config.shape, config.policy
 
 
 @pytest.mark.parametrize("rank", [0, 17])

@@ -15,7 +15,6 @@ from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
 from pretrain.config.refusals import check_layout
-from pretrain.config.schedule import phase_at
 from pretrain.config.show import render_show, summary_rows, value_rows
 from pretrain.errors import UserError
 
@@ -38,7 +37,7 @@ def yaml_file(directory: Path, text: str) -> str:
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
     check_layout(config, 4 if name == "demo" else 8)
-    assert (not config.policy().trainable) is (
+    assert (not config.policy.trainable) is (
         variant in ("orthogonal", "gaussian", "gaussian_naive")
     )
 
@@ -118,9 +117,9 @@ def test_parallel_sizes() -> None:
 
 def test_policy_overrides_reach_the_policy() -> None:
     config = load_config("demo", ["attention.construction=svd", "attention.scope=layer"])
-    assert (config.policy().construction, config.policy().scope) == ("svd", "layer")
+    assert (config.policy.construction, config.policy.scope) == ("svd", "layer")
     gaussian = load_config("demo", ["attention.variant=gaussian", "attention.gaussian_std=0.05"])
-    assert gaussian.policy().gaussian_std == 0.05
+    assert gaussian.policy.gaussian_std == 0.05
 
 
 def test_the_tree_is_frozen() -> None:
@@ -198,7 +197,7 @@ def test_flops_are_rounded_up_to_the_fewest_whole_steps(variant: str, steps: int
 
     fixed = load_config("demo", [*common, f"schedule.steps={steps}"])
     by_hand = sum(
-        executed_flops_per_token(fixed.shape(), fixed.policy(), phase_at(fixed, step).number)
+        executed_flops_per_token(fixed.shape, fixed.policy, fixed.phase_at(step).number)
         for step in range(1, steps + 1)
     )
     assert fixed.total_flops == by_hand * fixed.tokens_per_step
@@ -235,8 +234,8 @@ def test_the_yaml_of_a_configuration_is_the_same_run(
     )
     again = load_config(yaml_file(tmp_path, config.to_yaml()))
     assert again.to_yaml() == config.to_yaml()
-    assert again.policy() == config.policy()
-    assert again.shape() == config.shape()
+    assert again.policy == config.policy
+    assert again.shape == config.shape
     for field in (
         "bank_seed",
         "data_seed",
@@ -261,7 +260,7 @@ def test_the_yaml_does_not_depend_on_defaults_of_other_values(tmp_path: Path) ->
     path = yaml_file(tmp_path, load_config("demo").to_yaml())
     later = load_config(path, ["run.seed=99", "attention.variant=orthogonal_trainable"])
     assert (later.bank_seed, later.data_seed) == (1234, 1234)
-    assert later.policy().trainable
+    assert later.policy.trainable
 
 
 def test_plain_values_make_a_configuration() -> None:

@@ -73,7 +73,7 @@ def test_recomputation_takes_a_second_forward_pass_and_gives_its_activations() -
         < full.seconds.total
         < 4 / 3 * none.seconds.total
     )
-    shape = planned("large").config.shape()
+    shape = planned("large").config.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size * planned("large").config.tokens_per_step
     assert full.flops.executed - none.flops.executed == pytest.approx(none.flops.model / 3 - logits)
     assert full.flops.model == none.flops.model
