@@ -9,8 +9,7 @@ any choice of its rows. As an input reaches an output on one path only, every en
     W[j a + r, i b + c] = A_j[r, i] · B_i[j, c]
 
 of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent, each from the random stream named by
-(seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM 17, 1980). Or they
-are Hadamard matrices with random signs and rows in random order: then every entry is ±1/sqrt(hidden_size).
+(seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM 17, 1980).
 
 Made of elementwise float64 `+ - * /` and `sqrt` in a fixed order: the bits depend on no BLAS, mathematics
 library, CPU model or thread count, nor on which other blocks were made.
@@ -18,7 +17,6 @@ library, CPU model or thread count, nor on which other blocks were made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -26,7 +24,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from megatron_patches.bank.exact import FloatArray
-from megatron_patches.bank.structured import hadamard_rows
 from megatron_patches.errors import MethodError
 
 Factor = Literal["left", "right"]
@@ -82,12 +79,10 @@ def layer_factors(
     hidden_size: int,
     head_dim: int,
     heads: Sequence[tuple[int, Sequence[int]]],
-    hadamard: bool = False,
 ) -> LayerFactors:
     """Make the factors of these heads' rows; MethodError as `block_sizes`.
 
-    `heads`: (number of a role, numbers of its heads), in the order of the rows. `hadamard`: use signed
-    Hadamard blocks, not Haar ones; hidden_size is then a power of two.
+    `heads`: (number of a role, numbers of its heads), in the order of the rows.
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
@@ -97,11 +92,7 @@ def layer_factors(
     ]
     lefts = [Block(role, "left", number) for role, some in numbers for number in some]
     rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
-    if hadamard:
-        # The whole scale in one factor: ±1/sqrt(hidden_size) is all that is ever rounded.
-        left = hadamard_blocks(seed, layer, lefts, a)
-        right = hadamard_blocks(seed, layer, rights, b) / math.sqrt(hidden_size)
-    elif a == b:
+    if a == b:
         made = haar_blocks(seed, layer, lefts + rights, a)
         left, right = made[: len(lefts)], made[len(lefts) :]
     else:
@@ -132,12 +123,6 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     for own, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
         stream.standard_normal(out=own)
     return _products_of_reflectors(np.rint(deviates.T * GRID) / GRID, size)[: len(blocks)]
-
-
-def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Hadamard matrices, signs of columns and order of rows random: ±1 `[len(blocks), size, size]`."""
-    made = [hadamard_rows(stream, size, size) for stream in _streams(seed, layer, blocks)]
-    return np.sign(made).reshape(len(blocks), size, size)
 
 
 def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.random.Generator]:

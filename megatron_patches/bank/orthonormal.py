@@ -27,7 +27,7 @@ Role = Literal["query", "key"]
 SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
-FACTORED = ("monarch", "monarch_hadamard")
+FACTORED = ("monarch",)
 """Constructions of two factors instead of a matrix (see `factors`)."""
 
 # First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
@@ -104,12 +104,10 @@ class BankRecipe:
                 f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
                 "scope 'layer' cannot do that; use scope 'head'"
             )
-        if self.construction.endswith("hadamard") and not is_power_of_two(self.hidden_size):
-            other = "dct" if self.construction == "hadamard" else "monarch"
+        if self.construction == "hadamard" and not is_power_of_two(self.hidden_size):
             raise MethodError(
-                f"hidden_size={self.hidden_size} is not a power of two: construction '{self.construction}' "
-                f"needs one; use construction '{other}', which takes "
-                f"{'others' if other == 'monarch' else 'any size'}"
+                f"hidden_size={self.hidden_size} is not a power of two: construction 'hadamard' "
+                "needs one; use construction 'dct', which takes any size"
             )
         if self.construction in FACTORED:
             if self.scope != "layer":
@@ -183,8 +181,7 @@ def factors_of_heads(
     for role, some in heads:
         check_place(recipe, layer, role, some)
     numbers = [(ROLES.index(role), some) for role, some in heads]
-    hadamard = recipe.construction == "monarch_hadamard"
-    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers, hadamard)
+    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers)
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:

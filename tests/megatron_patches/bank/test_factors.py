@@ -128,25 +128,6 @@ def test_entries_have_the_mean_and_variance_of_haar_and_its_nine_thirds_of_a_kur
     assert (rows**4).mean() * 1024**2 == pytest.approx(9 * 1024 / 34**2, rel=0.02)
 
 
-def test_of_hadamard_blocks_every_entry_has_one_size_and_bf16_is_exact() -> None:
-    recipe = recipe_of(1024, 64, 16, 4, "monarch_hadamard")
-    rows = rows_of_heads(recipe, 0, "query", range(16))
-    assert (np.abs(rows) == 1 / 32).all() and orthonormality_error(rows) == 0.0
-    shard = layer_shard(recipe, 0, "query", 0, 1, torch.bfloat16)
-    assert torch.equal(shard.double(), torch.from_numpy(rows))
-    # Of the products W_qᵀ W_k of one head nearly none is 0: no token looks at a fold of the others.
-    query, key = (head_rows(recipe, 0, role, 1) for role in ROLES)
-    assert (query.T @ key != 0).mean() > 0.75
-    assert sha256(rows) != sha256(rows_of_heads(recipe, 0, "query", range(15, -1, -1)))
-
-
-def test_hadamard_blocks_need_a_power_of_two() -> None:
-    with pytest.raises(
-        MethodError, match=r"=48 is not a power of two: .* use construction 'monarch'"
-    ):
-        recipe_of(48, 12, 4, 4, "monarch_hadamard")
-
-
 def test_every_block_has_a_stream_of_its_own() -> None:
     places = list(product((0, 1, 2**40), (0, 1), (0, 1), ("left", "right"), (0, 1)))
     made = {
