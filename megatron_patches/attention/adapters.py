@@ -4,7 +4,6 @@ With q_h = W_q x of head h (k likewise), in this order:
 
     low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   A [rank, hidden] shared by the heads; B starts
                                                                at 0, or normal where there is no W
-    gelu_query         q_h += B_h GELU(A x)                    A [2 rank, hidden] shared; B starts at 0
     core               q_h ← C_h q_h                           C_h [head_dim, head_dim] starts as I
     query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
     qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1; the scale becomes at once
@@ -65,12 +64,6 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     )
 
 
-def gelu_query(heads: Heads, weights: Weights) -> Heads:
-    """Add B GELU(A x) to queries."""
-    inner = torch.nn.functional.gelu(weights["gelu_down"])
-    return heads._replace(query=heads.query + _up(inner, weights["gelu_up"]).view_as(heads.query))
-
-
 def core(heads: Heads, weights: Weights) -> Heads:
     """Multiply each head's query by the head's matrix."""
     return heads._replace(query=torch.einsum("sbhe,hde->sbhd", heads.query, weights["core"]))
@@ -117,7 +110,7 @@ def logit_scale(heads: Heads, weights: Weights) -> Heads:
 FORMULAS: Mapping[str, Formula] = {
     formula.__name__: formula
     for formula in (
-        *(low_rank, gelu_query, core, query_key_bias, qk_norm),
+        *(low_rank, core, query_key_bias, qk_norm),
         *(short_convolution, channel_scale, logit_scale),
     )
 }

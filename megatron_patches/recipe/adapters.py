@@ -5,8 +5,7 @@ same name in `megatron_patches.attention.adapters`. Parameter counts, memory, ti
 checkpoints follow from the declaration.
 
 The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm;
-smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for short_convolution; a non-linear
-query correction (arXiv:2603.13381) for gelu_query.
+smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for short_convolution.
 """
 
 from __future__ import annotations
@@ -210,26 +209,6 @@ class LowRank(Adapter):
         trace.key = Storage("keys + low rank", trace.keys)
 
 
-class GeluQuery(Adapter):
-    """q_h += B_h GELU(A x), A `[2 rank, hidden]` shared by the heads: the parameters of low_rank."""
-
-    name = "gelu_query"
-    passes = (4, 2)
-    linear = False
-
-    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        width = 2 * sizes.rank
-        return (
-            AdapterWeight("gelu_down", None, (width, sizes.hidden_size), "normal"),
-            AdapterWeight("gelu_up", "query", (sizes.head_dim, width), "zeros"),
-        )
-
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        width = trace.tokens * 2 * sizes.rank * trace.element
-        trace.save(Storage("bottleneck", width), Storage("bottleneck after GELU", width))
-        trace.query = Storage("queries + bottleneck", trace.queries)
-
-
 class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
 
@@ -289,7 +268,7 @@ class ChannelScale(Adapter):
 
 _LAST_TO_FIRST = (
     *(LogitScale(), ChannelScale(), ShortConvolution(), QueryKeyNorm(), QueryKeyBias()),
-    *(Core(), GeluQuery(), LowRank()),
+    *(Core(), LowRank()),
 )
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _LAST_TO_FIRST}
 """Every adapter by name, the last to be applied first: logit_scale(…(qk_norm(…(core(…(low_rank(q)))))))."""

@@ -151,11 +151,9 @@ class QKPolicy:
     )
     low_rank: int = axis(
         8,
-        "Rank of the adapters low_rank and gelu_query, and of variant low_rank; unset: 8.",
+        "Rank of the adapter low_rank, and of variant low_rank; unset: 8.",
         Rule(
-            lambda policy, _: bool(
-                {"low_rank", "gelu_query"} & {one.name for one in policy.corrections}
-            ),
+            lambda policy, _: "low_rank" in {one.name for one in policy.corrections},
             "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
         ),
         ge=1,

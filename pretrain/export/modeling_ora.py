@@ -3,7 +3,6 @@
 Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but for the corrections that the
 configuration names for a layer, in this order and before any rotation:
 
-    gelu    q_h += U_h GELU(A x)
     bias    q_h += b_qh, k alike
     norm    q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
     taps    k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
@@ -70,12 +69,9 @@ class Convolution(nn.Module):
 class Corrections(nn.Module):
     """Corrections after the projection to queries, keys or values `[batch, tokens, heads * head_dim]`."""
 
-    def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
+    def __init__(self, wanted: dict[str, int], heads: int, head_dim: int) -> None:
         super().__init__()
         self.wanted, channels = wanted, heads * head_dim
-        if "gelu" in wanted:
-            self.down = nn.Linear(inputs, wanted["gelu"], bias=False)
-            self.up = nn.Linear(wanted["gelu"], channels, bias=False)
         if "bias" in wanted:
             self.bias = nn.Parameter(torch.zeros(channels))
         if "norm" in wanted:
@@ -83,9 +79,7 @@ class Corrections(nn.Module):
         if "taps" in wanted:
             self.convolution = Convolution(channels, wanted["taps"])
 
-    def forward(self, hidden_states: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        if "gelu" in self.wanted:
-            projected = projected + self.up(nn.functional.gelu(self.down(hidden_states)))
+    def forward(self, projected: torch.Tensor) -> torch.Tensor:
         if "bias" in self.wanted:
             projected = projected + self.bias
         if "norm" in self.wanted:
@@ -98,10 +92,10 @@ class OraLinear(nn.Linear):
 
     def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
         super().__init__(inputs, heads * head_dim, bias=False)
-        self.corrections = Corrections(wanted, inputs, heads, head_dim)
+        self.corrections = Corrections(wanted, heads, head_dim)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.corrections(hidden_states, super().forward(hidden_states))
+        return self.corrections(super().forward(hidden_states))
 
 
 class OraConv1D(Conv1D):
@@ -109,16 +103,14 @@ class OraConv1D(Conv1D):
 
     def __init__(self, wanted: dict[str, dict[str, int]], inputs: int, heads: int) -> None:
         super().__init__(3 * inputs, inputs)
-        corrections = {
-            part: Corrections(wanted[part], inputs, heads, inputs // heads) for part in PARTS
-        }
+        corrections = {part: Corrections(wanted[part], heads, inputs // heads) for part in PARTS}
         self.corrections = nn.ModuleDict(corrections)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         parts = zip(
             self.corrections.values(), super().forward(hidden_states).chunk(3, dim=-1), strict=True
         )
-        return torch.cat([corrections(hidden_states, part) for corrections, part in parts], dim=-1)
+        return torch.cat([corrections(part) for corrections, part in parts], dim=-1)
 
 
 def _connect(body: Any, layers: list[Any]) -> None:

@@ -123,7 +123,6 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
     found: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
     made: dict[str, tuple[str, int, Iterable[Part]]] = {
-        "gelu_query": ("gelu", 2 * policy.low_rank, ("query",)),
         "query_key_bias": ("bias", 1, ROLES),
         NORM: ("norm", 1, ROLES),
         "short_convolution": ("taps", policy.taps, convolved),
@@ -154,7 +153,6 @@ def corrections(
         "bias": {"bias": torch.zeros(head_dim)},
         "norm": {"norm.gain": torch.ones(head_dim), "norm.normed": torch.zeros(1)},
         "taps": {"convolution.taps": torch.eye(1, wanted.get("taps", 1)).expand(head_dim, -1)},
-        "gelu": {"up.weight": torch.zeros(head_dim, wanted.get("gelu", 1))},
     }
     members = config.num_attention_heads // groups if part == "query" else 1
     own = _own_corrections(linear, part, wanted) if wanted else {}
@@ -166,8 +164,6 @@ def corrections(
         whole[linear.adapted_groups] = own[name].detach().double().unflatten(0, (-1, members))
         repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
         made[name] = repeated.flatten(0, 1)
-    if "gelu" in wanted:
-        made["down.weight"] = linear.gelu_down.detach()
     return made
 
 
@@ -206,11 +202,4 @@ def _own_corrections(
         scaled = adapters.apply_some(after, Heads(gains[0], gains[1]), {})
         found["norm.gain"] = (scaled.query if part == "query" else scaled.key)[0, 0]
         found["norm.normed"] = torch.ones(len(found["norm.gain"]), 1)
-    if "gelu" in wanted:
-        up = (
-            adapters.get_parameter("gelu_up").double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
-        )
-        behind = [name for name in before[before.index("gelu_query") :] if ADAPTERS[name].linear]
-        corrected = adapters.apply_some(behind, none._replace(query=up), {}).query
-        found["up.weight"] = corrected[:, 0].permute(1, 2, 0)
     return found

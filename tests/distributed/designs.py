@@ -47,11 +47,11 @@ DESIGNS: dict[str, dict[str, str]] = {
         "variant": "vanilla",
         "adapters": "[short_convolution, query_key_bias]",
     },
-    "hybrid-shared-helpers": {
+    "hybrid-shared-adapters": {
         "variant": "orthogonal",
         "shared": "true",
         "frozen_heads": "{0: 1.0, 1: 0.5}",
-        "adapters": "[short_convolution, low_rank, gelu_query]",
+        "adapters": "[short_convolution, low_rank]",
         "low_rank": "3",
     },
     "thin": {

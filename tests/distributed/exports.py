@@ -46,7 +46,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "convolved": {
         **PARALLEL,
         **GROUPED,
-        "attention__adapters": "[short_convolution, qk_norm, query_key_bias, gelu_query, core, logit_scale]",
+        "attention__adapters": "[short_convolution, qk_norm, query_key_bias, core, logit_scale]",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__taps": 3,
     },
@@ -97,7 +97,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "convolved-learned": {
         **GROUPED,
         **LEARNED,
-        "attention__adapters": "[channel_scale, short_convolution, query_key_bias, gelu_query, low_rank]",
+        "attention__adapters": "[channel_scale, short_convolution, query_key_bias, low_rank]",
         "attention__frozen_heads": "{'1': 0.5}",
         "attention__convolved": "value",
         "precision__dtype": "bf16",

@@ -32,7 +32,7 @@ TRIED = (
     ("monarch-hybrid-low_rank", "bf16"),
     ("low_rank", "fp32"),
     ("hybrid-all-adapters", "fp32"),
-    ("hybrid-shared-helpers", "fp32"),
+    ("hybrid-shared-adapters", "fp32"),
 )
 ON_TWO_RANKS = (
     ("thin", "fp32"),

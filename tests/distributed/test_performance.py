@@ -105,7 +105,7 @@ COMPILED = {
         "vanilla",
         "orthogonal_penalty",
         "hybrid-all-adapters",
-        "hybrid-shared-helpers",
+        "hybrid-shared-adapters",
         "synthesizer_factorized",
     ),
     2: ("orthogonal", "monarch"),

@@ -10,7 +10,7 @@ from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, in_order
 
 SEQ, BATCH, HEADS, GROUPS, HEAD_DIM, RANK, HIDDEN = 5, 2, 4, 2, 6, 3, 10
 TAPS = 3
-LOW_RANK, GELU = "low_rank_down", "gelu_down"
+LOW_RANK = "low_rank_down"
 Inputs = tuple[Heads, dict[str, torch.Tensor]]
 
 
@@ -26,12 +26,12 @@ def adapters(*names: str) -> HeadAdapters:
 
 def inputs(seed: int = 1) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
-    rows = ((HEADS, HEAD_DIM), (GROUPS, HEAD_DIM), (GROUPS, HEAD_DIM), (2 * RANK,), (2 * RANK,))
-    query, key, value, low_rank, gelu = (
+    rows = ((HEADS, HEAD_DIM), (GROUPS, HEAD_DIM), (GROUPS, HEAD_DIM), (2 * RANK,))
+    query, key, value, low_rank = (
         torch.randn((SEQ, BATCH, *shape), generator=generator, dtype=torch.float64)
         for shape in rows
     )
-    return Heads(query, key, value), {LOW_RANK: low_rank, GELU: gelu}
+    return Heads(query, key, value), {LOW_RANK: low_rank}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,6 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
             vector = (
                 heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
             )
-            vector += made.gelu_up[rows] @ torch.nn.functional.gelu(shared[GELU][step, 0])
             vector = made.core[head] @ vector + made.query_bias[rows]
             vector = (
                 norm(vector, made.query_gain[rows])
@@ -136,5 +135,5 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 def test_what_starts_at_one_or_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:
     parameters = dict(adapters(*ADAPTERS).named_parameters())
     decayed = {name for name, one in parameters.items() if not one.no_weight_decay}
-    assert decayed == {"up_query", "up_key", "gelu_up"}
+    assert decayed == {"up_query", "up_key"}
     assert all(one.tensor_model_parallel and one.partition_dim == 0 for one in parameters.values())

@@ -22,7 +22,7 @@ from pretrain.export.modeling_ora import (
 
 TAPS = 4
 CORRECTIONS = {
-    "query": {"bias": 1, "norm": 1, "gelu": 6},
+    "query": {"bias": 1, "norm": 1},
     "key": {"bias": 1, "taps": TAPS},
     "value": {"taps": TAPS},
 }
