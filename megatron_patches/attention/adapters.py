@@ -4,7 +4,6 @@ With q_h = W_q x of head h (k likewise), in this order:
 
     low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   A [rank, hidden] shared by the heads; B starts
                                                                at 0, or normal where there is no W
-    core               q_h ← C_h q_h                           C_h [head_dim, head_dim] starts as I
     query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
     qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1; the scale becomes at once
                                                                the one that orthonormal rows have on average
@@ -64,11 +63,6 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     )
 
 
-def core(heads: Heads, weights: Weights) -> Heads:
-    """Multiply each head's query by the head's matrix."""
-    return heads._replace(query=torch.einsum("sbhe,hde->sbhd", heads.query, weights["core"]))
-
-
 def query_key_bias(heads: Heads, weights: Weights) -> Heads:
     """Add each head's biases."""
     query, key = heads.query, heads.key
@@ -110,8 +104,12 @@ def logit_scale(heads: Heads, weights: Weights) -> Heads:
 FORMULAS: Mapping[str, Formula] = {
     formula.__name__: formula
     for formula in (
-        *(low_rank, core, query_key_bias, qk_norm),
-        *(short_convolution, channel_scale, logit_scale),
+        low_rank,
+        query_key_bias,
+        qk_norm,
+        short_convolution,
+        channel_scale,
+        logit_scale,
     )
 }
 
@@ -168,9 +166,7 @@ class HeadAdapters(torch.nn.Module):
 
 def fill(weight: torch.Tensor, declared: AdapterWeight) -> None:
     """Give a parameter its declared start value, the same for every head."""
-    if declared.start == "identity":
-        weight.copy_(torch.eye(weight.size(-1), dtype=weight.dtype).expand_as(weight))
-    elif declared.start in ("current", "half_previous"):
+    if declared.start in ("current", "half_previous"):
         weight.zero_()
         weight[:, 0] = 1.0
         if declared.start == "half_previous":

@@ -41,7 +41,7 @@ class AdapterSizes:
 HeadRole = Role | Literal["value"]
 """Role of the heads that have a part of a tensor each; values have the heads of keys."""
 
-Start = Literal["zeros", "ones", "identity", "normal", "current", "half_previous"]
+Start = Literal["zeros", "ones", "normal", "current", "half_previous"]
 """Start values: `normal` has variance 1 / columns; of taps, `current` passes every channel on, and
 `half_previous` gives the channels of odd numbers the token before.
 """
@@ -171,20 +171,6 @@ class QueryKeyNorm(Adapter):
         trace.key = Storage("keys after it", trace.keys)
 
 
-class Core(Adapter):
-    """q_h ← C_h q_h, C_h `[head_dim, head_dim]`; queries only."""
-
-    name = "core"
-    passes = (5, 0)
-
-    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        return (AdapterWeight("core", "query", (1, sizes.head_dim, sizes.head_dim), "identity"),)
-
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        trace.save(Storage("queries by head, before the core", trace.queries))
-        trace.query = Storage("queries after the core", trace.queries)
-
-
 class LowRank(Adapter):
     """q_h += B_qh A_q x, k_h += B_kh A_k x; A `[rank, hidden]` is shared by the heads, B starts at 0.
 
@@ -267,11 +253,15 @@ class ChannelScale(Adapter):
 
 
 _LAST_TO_FIRST = (
-    *(LogitScale(), ChannelScale(), ShortConvolution(), QueryKeyNorm(), QueryKeyBias()),
-    *(Core(), LowRank()),
+    LogitScale(),
+    ChannelScale(),
+    ShortConvolution(),
+    QueryKeyNorm(),
+    QueryKeyBias(),
+    LowRank(),
 )
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _LAST_TO_FIRST}
-"""Every adapter by name, the last to be applied first: logit_scale(…(qk_norm(…(core(…(low_rank(q)))))))."""
+"""Every adapter by name, the last to be applied first: logit_scale(…(qk_norm(…(low_rank(q)))))."""
 
 
 def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:

@@ -1,9 +1,9 @@
 """Query, key and value rows of a layer, head by head, for every kind of projection, with adapters folded in.
 
-    W_q ← s_h C_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
+    W_q ← s_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
 
 Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear keep
-weights of their own, the corrections of `modeling_ora`; scales and cores behind them are folded into these.
+weights of their own, the corrections of `modeling_ora`; scales behind them are folded into these.
 """
 
 from __future__ import annotations

@@ -27,12 +27,11 @@ DESIGNS: dict[str, dict[str, str]] = {
     "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},
     "logit_scale": {"variant": "orthogonal", "adapters": "[logit_scale]"},
     "qk_norm": {"variant": "orthogonal", "adapters": "[qk_norm]"},
-    "core": {"variant": "orthogonal", "adapters": "[core]"},
     "low_rank": {"variant": "gaussian", "adapters": "[low_rank]", "low_rank": "3"},
-    "hybrid-all-adapters": {
+    "hybrid-three-adapters": {
         "variant": "hybrid",
         "frozen_heads": "{0: 0.5}",
-        "adapters": "[logit_scale, qk_norm, core, low_rank]",
+        "adapters": "[logit_scale, qk_norm, low_rank]",
     },
     "orthogonal_shared": {"variant": "orthogonal_shared"},
     "monarch_shared_conv": {"variant": "monarch_shared_conv"},

@@ -20,7 +20,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         **PARALLEL,
         "attention__variant": "hybrid",
         "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
-        "attention__adapters": "[core, low_rank]",
+        "attention__adapters": "[channel_scale, low_rank]",
     },
     "penalty": {
         "attention__variant": "orthogonal_penalty",
@@ -46,7 +46,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "convolved": {
         **PARALLEL,
         **GROUPED,
-        "attention__adapters": "[short_convolution, qk_norm, query_key_bias, core, logit_scale]",
+        "attention__adapters": "[short_convolution, qk_norm, query_key_bias, channel_scale, logit_scale]",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__taps": 3,
     },
@@ -56,7 +56,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "learned": {**LEARNED, **GROUPED, "precision__dtype": "bf16"},
     "folded": {
         **GROUPED,
-        "attention__adapters": "[logit_scale, core, low_rank]",
+        "attention__adapters": "[logit_scale, channel_scale, low_rank]",
         "model__head_dim": 16,
         "model__tied_embeddings": "false",
         "model__vocab_multiple": 1000,

@@ -91,7 +91,7 @@ def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> 
     rows = found["hybrid"]["frozen_rows"]  # heads 1 and 3 of layer 0; 1, 2 and 3 of layer 1
     assert rows[attention.format(0, "q")] == [[8, 16], [24, 32]]
     assert rows[attention.format(1, "k")] == [[8, 32]]
-    assert found["hybrid"]["folded"] == ["low_rank", "core"]
+    assert found["hybrid"]["folded"] == ["low_rank", "channel_scale"]
     # GPT2: keys after queries, each of the two key heads twice.
     assert found["learned"]["frozen_rows"]["transformer.h.0.attn.c_attn.weight"] == [[0, 64]]
     assert found["vanilla"]["frozen_rows"] == found["shared-vanilla"]["frozen_rows"] == {}

@@ -31,7 +31,7 @@ TRIED = (
     ("unfreeze", "fp32"),
     ("monarch-hybrid-low_rank", "bf16"),
     ("low_rank", "fp32"),
-    ("hybrid-all-adapters", "fp32"),
+    ("hybrid-three-adapters", "fp32"),
     ("hybrid-shared-adapters", "fp32"),
 )
 ON_TWO_RANKS = (

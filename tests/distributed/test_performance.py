@@ -104,7 +104,7 @@ COMPILED = {
     1: (
         "vanilla",
         "orthogonal_penalty",
-        "hybrid-all-adapters",
+        "hybrid-three-adapters",
         "hybrid-shared-adapters",
         "synthesizer_factorized",
     ),
@@ -312,7 +312,7 @@ def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(
 def test_documents_attended_one_by_one_are_those_behind_a_mask(
     tensor_parallel: int, sequence_parallel: bool
 ) -> None:
-    designs = ("orthogonal", "vanilla", "hybrid-all-adapters")
+    designs = ("orthogonal", "vanilla", "hybrid-three-adapters")
     kinds = list(itertools.product(designs, (4, 2), ("none", "attention")))
     cases = [
         {

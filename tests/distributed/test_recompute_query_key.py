@@ -40,7 +40,7 @@ def test_structured_queries_and_keys_are_made_again_bit_by_bit(
     [
         ({"attention__variant": "orthogonal"}, "attention.variant=orthogonal does not have"),
         (
-            {"attention__adapters": "[core]"},
+            {"attention__adapters": "[channel_scale]"},
             "attention.variant=monarch with adapters does not have",
         ),
         ({"performance__compile": "layers"}, "set performance.compile=none"),

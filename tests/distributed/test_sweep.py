@@ -31,7 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "orthogonal": {"attention.variant": "orthogonal"},
     "orthogonal_trainable": {"attention.variant": "orthogonal_trainable"},
     "gaussian": {"attention.variant": "gaussian"},
-    "low_rank": {"attention.variant": "orthogonal", "attention.adapters": ["low_rank", "core"]},
+    "low_rank": {
+        "attention.variant": "orthogonal",
+        "attention.adapters": ["low_rank", "channel_scale"],
+    },
     "hybrid": {"attention.variant": "hybrid"},
     "synthesizer_random": {"attention.variant": "synthesizer_random"},
 }

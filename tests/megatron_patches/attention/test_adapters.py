@@ -85,7 +85,7 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
             vector = (
                 heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
             )
-            vector = made.core[head] @ vector + made.query_bias[rows]
+            vector += made.query_bias[rows]
             vector = (
                 norm(vector, made.query_gain[rows])
                 * made.log_scale[rows].exp()
@@ -132,7 +132,7 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
     assert not ADAPTERS["short_convolution"].linear
 
 
-def test_what_starts_at_one_or_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:
+def test_what_starts_at_one_is_not_decayed_and_all_is_sharded_by_heads() -> None:
     parameters = dict(adapters(*ADAPTERS).named_parameters())
     decayed = {name for name, one in parameters.items() if not one.no_weight_decay}
     assert decayed == {"up_query", "up_key"}

@@ -131,7 +131,7 @@ def test_low_rank_alone_makes_queries_and_keys(one_rank: dist.ProcessGroup) -> N
     )
 
 
-ADAPTERS = ("core", "query_key_bias", "short_convolution")
+ADAPTERS = ("logit_scale", "query_key_bias", "short_convolution")
 
 
 def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup) -> None:
@@ -158,7 +158,7 @@ def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup
     [
         ("monarch", {}, True),
         ("monarch", HALF, False),
-        ("monarch", {"adapters": ("core",)}, False),
+        ("monarch", {"adapters": ("logit_scale",)}, False),
         ("orthogonal", {}, False),
         ("monarch", {"shared": True}, True),
     ],
@@ -199,7 +199,11 @@ def test_what_a_rank_owns_is_marked_and_what_all_share_has_partial_gradients(
     one_rank: dist.ProcessGroup,
 ) -> None:
     """DeepSpeed's norm of the gradients and the optimizer's groups go by these marks."""
-    marks = {"frozen_heads": (("0%-100%", 0.5),), "adapters": ("low_rank", "core"), "low_rank": 3}
+    marks = {
+        "frozen_heads": (("0%-100%", 0.5),),
+        "adapters": ("low_rank", "logit_scale"),
+        "low_rank": 3,
+    }
     for variant, axes in (("hybrid", marks), ("monarch_trainable", {})):
         for name, parameter in projection(variant, 2, axes).named_parameters():
             shared = name == "low_rank_down"

@@ -18,13 +18,13 @@ from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, build
 def test_groups_hold_each_trainable_parameter_once_and_vectors_do_not_decay(
     one_rank: dist.ProcessGroup,
 ) -> None:
-    model = build("orthogonal", adapters=("core", "low_rank"))
+    model = build("orthogonal", adapters=("short_convolution", "low_rank"))
     decayed, undecayed = parameter_groups(model, 0.1)
     assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.1, 0.0)
     ids = [id(parameter) for group in (decayed, undecayed) for parameter in group["params"]]
     assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
-    cores = [layer.self_attention.linear_qkv.adapters.core for layer in model.decoder.layers]
-    assert {id(core) for core in cores} <= {id(parameter) for parameter in undecayed["params"]}
+    taps = [layer.self_attention.linear_qkv.adapters.key_taps for layer in model.decoder.layers]
+    assert {id(one) for one in taps} <= {id(parameter) for parameter in undecayed["params"]}
     assert all(parameter.ndim == 2 for parameter in decayed["params"])
 
 

@@ -21,7 +21,7 @@ GIVEN: dict[str, Any] = {
     "frozen_roles": "key",
     "penalty": 0.5,
     "frozen_heads": (("0-1", 0.5),),
-    "adapters": ("core",),
+    "adapters": ("qk_norm",),
     "low_rank": 3,
     "taps": 3,
     "convolved": "key",

@@ -63,7 +63,7 @@ def test_seeds_of_a_variant_are_its_samples(tmp_path: Path) -> None:
 def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
     """Keys that are not in this version's config are labelled like any other."""
     low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": 8}
-    both = {"config.attention.adapters": ["core", "low_rank"], "config.attention.low_rank": 16}
+    both = {"config.attention.adapters": ["qk_norm", "low_rank"], "config.attention.low_rank": 16}
     halves = {"config.attention.frozen_heads": {"0-1": 1.0, "2-3": 0.5}}
     quarters = {"config.attention.frozen_heads": {"0-1": 0.25}}
     svd = {"config.attention.construction": "svd"}
@@ -79,14 +79,14 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
     assert [variant.name for variant in compare_runs(paths, "vanilla").variants] == [
         "vanilla",
         "orthogonal+low_rank",
-        "orthogonal+core+low_rank",
+        "orthogonal+qk_norm+low_rank",
         "orthogonal construction=svd",
         "orthogonal construction=qr",
         "gaussian frozen_heads={0-1: 1.0, 2-3: 0.5}",
         "gaussian frozen_heads={0-1: 0.25}",
     ]
     alone = compare_runs([paths[0], paths[2]], "vanilla")
-    assert alone.variants[1].name == "orthogonal+core+low_rank"
+    assert alone.variants[1].name == "orthogonal+qk_norm+low_rank"
 
 
 def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:

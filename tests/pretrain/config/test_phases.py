@@ -104,7 +104,7 @@ def test_show_lists_the_phases() -> None:
         (schedule("{at: 0.5, layers: 1, factor: 2}"), "factor"),
         (schedule("{at: 0.5, layers: 1, learning_rate_factor: 0}"), "learning_rate_factor"),
         (["attention.unfreeze=[{at: 0.5, layers: 1}]"], "does not apply to variant 'orthogonal'"),
-        ([UNFREEZE, "attention.adapters=[core]"], "without adapters"),
+        ([UNFREEZE, "attention.adapters=[qk_norm]"], "without adapters"),
         ([UNFREEZE, "attention.frozen_heads={'0': 0.5}"], "attention.unfreeze is for whole layers"),
         (["attention.penalty=1"], "attention.penalty does not apply to variant 'orthogonal'"),
         (["attention.variant=orthogonal_penalty", "attention.penalty=0"], "attention.penalty"),

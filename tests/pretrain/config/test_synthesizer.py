@@ -85,7 +85,10 @@ def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
             "attention.scope and attention.construction do not apply",
         ),
         ([RANDOM, "attention.gaussian_std=1.0"], "attention.gaussian_std"),
-        ([RANDOM, "attention.trainable=false", "attention.adapters=[core]"], "attention.adapters"),
+        (
+            [RANDOM, "attention.trainable=false", "attention.adapters=[qk_norm]"],
+            "attention.adapters",
+        ),
     ],
 )
 def test_refusals(overrides: list[str], words: str) -> None:

@@ -239,7 +239,7 @@ def test_groups_are_seeds_of_one_another() -> None:
         finished("b", "orthogonal", position_embedding="rope"),
         finished("c", "orthogonal", seed=2, position_embedding="rope"),
         finished("d", "orthogonal", position_embedding="learned"),
-        finished("e", "orthogonal", adapters=["core", "low_rank"]),
+        finished("e", "orthogonal", adapters=["qk_norm", "low_rank"]),
     ]
     rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
     groups = group_by_method(runs)
@@ -248,7 +248,7 @@ def test_groups_are_seeds_of_one_another() -> None:
         rope,
         rope,
         learned,
-        "orthogonal+core+low_rank",
+        "orthogonal+qk_norm+low_rank",
     ]
     with pytest.raises(
         UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"

@@ -215,12 +215,12 @@ def names_of(*values: dict[str, Any]) -> list[str]:
 def test_names_read_well() -> None:
     assert names_of(
         {"attention.variant": "orthogonal", "optimizer.learning_rate": 4e-3},
-        {"attention.adapters": ["core", "low_rank"], "model.tied_embeddings": False},
+        {"attention.adapters": ["qk_norm", "low_rank"], "model.tied_embeddings": False},
         {"attention.adapters": [], "model.head_dim": None},
         {"data.directory": "data/small stories"},
     ) == [
         "orthogonal-learning_rate_0.004",
-        "core+low_rank-tied_embeddings_false",
+        "qk_norm+low_rank-tied_embeddings_false",
         "adapters_none-head_dim_none",
         "data_small_stories",
     ]

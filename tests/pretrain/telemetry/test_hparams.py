@@ -22,7 +22,7 @@ from tests.pretrain.telemetry.records import make_record, open_telemetry, read_s
         (None, "none"),
         ([], "none"),
         ({}, "none"),
-        (["core", "low_rank"], "core+low_rank"),
+        (["qk_norm", "low_rank"], "qk_norm+low_rank"),
         ([0.9, 0.98], "0.9, 0.98"),
         ({"0-3": 1.0, "4-7": 0.5}, "{0-3: 1.0, 4-7: 0.5}"),
         (
