@@ -19,8 +19,6 @@ from megatron_patches.recipe.tensors import ModelShape, Tensor, tensors
 CAUSAL = 0.5
 # The backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass.
 FORWARD_AND_BACKWARD = 3
-CHECKPOINT_BYTES = 12
-"""Bytes of a trainable parameter in a checkpoint: an fp32 master and Adam's two fp32 moments."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,6 @@ class ParameterCount:
     def trainable(self) -> int:
         """Return the weights that the optimizer updates."""
         return self.total - self.frozen
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Return the size of one checkpoint."""
-        return self.trainable * CHECKPOINT_BYTES
 
 
 def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> ParameterCount:

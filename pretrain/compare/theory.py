@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import (
-    CHECKPOINT_BYTES,
     count_parameters,
     executed_flops_of_steps,
     model_flops_per_token,
 )
+from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import parse_config
 from pretrain.config.schedule import Phase
@@ -26,7 +26,6 @@ from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
 
 _BYTES = {"fp32": 4, "bf16": 2}
-_ADAM_MOMENTS = 8
 _MASTER_WEIGHT = 4
 
 
@@ -56,8 +55,10 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
     every = tensors(config.shape, config.policy, phases[-1].number)
-    whole = sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)
-    held = size.trainable_parameters + (tensor_parallel - 1) * whole
+    whole = [tensor for tensor in every if tensor.trains and tensor.cut is None]
+    again, rules = tensor_parallel - 1, config.optimizer.rules
+    held = size.trainable_parameters + again * sum(tensor.elements for tensor in whole)
+    kept = state_bytes(every, rules) + again * state_bytes(whole, rules)
     stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
@@ -70,8 +71,8 @@ def expected_cost(run: FinishedRun) -> Theory | None:
             weight_bytes=held * weight * (1 if stage == 3 else replicas),
             frozen_bytes=size.frozen_parameters * weight * replicas,
             gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
-            optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
-            checkpoint_bytes=size.trainable_parameters * CHECKPOINT_BYTES,
+            optimizer_state_bytes=(kept + held * master) * (replicas if stage == 0 else 1),
+            checkpoint_bytes=checkpoint_bytes(every, rules),
         ),
     )
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import hash_file
-from megatron_patches.recipe.counting import CHECKPOINT_BYTES, count_parameters
+from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -110,11 +111,13 @@ def settings_name(config: Config, world_size: int) -> str:
 def bytes_that_zero_saves(config: Config, world_size: int) -> float:
     """Return the bytes of optimizer state that stage 1 saves a rank in fp32; below 0 where it costs more.
 
-    Whole, AdamW has two moments of each parameter; split, a rank has its share of them and of a master copy.
+    Whole, the optimizer has the states of each parameter; split, a rank has its share of them and of
+    a master copy.
     """
-    trainable = count_parameters(config.shape, config.policy).trainable
-    share = CHECKPOINT_BYTES / max(1, config.data_parallel_size(world_size))
-    return trainable / config.parallel.tensor_model_parallel_size * (8 - share)
+    inventory, rules = tensors(config.shape, config.policy), config.optimizer.rules
+    ranks = max(1, config.data_parallel_size(world_size))
+    saved = state_bytes(inventory, rules) - checkpoint_bytes(inventory, rules) / ranks
+    return saved / config.parallel.tensor_model_parallel_size
 
 
 def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from megatron_patches.recipe.optimizers import ADAMW, Rule
 from pretrain.config.types import (
     SEED_MAX,
     Betas,
@@ -151,6 +152,11 @@ class OptimizerSection(Section):
     gradient_clip: float = setting(
         1.0, "Largest global gradient norm; 0 switches clipping off.", EVERY_STEP, ge=0
     )
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of the optimizer, in the order in which they choose their tensors."""
+        return (ADAMW,)
 
 
 class ScheduleSection(Section):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from data_pipeline.io.files import sync
-from megatron_patches.recipe.counting import count_parameters
+from megatron_patches.recipe.optimizers import checkpoint_bytes
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
 from pretrain.runs.directory import RunDirectory
@@ -87,7 +88,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     there = next(
         path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir()
     )
-    size = count_parameters(config.shape, config.policy).checkpoint_bytes
+    size = checkpoint_bytes(tensors(config.shape, config.policy), config.optimizer.rules)
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free

@@ -13,6 +13,7 @@ from megatron_patches.recipe.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.load import load_config, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.tree import Config
@@ -172,7 +173,11 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
         seconds=seconds,
         speed=_speed(config, gpu, request, flops, seconds.total),
         saving=saving(
-            count.checkpoint_bytes, config.checkpoint.every, seconds.total, nodes, *rates
+            checkpoint_bytes(work.tensors(), work.rules),
+            config.checkpoint.every,
+            seconds.total,
+            nodes,
+            *rates,
         ),
     )
 

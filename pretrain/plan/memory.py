@@ -8,9 +8,10 @@ else is an estimate.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
+from megatron_patches.recipe.optimizers import Rule, rule_of
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 from pretrain.plan.activations import activation_bytes, recomputed_bytes
 from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
@@ -23,11 +24,12 @@ CONTEXT_BYTES = 1_500_000_000
 class RankTensors:
     """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
 
-    `weights`: (elements, optimizer group) of every parameter; a group is the phase in which its weights begin
-    to train, and whether weight decay leaves them alone. `frozen`: elements of buffers.
+    `weights`: (elements, optimizer group) of every parameter; a group is the rule of its update, the phase in
+    which its weights begin to train, and whether weight decay leaves them alone. `frozen`: elements of
+    buffers.
     """
 
-    weights: tuple[tuple[int, tuple[int, bool]], ...]
+    weights: tuple[tuple[int, tuple[Rule, int, bool]], ...]
     frozen: int
 
     @property
@@ -44,7 +46,8 @@ def rank_tensors(work: Workload, rank: int) -> RankTensors:
         if tensor.phase is None:
             frozen += elements
         else:
-            weights.append((elements, (tensor.phase, not tensor.decay)))
+            rule = rule_of(tensor, work.rules)
+            weights.append((elements, (rule, tensor.phase, not tensor.decay)))
     return RankTensors(tuple(weights), frozen)
 
 
@@ -56,6 +59,7 @@ class States:
         gradients: what gradients are added up in, over micro batches and ranks.
         autograd_gradients: what backward writes before that, where it is not the same tensor.
         own_elements: trainable elements that this rank updates.
+        update_traffic: bytes that their update reads and writes, which are no memory of their own.
     """
 
     weights: int
@@ -63,19 +67,22 @@ class States:
     gradients: int
     autograd_gradients: int
     master_weights: int
-    adam_moments: int
+    optimizer_states: int
     own_elements: int
+    update_traffic: int
 
     @property
     def total(self) -> int:
         """Return the sum of all."""
         gradients = self.gradients + self.autograd_gradients
-        return self.weights + self.frozen_bank + gradients + self.master_weights + self.adam_moments
+        updated = self.master_weights + self.optimizer_states
+        return self.weights + self.frozen_bank + gradients + updated
 
 
 def rank_states(held: RankTensors, layout: Layout) -> States:
     """Return the bytes of a rank; all data-parallel ranks hold equally much."""
-    own = _own_elements(held, layout)
+    by_rule = _own_elements(held, layout)
+    own = by_rule.total()
     keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
     gradients, written = held.trainable * layout.element, 0
     if layout.bf16_optimizer:
@@ -92,22 +99,25 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
         gradients=gradients,
         autograd_gradients=written,
         master_weights=own * FP32 if keeps_masters else 0,
-        adam_moments=2 * own * FP32,
+        optimizer_states=sum(rule.state_bytes * count for rule, count in by_rule.items()),
         own_elements=own,
+        update_traffic=sum(rule.traffic * count for rule, count in by_rule.items()),
     )
 
 
-def _own_elements(held: RankTensors, layout: Layout) -> int:
-    """Return the elements that one data-parallel rank updates, with the padding to equal shares."""
-    ranks = layout.data_parallel_size
-    if layout.zero_stage == 3:
-        return sum(-(-elements // ranks) for elements, _ in held.weights)
-    if layout.zero_stage == 0:
-        return held.trainable
-    groups: defaultdict[tuple[int, bool], int] = defaultdict(int)
+def _own_elements(held: RankTensors, layout: Layout) -> Counter[Rule]:
+    """Return the elements by rule that one data-parallel rank updates, with the padding to equal shares."""
+    own, groups = Counter[Rule](), Counter[tuple[Rule, int, bool]]()
     for elements, group in held.weights:
         groups[group] += elements
-    return sum(2 * -(-elements // (2 * ranks)) for elements in groups.values())
+    if layout.zero_stage in (1, 2):
+        for group, elements in groups.items():
+            own[group[0]] += 2 * -(-elements // (2 * layout.data_parallel_size))
+        return own
+    ranks = layout.data_parallel_size if layout.zero_stage == 3 else 1
+    for elements, group in held.weights:
+        own[group[0]] += -(-elements // ranks)
+    return own
 
 
 @dataclass(frozen=True)

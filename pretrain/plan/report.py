@@ -28,7 +28,7 @@ MEMORY = {
     "states.frozen_bank": (EXACT, "frozen bank"),
     "states.gradients": (EXACT, "gradients, summed"),
     "states.master_weights": (EXACT, "fp32 master weights"),
-    "states.adam_moments": (EXACT, "Adam's two moments"),
+    "states.optimizer_states": (EXACT, "states of the optimizer"),
     "states.autograd_gradients": (ESTIMATE, "gradients as backward writes them"),
     "activations": (ESTIMATE, "activations kept for backward"),
     "logits": (ESTIMATE, "logits, at their most"),
@@ -47,7 +47,7 @@ PARTS = {
     "tensor_parallel": "tensor-parallel collectives",
     "reduction": "reduction of gradients, not hidden",
     "gathering": "gathering of weights, not hidden",
-    "update": "norm, clipping, AdamW",
+    "update": "norm, clipping, optimizer",
     "launches": "waiting for kernel launches",
     "host": "waiting for the host",
 }
@@ -256,6 +256,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:
     memory, saving, count = asdict(estimate.memory), asdict(estimate.saving), estimate.parameters
     states = memory.pop("states")
+    del states["update_traffic"]  # no memory
+    states["adam_moments"] = states.pop("optimizer_states")  # as scripts know it
     updated, written = states.pop("own_elements"), states.pop("autograd_gradients")
     return {
         "variant": estimate.variant,

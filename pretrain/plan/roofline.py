@@ -19,6 +19,7 @@ from megatron_patches.recipe.counting import (
     multiplications,
     score_products,
 )
+from megatron_patches.recipe.optimizers import rule_of
 from megatron_patches.recipe.tensors import adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
@@ -199,7 +200,7 @@ def step_seconds(
         tensor_parallel=passes * parallel,
         reduction=reduction,
         gathering=gathering,
-        update=_update_bytes(layout, states, trainable) / memory_rate,
+        update=_update_bytes(layout, states, trainable) / memory_rate + _update_products(work, gpu),
         launches=passes * launches,
         host=HOST_SECONDS,
     )
@@ -355,12 +356,18 @@ def _data_parallel(
 
 
 def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
-    """Return the bytes that norm, clipping, staging copies and AdamW move."""
-    own = states.own_elements
+    """Return the bytes that norm, clipping, staging copies and the optimizer move."""
+    own, optimizer = states.own_elements, states.update_traffic
     if layout.zero_stage == 0:
-        return 8 * FP32 * trainable
+        return FP32 * trainable + optimizer  # the norm reads every gradient
     if (
         layout.bf16_optimizer
     ):  # where gradients are reduced as they lie, no staging: three copies of 8 bytes
-        return (22 if layout.reduces_in_backward else 46) * trainable + 30 * own
-    return 68 * own + (16 * trainable if layout.zero_stage == 1 else 0)
+        return (22 if layout.reduces_in_backward else 46) * trainable + 2 * own + optimizer
+    return 40 * own + optimizer + (16 * trainable if layout.zero_stage == 1 else 0)
+
+
+def _update_products(work: Workload, gpu: Gpu) -> float:
+    """Return the seconds of the matrix products in an update, shared by all ranks."""
+    flops = sum(rule_of(each, work.rules).products(each) for each in work.tensors() if each.trains)
+    return flops / work.layout.world_size / (gpu.gemm_tflops * 1e12)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.recipe.optimizers import Rule
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
@@ -87,6 +88,7 @@ class Workload:
     """A model, the layout of its training, and one micro batch of it; sizes are those of one rank.
 
     Attributes:
+        rules: of the optimizer, in the order in which they choose their tensors.
         phase: the training phase in which most of the model trains.
         masked: documents of a sample must not see each other.
         heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and vocabulary.
@@ -94,6 +96,7 @@ class Workload:
 
     shape: ModelShape
     policy: QKPolicy
+    rules: tuple[Rule, ...]
     phase: int
     layout: Layout
     batch: int
@@ -176,6 +179,7 @@ def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Worklo
     return Workload(
         shape=shape,
         policy=config.policy,
+        rules=config.optimizer.rules,
         phase=len(config.phases) - 1,
         layout=layout,
         batch=config.data.micro_batch_size,

@@ -177,7 +177,7 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
             "frozen": states.frozen_bank,
             "gradients": states.gradients,
             "master_weights": states.master_weights,
-            "optimizer_state": states.adam_moments,
+            "optimizer_state": states.optimizer_states,
         } == {
             part: rank[part]["bytes"]
             for part in ("trainable", "frozen", "gradients", "master_weights", "optimizer_state")

@@ -1,0 +1,98 @@
+"""Rules by which an optimizer updates tensors: what a rule keeps, moves and computes. No torch.
+
+This is the only place that states what an optimizer keeps of a parameter. Checkpoints, the audit,
+`plan`, the choice of the ZeRO stage and the formulas of `compare` are sums over the tensors of the
+inventory, each by its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from megatron_patches.recipe.tensors import Tensor
+
+FP32 = 4
+"""Bytes of a number in fp32: weights are updated, and states kept, in fp32 at any precision."""
+
+
+def every(tensor: Tensor) -> bool:
+    """Return True: the rule takes every tensor that no rule before it has taken."""
+    return True
+
+
+def no_products(tensor: Tensor) -> int:
+    """Return 0: the update is elementwise, and its arithmetic hides behind its memory traffic."""
+    return 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The update of some of a model's tensors.
+
+    Attributes:
+        name: of the rule, under which `pretrain.training.optimizers` has the class that applies it.
+        states: names of the fp32 numbers that the optimizer keeps of each element beside the master
+            weight, as in the optimizer's state and in checkpoints.
+        takes: whether the rule updates a tensor.
+        products: FLOPs of the matrix products in one update of a whole tensor.
+        whole_matrices: an update needs the whole tensor, so that ZeRO cannot cut it anywhere.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    takes: Callable[[Tensor], bool] = every
+    products: Callable[[Tensor], int] = no_products
+    whole_matrices: bool = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of an element's states, without its master weight."""
+        return FP32 * len(self.states)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of an element in a checkpoint: its fp32 master weight and its states."""
+        return FP32 + self.state_bytes
+
+    @property
+    def traffic(self) -> int:
+        """Return the bytes of an element that one update in one pass reads and writes.
+
+        The gradient is read; the weight and the states are read and written.
+        """
+        return FP32 + 2 * self.checkpoint_bytes
+
+
+ADAMW = Rule("adamw", states=("exp_avg", "exp_avg_sq"))
+
+
+def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
+    """Return the rule that updates a tensor: the first that takes it."""
+    return next(rule for rule in rules if rule.takes(tensor))
+
+
+def checkpoint_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
+    """Return the bytes that trainable tensors take in a checkpoint, headers of files not counted.
+
+    Args:
+        some: tensors of the inventory; buffers among them take nothing.
+        rules: of the run's optimizer, in the order in which they choose their tensors.
+    """
+    return sum(
+        tensor.elements * rule_of(tensor, rules).checkpoint_bytes
+        for tensor in some
+        if tensor.trains
+    )
+
+
+def state_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
+    """Return the bytes of the states of trainable tensors, without master weights.
+
+    Args:
+        some: tensors of the inventory; buffers among them have none.
+        rules: of the run's optimizer, in the order in which they choose their tensors.
+    """
+    return sum(
+        tensor.elements * rule_of(tensor, rules).state_bytes for tensor in some if tensor.trains
+    )
