@@ -3,6 +3,7 @@
 export             the whole conversion, in order; a directory that is complete or absent
 trained_run        the run, its checkpoint and its model, checked; texts of its model
 projections        query, key and value rows of a layer, adapters folded in
+names              classes of transformers: names of weights and settings, read both ways
 architectures      the transformers class of a run's model: its config.json and its weights by name
 modeling_ora       code that is copied into an export with adapters that are not linear
 weight_files       safetensors, one parameter in memory at a time

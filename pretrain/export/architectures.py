@@ -1,4 +1,4 @@
-"""The transformers class of a run's model, with its config.json and its weights under that class's names.
+"""A run's model as a class of transformers: its config.json, and its weights under that class's names.
 
 Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2 with zero
 biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two matrices and the
@@ -8,12 +8,11 @@ these two, and the file with the subclasses is copied into the export.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -21,29 +20,27 @@ from megatron.core.models.gpt import GPTModel
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.projections import Corrections, Part, corrections, corrections_of, rows
+from pretrain.export.names import CLASSES, PARTS, ModelClass, Part
+from pretrain.export.projections import Corrections, corrections, corrections_of, rows
 from pretrain.export.weight_files import Weight
 
 MODELING_FILE = "modeling_ora.py"
-PARTS: tuple[Part, ...] = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Architecture(ABC):
+class Architecture:
     """A run's model expressed as a class of transformers.
 
-    `corrections`: what the class adds to transformers' own, layer by layer; with any it is a subclass in
-    MODELING_FILE.
+    Attributes:
+        config: configuration of the run.
+        model_class: the class that computes the model but for its adapters.
+        corrections: what the class adds to transformers' own, layer by layer; with any it is a
+            subclass in MODELING_FILE.
     """
 
     config: Config
+    model_class: ModelClass
     corrections: list[Corrections]
-
-    _stock_names: ClassVar[tuple[str, str]]
-    """Class and model type."""
-    _own_names: ClassVar[tuple[str, str]]
-    """Class and model type of the subclass with corrections."""
-    _final_norm: ClassVar[str]
 
     @property
     def custom(self) -> bool:
@@ -53,7 +50,7 @@ class Architecture(ABC):
     @property
     def class_name(self) -> str:
         """Return the class that `AutoModelForCausalLM` loads."""
-        return self._own_names[0] if self.custom else self._stock_names[0]
+        return (self.model_class.adapted if self.custom else self.model_class.stock)[0]
 
     @property
     def files(self) -> list[Path]:
@@ -61,30 +58,18 @@ class Architecture(ABC):
         return [Path(__file__).with_name(MODELING_FILE)] if self.custom else []
 
     def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
-        """Return the content of config.json; the end-of-document token also begins a text."""
-        names = self._own_names if self.custom else self._stock_names
-        values: dict[str, Any] = {"architectures": [names[0]], "model_type": names[1]}
-        if self.custom:
-            module = MODELING_FILE.removesuffix(".py")
-            config_class = names[0].replace("ForCausalLM", "Config")
-            values["auto_map"] = {
-                "AutoConfig": f"{module}.{config_class}",
-                "AutoModelForCausalLM": f"{module}.{names[0]}",
-            }
-            values["corrections"] = self.corrections
-        convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
-        if any(
-            convolved
-        ):  # the cache of such a layer has states of convolutions beside keys and values
-            values["layer_types"] = [
-                "hybrid" if states else "full_attention" for states in convolved
-            ]
-            values["number_of_conv_states"] = max(convolved)
-        return {
-            **values,
-            **self._sizes(),
-            "vocab_size": self.config.model.vocab_size,
-            "tie_word_embeddings": self.config.model.tied_embeddings,
+        """Return the content of config.json.
+
+        Args:
+            eod_id: id of the end-of-document token, which also begins a text.
+            dtype: type of the weights, as torch names it.
+        """
+        values = self._class_settings() | self._positions() | dict(self.model_class.required)
+        length = self.config.data.sequence_length
+        own = self.config.resolved()["model"] | {"max_positions": length}
+        values |= {theirs: own[ours] for ours, theirs in self.model_class.settings.items()}
+        values |= dict.fromkeys(self.model_class.dropouts, self.config.model.dropout)
+        return values | {
             "initializer_range": self.config.model.init_std,
             "use_cache": True,
             "bos_token_id": eod_id,
@@ -93,223 +78,192 @@ class Architecture(ABC):
             "torch_dtype": dtype,  # the same for transformers 4
         }
 
+    def _class_settings(self) -> dict[str, Any]:
+        """Return the settings that name the class, and those of its adapters."""
+        name, model_type = self.model_class.adapted if self.custom else self.model_class.stock
+        values: dict[str, Any] = {"architectures": [name], "model_type": model_type}
+        if not self.custom:
+            return values
+        module = MODELING_FILE.removesuffix(".py")
+        values["auto_map"] = {
+            "AutoConfig": f"{module}.{name.replace('ForCausalLM', 'Config')}",
+            "AutoModelForCausalLM": f"{module}.{name}",
+        }
+        values["corrections"] = self.corrections
+        convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
+        if any(convolved):
+            # The cache of such a layer holds states of convolutions beside keys and values.
+            kinds = ["hybrid" if states else "full_attention" for states in convolved]
+            values |= {"layer_types": kinds, "number_of_conv_states": max(convolved)}
+        return values
+
+    def _positions(self) -> dict[str, Any]:
+        """Return the settings of rotary positions; learned ones have none beside their number."""
+        if self.model_class.positions != "rope":
+            return {}
+        base = float(self.config.model.rotary_base)
+        return {
+            "max_position_embeddings": self.config.data.sequence_length,
+            "rope_parameters": {"rope_type": "default", "rope_theta": base},
+            "rope_theta": base,  # the same for transformers 4
+            "use_bias": False,
+        }
+
     def weights(self, model: GPTModel) -> Iterator[Weight]:
         """Yield every tensor of the export, in the order of the model."""
-        yield from self._embeddings(model)
-        for number, layer in enumerate(model.decoder.layers):
-            yield from self._layer(number, layer)
-        yield from _norm(self._final_norm, model.decoder.final_layernorm)
-        if not self.config.model.tied_embeddings:
-            yield self._pieces("lm_head.weight", model.output_layer.weight)
+        own = _own_modules(model)
+        count, tied = self.config.model.num_layers, self.config.model.tied_embeddings
+        for name, keys in self.model_class.modules(count, tied).items():
+            layer, _, part = keys[0].rpartition(".attention.")
+            if part in PARTS:
+                parts = [one for one in PARTS if f"{layer}.attention.{one}" in keys]
+                yield from self._projection(name, model, int(layer.removeprefix("layer.")), parts)
+                continue
+            module = own[keys[0]]
+            weight = module.weight
+            if keys[0] in ("embedding.word", "output"):
+                # A row for each piece of the tokenizer, without the rows that fill them up.
+                yield _whole(f"{name}.weight", weight[: self.config.model.vocab_size])
+            elif keys[0] == "embedding.position":
+                yield _whole(f"{name}.weight", weight)
+            elif weight.dim() == 1:
+                yield _whole(f"{name}.weight", weight)
+                yield _whole(f"{name}.bias", module.bias)
+            else:
+                yield from self._matrix(name, tuple(weight.shape), partial(_itself, weight))
 
     def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
-        """Return {tensor: [first, end] of the rows of W (in W x) that are Q or K of these groups}."""
+        """Return the rows of W (in W x) that are Q or K of some key heads of a layer.
+
+        Args:
+            layer: number of the layer, from 0.
+            groups: numbers of the key heads.
+
+        Returns:
+            {tensor: [first, end] of each range of rows}.
+        """
         queries = self.config.model.num_attention_heads // self.config.num_query_groups
-        heads = [group * queries + head for group in groups for head in range(queries)]
+        heads = {"query": [group * queries + head for group in groups for head in range(queries)]}
+        heads["key"] = list(groups)
         policy = self.config.policy
         frozen = ROLES if policy.shared else policy.frozen_row_roles
         by_tensor: dict[str, list[list[int]]] = {}
-        for role, numbers in zip(ROLES, (heads, list(groups)), strict=True):
-            if role not in frozen:
-                continue
-            name, places = self._rows_of(layer, role, numbers)
-            ranges = by_tensor.setdefault(name, [])
-            for place in places:
-                first, end = place * self.config.head_dim, (place + 1) * self.config.head_dim
-                if ranges and ranges[-1][1] == first:
-                    ranges[-1][1] = end
-                else:
-                    ranges.append([first, end])
+        for role in (role for role in ROLES if role in frozen):
+            module, parts = self.model_class.module_of(layer, role)
+            offset = sum(self._heads(part) for part in parts[: parts.index(role)])
+            copies = self._heads("key") // self.config.num_query_groups if role == "key" else 1
+            places = [
+                offset + head * copies + copy for head in heads[role] for copy in range(copies)
+            ]
+            _add_ranges(by_tensor.setdefault(f"{module}.weight", []), places, self.config.head_dim)
         return by_tensor
 
-    def _pieces(self, name: str, weight: torch.Tensor) -> Weight:
-        """Return a weight with a row for each piece of the tokenizer, without the rows that fill it up."""
-        return _whole(name, weight[: self.config.model.vocab_size])
-
-    @abstractmethod
-    def _sizes(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def _embeddings(self, model: GPTModel) -> Iterator[Weight]: ...
-
-    @abstractmethod
-    def _layer(self, number: int, layer: Any) -> Iterator[Weight]: ...
-
-    @abstractmethod
-    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
-        """Return the tensor that holds these heads of a role, and their places there, counted in heads."""
-
-
-class Rotary(Architecture):
-    """Starcoder2, with rotary positions."""
-
-    _stock_names = ("Starcoder2ForCausalLM", "starcoder2")
-    _own_names = ("OraRotaryForCausalLM", "ora_rotary")
-    _final_norm = "model.norm"
-
-    def _sizes(self) -> dict[str, Any]:
-        model = self.config.model
-        base = float(model.rotary_base)
-        return {
-            "hidden_size": model.hidden_size,
-            "intermediate_size": self.config.ffn_hidden_size,
-            "num_hidden_layers": model.num_layers,
-            "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": self.config.num_query_groups,
-            "head_dim": self.config.head_dim,
-            "hidden_act": "gelu",
-            "max_position_embeddings": self.config.data.sequence_length,
-            "norm_epsilon": model.layernorm_epsilon,
-            "rope_parameters": {"rope_type": "default", "rope_theta": base},
-            "rope_theta": base,  # the same for transformers 4
-            "sliding_window": None,
-            "use_bias": False,
-            "attention_dropout": model.dropout,
-            "residual_dropout": model.dropout,
-            "embedding_dropout": model.dropout,
-        }
-
-    def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
-        yield self._pieces("model.embed_tokens.weight", model.embedding.word_embeddings.weight)
-
-    def _layer(self, number: int, layer: Any) -> Iterator[Weight]:
-        name, attention = f"model.layers.{number}", layer.self_attention
-        yield from _norm(f"{name}.input_layernorm", layer.input_layernorm)
-        for part in PARTS:
-            shape = (self._heads(part) * self.config.head_dim, self.config.model.hidden_size)
-            projection = f"{name}.self_attn.{part[0]}_proj"
-            yield Weight(f"{projection}.weight", shape, partial(_flat_rows, attention, part))
-            wanted = self.corrections[number][part]
-            added = corrections(attention, part, wanted, self._heads(part))
-            yield from _named(f"{projection}.corrections", added)
-        yield _whole(f"{name}.self_attn.o_proj.weight", attention.linear_proj.weight)
-        yield from _norm(f"{name}.post_attention_layernorm", layer.pre_mlp_layernorm)
-        yield _whole(f"{name}.mlp.c_fc.weight", layer.mlp.linear_fc1.weight)
-        yield _whole(f"{name}.mlp.c_proj.weight", layer.mlp.linear_fc2.weight)
-
     def _heads(self, part: Part) -> int:
-        return (
-            self.config.model.num_attention_heads
-            if part == "query"
-            else self.config.num_query_groups
-        )
+        """Return how many heads the class has of a part."""
+        grouped = "num_query_groups" in self.model_class.settings
+        if part == "query" or not grouped:
+            return self.config.model.num_attention_heads
+        return self.config.num_query_groups
 
-    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
-        return f"model.layers.{layer}.self_attn.{role[0]}_proj.weight", heads
+    def _projection(
+        self, name: str, model: GPTModel, layer: int, parts: Sequence[Part]
+    ) -> Iterator[Weight]:
+        """Yield the rows of queries, keys and values in one matrix, and the weights of their adapters."""
+        attention = model.decoder.layers[layer].self_attention
+        heads = {part: self._heads(part) for part in parts}
+        shape = (sum(heads.values()) * self.config.head_dim, self.config.model.hidden_size)
+        yield from self._matrix(name, shape, partial(_flat_rows, attention, heads))
+        for part in parts:
+            added = corrections(attention, part, self.corrections[layer][part], heads[part])
+            place = f"{name}.corrections" + (f".{part}" if len(parts) > 1 else "")
+            for own, tensor in added.items():
+                yield _whole(f"{place}.{own}", tensor)
 
-
-class Learned(Architecture):
-    """GPT2, with learned positions, transposed matrices, and a key and a value for every query head."""
-
-    _stock_names = ("GPT2LMHeadModel", "gpt2")
-    _own_names = ("OraLearnedForCausalLM", "ora_learned")
-    _final_norm = "transformer.ln_f"
-
-    def _sizes(self) -> dict[str, Any]:
-        model = self.config.model
-        return {
-            "n_embd": model.hidden_size,
-            "n_inner": self.config.ffn_hidden_size,
-            "n_layer": model.num_layers,
-            "n_head": model.num_attention_heads,
-            "n_positions": self.config.data.sequence_length,
-            "activation_function": "gelu",
-            "layer_norm_epsilon": model.layernorm_epsilon,
-            "resid_pdrop": model.dropout,
-            "embd_pdrop": model.dropout,
-            "attn_pdrop": model.dropout,
-        }
-
-    def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
-        yield self._pieces("transformer.wte.weight", model.embedding.word_embeddings.weight)
-        yield _whole("transformer.wpe.weight", model.embedding.position_embeddings.weight)
-
-    def _layer(self, number: int, layer: Any) -> Iterator[Weight]:
-        name, attention = f"transformer.h.{number}", layer.self_attention
-        width, inner = self.config.model.hidden_size, self.config.ffn_hidden_size
-        heads = self.config.model.num_attention_heads
-        yield from _norm(f"{name}.ln_1", layer.input_layernorm)
-        yield Weight(
-            f"{name}.attn.c_attn.weight",
-            (width, 3 * width),
-            lambda: torch.cat([_flat_rows(attention, part, heads) for part in PARTS]).t(),
-        )
-        yield _zeros(f"{name}.attn.c_attn.bias", 3 * width)
-        for part in PARTS:
-            added = corrections(attention, part, self.corrections[number][part], heads)
-            yield from _named(f"{name}.attn.c_attn.corrections.{part}", added)
-        yield _transposed(f"{name}.attn.c_proj.weight", attention.linear_proj.weight)
-        yield _zeros(f"{name}.attn.c_proj.bias", width)
-        yield from _norm(f"{name}.ln_2", layer.pre_mlp_layernorm)
-        yield _transposed(f"{name}.mlp.c_fc.weight", layer.mlp.linear_fc1.weight)
-        yield _zeros(f"{name}.mlp.c_fc.bias", inner)
-        yield _transposed(f"{name}.mlp.c_proj.weight", layer.mlp.linear_fc2.weight)
-        yield _zeros(f"{name}.mlp.c_proj.bias", width)
-
-    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
-        count = self.config.model.num_attention_heads
-        if role == "query":
-            places = heads
-        else:  # the keys come after the queries, each repeated for its group's
-            repeats = count // self.config.num_query_groups
-            places = [count + group * repeats + copy for group in heads for copy in range(repeats)]
-        return f"transformer.h.{layer}.attn.c_attn.weight", places
+    def _matrix(
+        self, name: str, shape: tuple[int, ...], make: Callable[[], torch.Tensor]
+    ) -> Iterator[Weight]:
+        """Yield a matrix of `shape` `[out, in]` in the form of the class."""
+        if not self.model_class.transposed:
+            yield Weight(f"{name}.weight", shape, make)
+            return
+        yield Weight(f"{name}.weight", shape[::-1], lambda: make().t())
+        yield Weight(f"{name}.bias", shape[:1], partial(torch.zeros, shape[0]))
 
 
 def architecture_of(config: Config) -> Architecture:
     """Return the architecture of a run's model.
 
-    Raises UserError: no class of transformers computes this model.
+    Raises:
+        UserError: no class of transformers computes this model.
     """
     policy = config.policy
     if policy.synthesizer:
         raise UserError(
-            f"attention.variant={config.attention.variant} has learned scores in place of queries and keys, "
-            "and no class of transformers computes attention so: such a run cannot be exported"
+            f"attention.variant={config.attention.variant} has learned scores in place of queries "
+            "and keys, and no class of transformers computes attention so: such a run cannot be "
+            "exported"
         )
     groups = config.num_query_groups
     added = [
         corrections_of(policy, policy.adapted_groups(frozen, groups))
         for frozen in policy.frozen_groups(config.model.num_layers, groups)
     ]
-    if config.model.position_embedding == "rope":
-        return Rotary(config, added)
+    positions = config.model.position_embedding
+    model_class = next(one for one in CLASSES.values() if one.positions == positions)
     width = config.model.num_attention_heads * config.head_dim
-    if width != config.model.hidden_size:
+    if "head_dim" not in model_class.settings and width != config.model.hidden_size:
         raise UserError(
-            f"GPT2, the class for learned positions, has heads of hidden_size / num_attention_heads, but "
-            f"model.head_dim={config.head_dim} makes {width} of model.hidden_size="
-            f"{config.model.hidden_size}: such a run cannot be exported (with rotary positions it could)"
+            f"GPT2, the class for learned positions, has heads of hidden_size / num_attention_heads, "
+            f"but model.head_dim={config.head_dim} makes {width} of model.hidden_size="
+            f"{config.model.hidden_size}: such a run cannot be exported (with rotary positions it "
+            "could)"
         )
-    return Learned(config, added)
+    return Architecture(config, model_class, added)
+
+
+def _own_modules(model: GPTModel) -> dict[str, Any]:
+    """Return {key of initial values: module} of a live model, without queries, keys and values."""
+    modules: dict[str, Any] = {"embedding.word": model.embedding.word_embeddings}
+    if model.position_embedding_type == "learned_absolute":
+        modules["embedding.position"] = model.embedding.position_embeddings
+    for number, layer in enumerate(model.decoder.layers):
+        modules |= {
+            f"layer.{number}.norm1": layer.input_layernorm,
+            f"layer.{number}.attention.proj": layer.self_attention.linear_proj,
+            f"layer.{number}.norm2": layer.pre_mlp_layernorm,
+            f"layer.{number}.mlp.fc1": layer.mlp.linear_fc1,
+            f"layer.{number}.mlp.fc2": layer.mlp.linear_fc2,
+        }
+    modules["norm"] = model.decoder.final_layernorm
+    if not model.share_embeddings_and_output_weights:
+        modules["output"] = model.output_layer
+    return modules
 
 
 def _whole(name: str, weight: torch.Tensor) -> Weight:
-    return Weight(name, tuple(weight.shape), lambda: weight)
+    return Weight(name, tuple(weight.shape), partial(_itself, weight))
 
 
-def _transposed(name: str, weight: torch.Tensor) -> Weight:
-    return Weight(name, tuple(weight.t().shape), weight.t)
+def _itself(weight: torch.Tensor) -> torch.Tensor:
+    return weight
 
 
-def _zeros(name: str, size: int) -> Weight:
-    make: Callable[[], torch.Tensor] = partial(torch.zeros, size)
-    return Weight(name, (size,), make)
+def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
+    """Return rows `[heads * head_dim, hidden]` of some parts; a group's are repeated to make `heads`."""
+    parts = []
+    for part, wanted in heads.items():
+        own = rows(attention, part)
+        if len(own) != wanted:
+            own = own.repeat_interleave(wanted // len(own), dim=0)
+        parts.append(own.flatten(0, 1))
+    return torch.cat(parts)
 
 
-def _named(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[Weight]:
-    for own, tensor in tensors.items():
-        yield _whole(f"{name}.{own}", tensor)
-
-
-def _norm(name: str, norm: torch.nn.LayerNorm) -> Iterator[Weight]:
-    yield _whole(f"{name}.weight", norm.weight)
-    yield _whole(f"{name}.bias", norm.bias)
-
-
-def _flat_rows(attention: Any, part: Part, heads: int | None = None) -> torch.Tensor:
-    """Return rows `[heads * head_dim, hidden]`; a group's rows are repeated for each of its query heads."""
-    own = rows(attention, part)
-    if heads is not None and len(own) != heads:
-        own = own.repeat_interleave(heads // len(own), dim=0)
-    return own.flatten(0, 1)
+def _add_ranges(ranges: list[list[int]], places: Sequence[int], head_dim: int) -> None:
+    """Add the rows of heads, given by their places in ascending order; neighbours make one range."""
+    for place in places:
+        first, end = place * head_dim, (place + 1) * head_dim
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
+        else:
+            ranges.append([first, end])

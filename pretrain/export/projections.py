@@ -9,7 +9,6 @@ weights of their own, the corrections of `modeling_ora`; scales behind them are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal
 
 import torch
 from megatron.core.transformer.attention import SelfAttention
@@ -21,8 +20,8 @@ from megatron_patches.bank.orthonormal import ROLES, Role
 from megatron_patches.recipe.adapters import ADAPTERS
 from megatron_patches.recipe.policy import QKPolicy
 from pretrain.errors import UserError
+from pretrain.export.names import Part
 
-Part = Literal["query", "key", "value"]
 NORM = "qk_norm"
 """The adapter behind which others are folded into gains, not into rows."""
 

@@ -26,52 +26,12 @@ from pretrain.config.sources import dump_yaml, override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
 from pretrain.study.models import named_code, require_transformers
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
-MUST_BE: dict[str, dict[str, Any]] = {
-    "starcoder2": {"hidden_act": "gelu", "sliding_window": None},
-    "gpt2": {
-        "activation_function": "gelu",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-}
-"""Settings that must have this value."""
-_STREAMS: dict[str, tuple[dict[str, str], str, dict[str, str], dict[str, str]]] = {
-    "starcoder2": (
-        {"embedding.word": "model.embed_tokens"},
-        "model.layers",
-        {
-            "norm1": "input_layernorm",
-            "attention.query": "self_attn.q_proj",
-            "attention.key": "self_attn.k_proj",
-            "attention.value": "self_attn.v_proj",
-            "attention.proj": "self_attn.o_proj",
-            "norm2": "post_attention_layernorm",
-            "mlp.fc1": "mlp.c_fc",
-            "mlp.fc2": "mlp.c_proj",
-        },
-        {"norm": "model.norm"},
-    ),
-    "gpt2": (
-        {"embedding.word": "transformer.wte", "embedding.position": "transformer.wpe"},
-        "transformer.h",
-        {
-            "norm1": "ln_1",
-            "attention": "attn.c_attn",
-            "attention.proj": "attn.c_proj",
-            "mlp.fc1": "mlp.c_fc",
-            "norm2": "ln_2",
-            "mlp.fc2": "mlp.c_proj",
-        },
-        {"norm": "transformer.ln_f"},
-    ),
-}
-"""{stream: module} before the layers, of a layer (whose modules lie below the name given), and after them."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +63,8 @@ def open_source(directory: Path) -> SourceModel:
     try:
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
         stored = _stored_tensors(directory)
-        if config.model_type in MUST_BE:
+        model_class = CLASSES.get(config.model_type)
+        if model_class is not None:
             _refuse_oversized(config, stored)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(directory),
@@ -119,18 +80,18 @@ def open_source(directory: Path) -> SourceModel:
     ) as error:  # a stranger's files: transformers and what it reads them with raise anything
         reason = " ".join(str(error).split())[:500]
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
-    if config.model_type not in MUST_BE:
-        known = " and ".join(MUST_BE)
+    if model_class is None:
+        known = " and ".join(CLASSES)
         raise UserError(
             f"{directory} is a model of type '{config.model_type}'; only {known} can be imported"
         )
-    for key, must in MUST_BE[config.model_type].items():
+    for key, must in model_class.required.items():
         if getattr(config, key) != must:
             raise UserError(
                 f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it cannot be "
                 "imported"
             )
-    section = _starcoder2(directory, config) if config.model_type == "starcoder2" else _gpt2(config)
+    section = _section(directory, config, model_class)
     model, info = loaded
     for name, stored, expected in sorted(info["mismatched_keys"]):
         shapes = f"the shape {tuple(stored)}, and its config.json makes it {tuple(expected)}"
@@ -141,7 +102,7 @@ def open_source(directory: Path) -> SourceModel:
             "one: it cannot be imported"
         )
     weights = {}
-    for stream, name, weight in _streams(directory, config, model):
+    for stream, name, weight in _streams(directory, section, model_class, model):
         if name in info["missing_keys"]:
             raise UserError(f"{directory} has no weight {name}")
         if not torch.isfinite(weight).all():
@@ -150,9 +111,20 @@ def open_source(directory: Path) -> SourceModel:
     return SourceModel(section, weights, _stored_type(directory, stored))
 
 
-def _starcoder2(directory: Path, config: Any) -> dict[str, Any]:
-    """Return the section `model`, with rotary positions."""
-    rotation = config.rope_parameters
+def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str, Any]:
+    """Return the section `model` of the configuration, and `max_positions` of learned positions."""
+    named = {ours: getattr(config, theirs, None) for ours, theirs in model_class.settings.items()}
+    section: dict[str, Any] = {"position_embedding": model_class.positions, **named}
+    section.setdefault("num_query_groups", section["num_attention_heads"])
+    hidden = section["hidden_size"]
+    section["head_dim"] = section.get("head_dim") or hidden // section["num_attention_heads"]
+    section["ffn_hidden_size"] = section["ffn_hidden_size"] or 4 * hidden  # GPT2 may leave it out
+    if model_class.positions == "rope":
+        section["rotary_base"] = _rotary_base(directory, config.rope_parameters)
+    return section
+
+
+def _rotary_base(directory: Path, rotation: dict[str, Any]) -> int:
     if rotation["rope_type"] != "default":
         raise UserError(
             f"{directory}: its rotation is scaled, which it is not here: it cannot be imported"
@@ -160,71 +132,34 @@ def _starcoder2(directory: Path, config: Any) -> dict[str, Any]:
     base = float(rotation["rope_theta"])
     if not base.is_integer():
         raise UserError(
-            f"{directory}: its rope_theta is {base!r}, and model.rotary_base is a whole number: it cannot be "
-            "imported"
+            f"{directory}: its rope_theta is {base!r}, and model.rotary_base is a whole number: it "
+            "cannot be imported"
         )
-    return {
-        "num_layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_query_groups": config.num_key_value_heads,
-        "head_dim": getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
-        "ffn_hidden_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "position_embedding": "rope",
-        "rotary_base": int(base),
-        "layernorm_epsilon": config.norm_epsilon,
-        "tied_embeddings": config.tie_word_embeddings,
-    }
+    return int(base)
 
 
-def _gpt2(config: Any) -> dict[str, Any]:
-    """Return the section `model`, with learned positions."""
-    return {
-        "num_layers": config.n_layer,
-        "hidden_size": config.n_embd,
-        "num_attention_heads": config.n_head,
-        "num_query_groups": config.n_head,
-        "head_dim": config.n_embd // config.n_head,
-        "ffn_hidden_size": config.n_inner or 4 * config.n_embd,
-        "vocab_size": config.vocab_size,
-        "position_embedding": "learned",
-        "max_positions": config.n_positions,
-        "layernorm_epsilon": config.layer_norm_epsilon,
-        "tied_embeddings": config.tie_word_embeddings,
-    }
-
-
-def _streams(directory: Path, config: Any, model: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield every weight with its stream and its name in transformers. Refuses biases that are not zero."""
+def _streams(
+    directory: Path, section: dict[str, Any], model_class: ModelClass, model: Any
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield every weight with its key and its name in transformers. Refuses biases that are not zero."""
     from transformers.pytorch_utils import Conv1D
 
-    first, layers, layer, last = _STREAMS[config.model_type]
-    modules = dict(first)
-    for number in range(config.num_hidden_layers):
-        modules |= {
-            f"layer.{number}.{ours}": f"{layers}.{number}.{name}" for ours, name in layer.items()
-        }
-    modules |= last | ({} if config.tie_word_embeddings else {"output": "lm_head"})
-    for stream, name in modules.items():
+    modules = model_class.modules(section["num_layers"], section["tied_embeddings"])
+    for name, keys in modules.items():
         module = model.get_submodule(name)
         bias, weight = getattr(module, "bias", None), module.weight.detach()
         if isinstance(module, torch.nn.LayerNorm):
-            yield f"{stream}.weight", f"{name}.weight", weight
-            yield f"{stream}.bias", f"{name}.bias", module.bias.detach()
+            yield f"{keys[0]}.weight", f"{name}.weight", weight
+            yield f"{keys[0]}.bias", f"{name}.bias", module.bias.detach()
             continue
         if bias is not None and bool((bias != 0).any()):
             raise UserError(
-                f"{directory}: {name}.bias is not zero, and layers here have no such bias: it cannot be "
-                "imported"
+                f"{directory}: {name}.bias is not zero, and layers here have no such bias: it cannot "
+                "be imported"
             )
         rows = weight.t() if isinstance(module, Conv1D) else weight
-        if name.endswith("c_attn"):  # queries, keys and values in one matrix
-            for part, third in zip(("query", "key", "value"), rows.chunk(3), strict=True):
-                yield f"{stream}.{part}", f"{name}.weight", third
-        else:
-            yield stream, f"{name}.weight", rows
+        for key, part in zip(keys, rows.chunk(len(keys)), strict=True):
+            yield key, f"{name}.weight", part
 
 
 def _stored_tensors(directory: Path) -> dict[str, tuple[str, int]]:

@@ -1,0 +1,156 @@
+"""Classes of transformers for models of this program: names of weights and settings, each written once.
+
+`architectures` reads the tables from left to right (export), `source_model` from right to left (import). A
+weight's own name is the key of its initial values, see `megatron_patches.model.initialize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+Part = Literal["query", "key", "value"]
+PARTS: tuple[Part, ...] = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """A class of transformers that computes models of this program.
+
+    Attributes:
+        stock: the class and its model type.
+        adapted: class and model type of its subclass with adapters, in `modeling_ora`.
+        positions: value of model.position_embedding.
+        before: {key: module} ahead of the layers.
+        layers: the module that holds the layers by number.
+        layer: {key within a layer: module within it}; keys of one module share a fused matrix.
+        after: {key: module} behind the layers.
+        settings: {key of the section `model`: key of config.json}. A class without
+            num_query_groups has a key and a value for every query head, one without head_dim heads
+            of hidden_size / num_attention_heads.
+        required: settings of config.json that must have this value.
+        dropouts: keys of config.json for model.dropout.
+        transposed: matrices are stored `[in, out]`, with biases, which are zero.
+    """
+
+    stock: tuple[str, str]
+    adapted: tuple[str, str]
+    positions: Literal["rope", "learned"]
+    before: Mapping[str, str]
+    layers: str
+    layer: Mapping[str, str]
+    after: Mapping[str, str]
+    settings: Mapping[str, str]
+    required: Mapping[str, Any]
+    dropouts: tuple[str, ...]
+    transposed: bool = False
+
+    def modules(self, num_layers: int, tied: bool) -> dict[str, list[str]]:
+        """Return the modules of a whole model, in the order of its computation.
+
+        Args:
+            num_layers: layers of the model.
+            tied: input and output embeddings are one matrix.
+
+        Returns:
+            {module: the keys that it holds, as rows one behind the other}.
+        """
+        names = dict(self.before)
+        for number in range(num_layers):
+            for key, module in self.layer.items():
+                names[f"layer.{number}.{key}"] = f"{self.layers}.{number}.{module}"
+        names |= self.after
+        if not tied:
+            names["output"] = "lm_head"
+        modules: dict[str, list[str]] = {}
+        for key, module in names.items():
+            modules.setdefault(module, []).append(key)
+        return modules
+
+    def module_of(self, layer: int, part: Part) -> tuple[str, tuple[Part, ...]]:
+        """Return the module with the queries, keys or values of a layer, and all parts that it holds.
+
+        Args:
+            layer: number of the layer, from 0.
+            part: queries, keys or values.
+        """
+        module = self.layer[f"attention.{part}"]
+        parts = tuple(one for one in PARTS if self.layer[f"attention.{one}"] == module)
+        return f"{self.layers}.{layer}.{module}", parts
+
+
+STARCODER2 = ModelClass(
+    stock=("Starcoder2ForCausalLM", "starcoder2"),
+    adapted=("OraRotaryForCausalLM", "ora_rotary"),
+    positions="rope",
+    before={"embedding.word": "model.embed_tokens"},
+    layers="model.layers",
+    layer={
+        "norm1": "input_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.proj": "self_attn.o_proj",
+        "norm2": "post_attention_layernorm",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+    },
+    after={"norm": "model.norm"},
+    settings={
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "num_attention_heads": "num_attention_heads",
+        "num_query_groups": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "ffn_hidden_size": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "layernorm_epsilon": "norm_epsilon",
+        "tied_embeddings": "tie_word_embeddings",
+    },
+    required={"hidden_act": "gelu", "sliding_window": None},
+    dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
+)
+
+GPT2 = ModelClass(
+    stock=("GPT2LMHeadModel", "gpt2"),
+    adapted=("OraLearnedForCausalLM", "ora_learned"),
+    positions="learned",
+    before={"embedding.word": "transformer.wte", "embedding.position": "transformer.wpe"},
+    layers="transformer.h",
+    layer={
+        "norm1": "ln_1",
+        "attention.query": "attn.c_attn",
+        "attention.key": "attn.c_attn",
+        "attention.value": "attn.c_attn",
+        "attention.proj": "attn.c_proj",
+        "norm2": "ln_2",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+    },
+    after={"norm": "transformer.ln_f"},
+    settings={
+        "num_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "ffn_hidden_size": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_positions": "n_positions",
+        "layernorm_epsilon": "layer_norm_epsilon",
+        "tied_embeddings": "tie_word_embeddings",
+    },
+    required={
+        "activation_function": "gelu",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    transposed=True,
+)
+
+CLASSES: Mapping[str, ModelClass] = MappingProxyType(
+    {one.stock[1]: one for one in (STARCODER2, GPT2)}
+)
+"""{model type: class}."""
