@@ -101,7 +101,7 @@ def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
 
 
 def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
-    """On two ranks: train each configuration with spikes planted: {step: "small norm", "norm" or "loss"}."""
+    """On two ranks: train each configuration with spikes planted: {step: kind}, see below."""
     answers = {}
     for name, (overrides, spikes) in payload["runs"].items():
         planted = {int(step): kind for step, kind in spikes.items()}
@@ -114,7 +114,11 @@ _GRADIENT_TIMES = {"small norm": 1e3, "norm": 1e5}
 
 
 def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
-    """A "norm": rank 1's gradient of one weight, times a factor. A "loss": the logits, times 30."""
+    """Train with spikes of these kinds.
+
+    "norm" and "small norm": rank 1's gradient of one weight, times a factor. "loss": the logits, times 30,
+    which moves the norm too. "loss alone": 30 nats more, which leave every gradient as it is.
+    """
     with open_run(load_config("demo", overrides)) as run:
 
         def kind() -> str:
@@ -129,10 +133,16 @@ def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
         ) -> torch.Tensor | None:
             return 30 * output if kind() == "loss" else None
 
+        def losses(
+            module: torch.nn.Module, inputs: Any, output: torch.Tensor
+        ) -> torch.Tensor | None:
+            return 30 + output if kind() == "loss alone" and module.training else None
+
         model = run.engine.module
         hooks = [
             model.get_submodule("decoder.layers.0.mlp.linear_fc1").weight.register_hook(gradient),
             model.decoder.final_layernorm.register_forward_hook(logits),
+            model.register_forward_hook(losses),
         ]
         try:
             state = run_steps(run, StopSignals())
