@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -111,6 +111,12 @@ test-newest: ## the fast suite and golden curves with the newest versions there 
 EXAMPLES ?= 10000
 fuzz: $(VENV)/installed ## property tests of all readers, two hours on one core; EXAMPLES=10000 SEED=1
 	ORA_FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) -m pytest tests/fuzz --hypothesis-seed $(SEED) --timeout 0
+
+# What a refactoring must leave byte-equal. Last bits of trained weights depend on the kind of CPU, which the file names.
+RECORDED ?= tests/recorded/v0.4-lab.json
+PARTS ?=
+record: $(VENV)/installed ## is what must stay byte-equal what it was at v0.4-lab? Half a minute; PARTS=bank,init RECORDED=FILE
+	$(RUN) -m tools.record --against $(RECORDED) $(if $(PARTS),--parts $(PARTS))
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)

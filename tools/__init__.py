@@ -1,4 +1,6 @@
 """Programs for the people who work on this repository; nothing in the packages imports them.
 
 count_code        how much code there is, without blank lines, comments and docstrings
+made_corpus       a corpus that is the same on every machine
+record            what must stay byte-equal: make a recording, compare with one
 """

@@ -4,7 +4,6 @@ the formulas, an exact resume, and the loss curve it has always had.
 
 import json
 import os
-import random
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.conftest import make_shards
 from tests.distributed.covering import covering
 from tests.distributed.designs import DESIGNS, PHASED, STEPS, design_overrides
 from tests.ranks import run_ranks
+from tools.made_corpus import write_made_corpus
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 
@@ -79,17 +79,7 @@ INTERRUPTED = "-interrupted"
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text that is the same everywhere, unlike the Python installation's: golden curves depend on it."""
     directory = tmp_path_factory.mktemp("golden")
-    draw = random.Random(0)
-    words = [
-        "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
-        for _ in range(700)
-    ]
-    frequency = [1 / rank for rank in range(1, len(words) + 1)]
-    (directory / "corpus").mkdir()
-    with (directory / "corpus/text.jsonl").open("w") as file:
-        for _ in range(200):
-            text = " ".join(draw.choices(words, frequency, k=150))
-            file.write(json.dumps({"text": text, "meta": {"redpajama_set_name": "made"}}) + "\n")
+    write_made_corpus(directory / "corpus")
     return make_shards(directory, "unigram")  # as when the curves were drawn
 
 

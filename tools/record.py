@@ -1,0 +1,506 @@
+"""Record what a change must leave byte-equal, and compare with a recording.
+
+    python -m tools.record --out build/before.json              # every part: some minutes on one core
+    python -m tools.record --against build/before.json          # exit code 1 and a line for each difference
+    python -m tools.record --against tests/recorded/v0.4-lab.json --parts bank,show
+
+| part | what is recorded |
+| --- | --- |
+| bank | rows of frozen heads, of every construction and scope and of every variant |
+| shards | tokenizer, shards and manifest of a seeded corpus |
+| init | initial weights of every design, on one rank and on two tensor-parallel ranks |
+| train | losses and gradient norms of ten steps of every design, bit for bit, and the checkpoint's tensors |
+| export | logits of an export of each of those runs; "refused" where there is no class for it |
+| golden | the file of the golden curves, which the tests recompute |
+| show | the resolved configuration of every shipped config and variant, by section |
+| plan | the answer of `plan --json` for the same, by heading |
+
+Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the same bits on
+one kind of CPU only: where the recording was made. A recording made with `--detail` also holds the values
+themselves where they are text, shows what differs, and records each initial tensor by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from typer.testing import CliRunner
+
+from tests.distributed.designs import DESIGNS, design_overrides
+from tests.ranks import ROOT, run_ranks
+from tools.made_corpus import write_made_corpus
+
+CONFIGS = ("demo", "small", "base", "large")
+GPUS = {"demo": "4"}
+STEPS = 10
+"""Of `train`; `early_freeze` needs so many."""
+DIGITS = 16
+"""Hexadecimal digits of a SHA-256 that are kept: enough for what nobody forges."""
+
+
+def digest(content: bytes) -> str:
+    """Return the first digits of the SHA-256 of `content`."""
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return the digest of a tensor's type, shape and elements."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+    return digest(head + flat.view(torch.uint8).numpy().tobytes())
+
+
+@dataclass
+class Workplace:
+    """Where parts put what they make, and what they share.
+
+    Attributes:
+        directory: For everything that is written.
+        detail: Record tensors one by one where a summary is usual.
+        texts: {name: text} of what was recorded as the digest of a text.
+    """
+
+    directory: Path
+    detail: bool
+    texts: dict[str, str] = field(default_factory=dict)
+    _trained: dict[str, Any] | None = None
+
+    def text(self, name: str, text: str) -> str:
+        """Keep a text, and return its digest."""
+        self.texts[name] = text
+        return digest(text.encode())
+
+    def shards(self) -> Path:
+        """Return the directory of the seeded corpus's shards, made on the first call."""
+        shards = self.directory / "unigram/shards"
+        if not shards.exists():
+            make_shards(self.directory / "unigram", "unigram")
+        return shards
+
+    def trained(self) -> dict[str, Any]:
+        """Return the report of `train_designs`, of runs in `directory`/runs; trained on the first call."""
+        if self._trained is None:
+            runs = self.directory / "runs"
+            payload = {
+                "runs": {
+                    design: design_overrides(
+                        design, self.shards(), runs, design, schedule__steps=STEPS
+                    )
+                    for design in DESIGNS
+                }
+            }
+            self._trained = run_ranks(1, "tools.record:train_designs", payload, timeout=1800)
+        return self._trained
+
+
+def make_shards(directory: Path, model_type: str) -> None:
+    """Write the seeded corpus, a tokenizer and shards of it below `directory`."""
+    write_made_corpus(directory / "corpus")
+    size = ["--vocab-size", "512", "--model-type", model_type]
+    tokenizer = str(directory / "tokenizer")
+    _data_pipeline("train-tokenizer", str(directory / "corpus"), "--out", tokenizer, *size)
+    out = [
+        "--tokenizer",
+        f"{tokenizer}.model",
+        "--out",
+        str(directory / "shards"),
+        "--name",
+        "tiny",
+    ]
+    _data_pipeline("tokenize", str(directory / "corpus"), *out)
+
+
+def _data_pipeline(*arguments: str) -> None:
+    command = [sys.executable, "-m", "data_pipeline", *arguments]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+
+# --- parts: each yields (name, digest) ------------------------------------------------------------
+Entries = Iterator[tuple[str, str]]
+
+
+def bank(place: Workplace) -> Entries:
+    """Rows of every construction at two small shapes, and of the first head of every variant at a real one."""
+    from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
+    from megatron_patches.bank.shards import bank_rows
+    from megatron_patches.recipe.policy import VARIANTS
+    from pretrain.config.load import load_config
+
+    recipes: dict[str, dict[str, Any]] = {
+        f"{construction}/{scope}": {"construction": construction, "scope": scope}
+        for construction in CONSTRUCTIONS
+        for scope in SCOPES
+    }
+    recipes |= {
+        "gaussian": {"init": "gaussian"},
+        "gaussian/std": {"init": "gaussian", "gaussian_std": 0.02},
+    }
+    for name, recipe in recipes.items():
+        for hidden_size, head_dim in ((64, 8), (64, 16)):
+            yield from _bank_rows(f"{name}/{hidden_size}x{head_dim}", hidden_size, head_dim, recipe)
+    for variant in VARIANTS:
+        with _refusals() as allowed:
+            made = load_config("small", [f"attention.variant={variant}"]).recipe()
+            if isinstance(made, BankRecipe):
+                for role in ROLES:
+                    rows = bank_rows(made, 1, role, [0, 3])
+                    yield f"variant/{variant}/{role}", digest(rows.tobytes())
+        if not allowed:
+            yield f"variant/{variant}", "refused"
+
+
+def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any]) -> Entries:
+    """Rows in float64, and as a rank has them in bf16, of four query heads and two key heads."""
+    from megatron_patches.bank.orthonormal import ROLES, BankRecipe
+    from megatron_patches.bank.shards import bank_rows, layer_shard
+    from megatron_patches.errors import MethodError
+
+    try:
+        made = BankRecipe(
+            seed=1234,
+            hidden_size=hidden_size,
+            head_dim=head_dim,
+            num_attention_heads=4,
+            num_query_groups=2,
+            **recipe,
+        )
+    except MethodError:
+        yield name, "refused"
+        return
+    for role in ROLES:
+        rows = bank_rows(made, 1, role, range(made.num_heads(role)))
+        yield f"{name}/{role}", digest(rows.tobytes())
+    shard = layer_shard(
+        made, layer=1, role="query", rank=1, tensor_parallel_size=2, dtype=torch.bfloat16
+    )
+    yield f"{name}/rank 1 of 2/bf16", tensor_digest(shard)
+
+
+def shards(place: Workplace) -> Entries:
+    """Every file of the directories of both kinds of tokenizer; but for the place of the texts."""
+    place.shards()
+    make_shards(place.directory / "bpe", "bpe")
+    for kind in ("unigram", "bpe"):
+        directory = place.directory / kind
+        yield f"{kind}/tokenizer.model", digest((directory / "tokenizer.model").read_bytes())
+        for file in sorted((directory / "shards").rglob("*")):
+            name = f"{kind}/{file.relative_to(directory)}"
+            if file.name == "location.json":  # where the texts lie
+                continue
+            if file.suffix == ".json":
+                yield name, place.text(f"shards/{name}", file.read_text())
+            elif file.is_file():
+                yield name, digest(file.read_bytes())
+
+
+def init(place: Workplace) -> Entries:
+    """Every rank's parameters and buffers, of all designs."""
+    for size in (1, 2):
+        layout = {"parallel__tensor_model_parallel_size": size}
+        payload = {
+            "runs": {
+                design: design_overrides(design, place.directory, place.directory, design, **layout)
+                for design in DESIGNS
+            }
+        }
+        found = run_ranks(size, "tools.record:initial_weights", payload)
+        for design, ranks in found.items():
+            for rank, tensors in enumerate(ranks):
+                name = f"{design}/tp{size}/rank {rank}"
+                yield name, digest(json.dumps(sorted(tensors.items())).encode())
+                if place.detail:
+                    for tensor, value in tensors.items():
+                        yield f"{name}/{tensor}", value
+
+
+def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """Return for each design what every rank has: {name of a parameter or buffer: digest} (rank function)."""
+    import torch.distributed as dist
+
+    from pretrain.config.load import load_config
+    from pretrain.model.build import build_model
+    from pretrain.ranks.groups import (
+        LaunchEnvironment,
+        initialize_distributed,
+        shutdown_distributed,
+    )
+
+    environment = LaunchEnvironment.read()
+    size = environment.world_size
+    context = initialize_distributed(environment, size, timeout_seconds=300)
+    found = {}
+    for design, overrides in payload["runs"].items():
+        model = build_model(load_config("demo", overrides), context)
+        own = {
+            name: tensor_digest(tensor)
+            for tensors in (model.named_parameters(), model.named_buffers())
+            for name, tensor in tensors
+        }
+        ranks: list[dict[str, str]] = [{}] * size
+        dist.all_gather_object(ranks, own)
+        found[design] = ranks
+    shutdown_distributed(context)
+    return found
+
+
+def train(place: Workplace) -> Entries:
+    """Exact losses and gradient norms, and masters and moments after the last step."""
+    from tests.command_line import checkpoint_tensors
+
+    for design, curves in place.trained().items():
+        for quantity, values in curves.items():
+            name = f"{design}/{quantity}"
+            yield name, place.text(f"train/{name}", " ".join(map(repr, values)))
+        run = place.directory / "runs" / design
+        tensors = checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}")
+        shown = {
+            key: tensor_digest(value) if torch.is_tensor(value) else repr(value)
+            for key, value in sorted(tensors.items())
+        }
+        yield f"{design}/checkpoint", place.text(f"train/{design}/checkpoint", _lines(shown))
+
+
+def train_designs(payload: dict[str, Any]) -> dict[str, Any]:
+    """Train every design, and return its curves (rank function)."""
+    from pretrain.config.load import load_config
+    from pretrain.ranks.signals import StopSignals
+    from pretrain.runs.metrics_file import read_metrics
+    from pretrain.training.loop import train as run_training
+
+    found = {}
+    for design, overrides in payload["runs"].items():
+        config = load_config("demo", overrides)
+        run_training(config, StopSignals())
+        records = list(read_metrics(config.run_path / "metrics.jsonl"))
+        found[design] = {
+            tag: [record[tag] for record in records] for tag in ("loss/train", "optim/grad_norm")
+        }
+    return found
+
+
+def export(place: Workplace) -> Entries:
+    """Logits of exports, as transformers computes them, and the tensors of their files."""
+    place.trained()
+    payload = {"runs": str(place.directory / "runs"), "out": str(place.directory / "exports")}
+    yield from run_ranks(1, "tools.record:export_designs", payload, timeout=1800).items()
+
+
+def export_designs(payload: dict[str, Any]) -> dict[str, str]:
+    """Export every design's run, and return the digests of its logits and weights (rank function)."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from pretrain.export.export import export_run
+    from pretrain.ranks.single_process import one_process
+
+    tokens = torch.arange(48).view(3, 16) * 7 % 512
+    found = {}
+    with one_process() as context:
+        for design in DESIGNS:
+            out = Path(payload["out"]) / design
+            with _refusals() as allowed:
+                export_run(Path(payload["runs"]) / design, out, context)
+            if not allowed:
+                found[design] = "refused"
+                continue
+            model = AutoModelForCausalLM.from_pretrained(
+                str(out), dtype=torch.float32, trust_remote_code=True
+            )
+            with torch.no_grad():
+                found[f"{design}/logits"] = tensor_digest(model.eval()(tokens).logits)
+            weights = load_file(out / "model.safetensors")
+            shown = {name: tensor_digest(weight) for name, weight in sorted(weights.items())}
+            found[f"{design}/weights"] = digest(_lines(shown).encode())
+    return found
+
+
+def golden(place: Workplace) -> Entries:
+    """The curves, design by design."""
+    curves = json.loads((ROOT / "tests/distributed/golden_losses.json").read_text())
+    for design, losses in curves.items():
+        yield design, digest(json.dumps(losses).encode())
+
+
+def show(place: Workplace) -> Entries:
+    """Sections of `show`, of all configs together for each variant."""
+    for variant in _variants():
+        sections: dict[str, list[str]] = {}
+        for config in CONFIGS:
+            for line in _verb("show", config, f"attention.variant={variant}").splitlines():
+                section = line.partition(" ")[0].partition(".")[0] or "more"
+                # Line numbers move with every comment of a config's file.
+                shown = " ".join(word.partition(".yaml:")[0] for word in line.split())
+                sections.setdefault(section, []).append(f"{config}: {shown}")
+        for section, lines in sections.items():
+            name = f"{variant}/{section}"
+            yield name, place.text(f"show/{name}", "\n".join(lines))
+
+
+def plan(place: Workplace) -> Entries:
+    """Headings of `plan --json`, of all configs together for each variant."""
+    for variant in _variants():
+        headings: dict[str, list[str]] = {}
+        for config in CONFIGS:
+            arguments = ["--gpus", GPUS.get(config, "8"), "--json"]
+            answer = _verb("plan", config, f"attention.variant={variant}", *arguments)
+            made = {"refused": True} if answer == "refused" else json.loads(answer)
+            for heading, content in made.items():
+                lines = json.dumps(content, indent=1).splitlines()
+                headings.setdefault(heading, []).extend(f"{config}: {line}" for line in lines)
+        for heading, lines in headings.items():
+            name = f"{variant}/{heading}"
+            yield name, place.text(f"plan/{name}", "\n".join(lines))
+
+
+def _variants() -> Iterable[str]:
+    from megatron_patches.recipe.policy import VARIANTS
+
+    return VARIANTS
+
+
+def _verb(*arguments: str) -> str:
+    """Return what a verb of the program prints, or "refused"."""
+    from pretrain.__main__ import app
+
+    with _refusals() as allowed:
+        done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    return done.stdout if allowed else "refused"
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[list[bool]]:
+    """Catch what the program refuses; what is yielded is empty then, and [True] else."""
+    from data_pipeline.errors import DataError
+    from megatron_patches.errors import MethodError
+    from pretrain.errors import UserError
+
+    allowed: list[bool] = []
+    try:
+        yield allowed
+        allowed.append(True)
+    except (UserError, MethodError, DataError):
+        pass
+
+
+def _lines(values: dict[str, str]) -> str:
+    return "\n".join(f"{name} {value}" for name, value in values.items())
+
+
+PARTS: dict[str, Callable[[Workplace], Entries]] = {
+    "bank": bank,
+    "shards": shards,
+    "init": init,
+    "train": train,
+    "export": export,
+    "golden": golden,
+    "show": show,
+    "plan": plan,
+}
+
+
+# --- recordings -----------------------------------------------------------------------------------
+def record(parts: Iterable[str], detail: bool) -> dict[str, Any]:
+    """Make a recording of some parts.
+
+    Args:
+        parts: Keys of `PARTS`.
+        detail: Also keep the texts, and record tensors one by one.
+
+    Returns:
+        What a recording's file holds: the machine, the digests by part, and the texts if asked for.
+    """
+    torch.set_num_threads(1)
+    directory = Path(tempfile.mkdtemp(prefix="record-"))
+    try:
+        place = Workplace(directory, detail)
+        found: dict[str, dict[str, str]] = {}
+        for part in parts:
+            found[part] = dict(PARTS[part](place))
+            print(f"{part}: {len(found[part])} values", file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(directory)
+    recording: dict[str, Any] = {"machine": machine(), "parts": found}
+    if detail:
+        recording["texts"] = place.texts
+    return recording
+
+
+def machine() -> str:
+    """Return what last bits may depend on: kind of CPU, and versions."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"{platform.machine()} {capability}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}"
+    )
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return a line for each value that differs, is gone or is new, with the difference of known texts.
+
+    Args:
+        was: The recording to compare with; parts that `now` does not have are left out.
+        now: The new recording.
+    """
+    found = []
+    for part, values in now["parts"].items():
+        before = was["parts"].get(part, {})
+        for name in [*before, *(name for name in values if name not in before)]:
+            if before.get(name) == values.get(name):
+                continue
+            kind = "differs" if name in before and name in values else "is new"
+            found.append(f"{part}/{name} {kind if name in values else 'is gone'}")
+            texts = [one.get("texts", {}).get(f"{part}/{name}") for one in (was, now)]
+            if all(text is not None for text in texts):
+                before_lines, after_lines = [text.splitlines() for text in texts]
+                changed = list(difflib.unified_diff(before_lines, after_lines, n=0))[2:]
+                found += [f"    {line}" for line in changed if not line.startswith("@@")]
+    return found
+
+
+def main() -> int:
+    """Run the command line; return 1 if something differs."""
+    parser = argparse.ArgumentParser(prog="python -m tools.record", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--out", type=Path, help="write the recording here")
+    parser.add_argument("--against", type=Path, help="compare with this recording")
+    parser.add_argument("--parts", help=f"some of {','.join(PARTS)}; default: all")
+    parser.add_argument("--detail", action="store_true", help="record single tensors and texts")
+    arguments = parser.parse_args()
+    if arguments.out is None and arguments.against is None:
+        parser.error("give --out or --against")
+    parts = arguments.parts.split(",") if arguments.parts else list(PARTS)
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}; parts: {', '.join(PARTS)}")
+    was = json.loads(arguments.against.read_text()) if arguments.against else None
+    now = record(parts, arguments.detail or bool(was and "texts" in was))
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(now, indent=1) + "\n")
+    if was is None:
+        return 0
+    found = differences(was, now)
+    if found and was["machine"] != now["machine"]:
+        print(f"recorded on {was['machine']}; this is {now['machine']}")
+    print("\n".join(found) or "nothing differs")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
