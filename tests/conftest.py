@@ -104,9 +104,9 @@ def shared_directory(factory: pytest.TempPathFactory, name: str) -> Iterator[tup
         marker.touch()
 
 
-def make_shards(directory: Path, model_type: str = "bpe") -> Path:
+def make_shards(directory: Path, model_type: str = "bpe", vocab_size: int = VOCAB_SIZE) -> Path:
     """Tokenizer and shards of `directory`/corpus, beside it."""
-    size = ("--vocab-size", VOCAB_SIZE, "--model-type", model_type)
+    size = ("--vocab-size", vocab_size, "--model-type", model_type)
     data_pipeline("train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", *size)
     arguments = (
         "--tokenizer",

@@ -81,7 +81,12 @@ class Workplace:
     _trained: dict[str, Any] | None = None
 
     def text(self, name: str, text: str) -> str:
-        """Keep a text, and return its digest."""
+        """Keep a text, and return its digest.
+
+        Args:
+            name: Its key in `texts`.
+            text: What it is.
+        """
         self.texts[name] = text
         return digest(text.encode())
 
@@ -89,7 +94,7 @@ class Workplace:
         """Return the directory of the seeded corpus's shards, made on the first call."""
         shards = self.directory / "unigram/shards"
         if not shards.exists():
-            make_shards(self.directory / "unigram", "unigram")
+            _make_shards(self.directory / "unigram", "unigram")
         return shards
 
     def trained(self) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Workplace:
         return self._trained
 
 
-def make_shards(directory: Path, model_type: str) -> None:
+def _make_shards(directory: Path, model_type: str) -> None:
     """Write the seeded corpus, a tokenizer and shards of it below `directory`."""
     write_made_corpus(directory / "corpus")
     size = ["--vocab-size", "512", "--model-type", model_type]
@@ -194,7 +199,7 @@ def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any
 def shards(place: Workplace) -> Entries:
     """Every file of the directories of both kinds of tokenizer; but for the place of the texts."""
     place.shards()
-    make_shards(place.directory / "bpe", "bpe")
+    _make_shards(place.directory / "bpe", "bpe")
     for kind in ("unigram", "bpe"):
         directory = place.directory / kind
         yield f"{kind}/tokenizer.model", digest((directory / "tokenizer.model").read_bytes())

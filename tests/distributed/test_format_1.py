@@ -1,0 +1,176 @@
+"""Checkpoints of format 1, as v0.4-lab wrote them, are read for good, and their runs continue with the same bits.
+
+tests/recorded/format_1 has three runs that were stopped after four of eight steps, and what v0.4-lab made of the
+rest: losses, gradient norms, and digests of masters and moments.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from pretrain.runs.metrics_file import read_metrics
+from tests.command_line import checkpoint_tensors
+from tests.conftest import make_shards
+from tests.ranks import ROOT, run_ranks
+from tests.tiny import tiny_overrides
+from tools.made_corpus import write_made_corpus
+from tools.record import machine
+
+RECORDED = ROOT / "tests/recorded/format_1"
+STEPS, STOPPED_AFTER = 8, 4
+VOCAB_SIZE = 300
+DESIGNS: dict[str, dict[str, object]] = {
+    "vanilla": {"attention__variant": "vanilla"},
+    "mixed": {
+        "attention__variant": "orthogonal",
+        "attention__frozen_heads": "{0: 1.0, 1: 0.5}",
+        "attention__adapters": "[short_convolution, low_rank]",
+        "attention__low_rank": 3,
+    },
+}
+
+
+class Layout(NamedTuple):
+    """How a run is spread over processes."""
+
+    ranks: int
+    tensor_parallel: int
+    zero_stage: int
+
+
+class Case(NamedTuple):
+    """A recorded run: its design, the layout that wrote the checkpoint, and another one."""
+
+    design: str
+    layout: Layout
+    other: Layout
+
+    @property
+    def name(self) -> str:
+        ranks, size, stage = self.layout
+        return f"{self.design}-tp{size}-dp{ranks // size}-zero{stage}"
+
+
+FOUR, TWO = Layout(4, 2, 1), Layout(2, 1, 0)
+CASES = (
+    Case("vanilla", FOUR, Layout(1, 1, 2)),
+    Case("mixed", FOUR, Layout(2, 1, 3)),
+    Case("mixed", TWO, Layout(2, 2, 1)),
+)
+SAME, OTHER = "same", "other"
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def overrides(case: Case, shards: Path, runs: Path, layout: Layout) -> list[str]:
+    """The settings of a recorded run, under any layout."""
+    return tiny_overrides(
+        shards,
+        runs,
+        case.name,
+        model__hidden_size=16,
+        model__ffn_hidden_size=32,
+        model__num_query_groups=2,
+        model__vocab_size=VOCAB_SIZE,
+        data__global_batch_size=4,
+        data__sequence_length=16,
+        data__validation_samples=2,
+        schedule__steps=STEPS,
+        checkpoint__keep_last=3,
+        optimizer__learning_rate=3e-3,
+        telemetry__tensorboard="false",
+        deepspeed__config=f"zero{layout.zero_stage}",
+        parallel__tensor_model_parallel_size=layout.tensor_parallel,
+        parallel__sequence_parallel=layout.tensor_parallel > 1,
+        **DESIGNS[case.design],
+    )
+
+
+def digests(checkpoint: Path) -> dict[str, str]:
+    """{place: SHA-256 of a whole master or moment, or the number of AdamW's steps}."""
+    kinds = ("master/", "exp_avg/", "exp_avg_sq/", "step/")
+    tensors = checkpoint_tensors(checkpoint)
+    return {
+        place: hashlib.sha256(value.numpy().tobytes()).hexdigest()
+        if torch.is_tensor(value)
+        else str(value)
+        for place, value in sorted(tensors.items())
+        if place.startswith(kinds)
+    }
+
+
+def curves(run: Path) -> dict[str, list[float]]:
+    """Losses and gradient norms of all steps."""
+    records = list(read_metrics(run / "metrics.jsonl"))
+    tags = ("loss/train", "optim/grad_norm")
+    return {tag: [record[tag] for record in records] for tag in tags}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("format-1")
+    write_made_corpus(directory / "corpus")
+    return make_shards(directory, "unigram", VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the recorded runs were continued, in `same` at their own layouts and in `other` at others."""
+    runs = tmp_path_factory.mktemp("runs")
+    launches: dict[int, list[dict[str, Any]]] = {}
+    for case in CASES:
+        for kind, layout in ((SAME, case.layout), (OTHER, case.other)):
+            shutil.copytree(RECORDED / case.name, runs / kind / case.name)
+            run = {
+                "overrides": overrides(case, shards, runs / kind, layout),
+                "steps": STEPS - STOPPED_AFTER,
+                "echo": str(runs / kind / f"{case.name}-loaded"),
+            }
+            launches.setdefault(layout.ranks, []).append(run)
+    for ranks, some in launches.items():
+        answers = run_ranks(ranks, "tests.distributed.workers.layouts:go_on", {"runs": some})
+        assert [answer["state"] for answer in answers] == ["finished"] * len(some)
+    return runs
+
+
+@pytest.fixture
+def expected(case: Case) -> dict[str, Any]:
+    """What v0.4-lab loaded from the checkpoint, and how its run went on."""
+    found: dict[str, Any] = json.loads((RECORDED / f"{case.name}.json").read_text())
+    return found
+
+
+@every_case
+@pytest.mark.parametrize("kind", [SAME, OTHER])
+def test_all_of_the_state_is_read(
+    case: Case, kind: str, runs: Path, expected: dict[str, Any]
+) -> None:
+    assert len(expected["loaded"]) > 50
+    assert digests(runs / kind / f"{case.name}-loaded") == expected["loaded"]
+
+
+@every_case
+def test_the_run_continues_with_the_same_bits(
+    case: Case, runs: Path, expected: dict[str, Any]
+) -> None:
+    run = runs / SAME / case.name
+    if expected["machine"] != machine():  # another kind of CPU or another torch rounds differently
+        for tag, values in curves(run).items():
+            assert values == pytest.approx(expected["curves"][tag], rel=1e-5)
+        pytest.skip(f"bits were recorded on {expected['machine']}")
+    assert curves(run) == expected["curves"]
+    assert digests(run / f"checkpoints/step_{STEPS:08d}") == expected["final"]
+
+
+@every_case
+def test_the_run_continues_at_another_layout(
+    case: Case, runs: Path, expected: dict[str, Any]
+) -> None:
+    found = curves(runs / OTHER / case.name)
+    assert len(found["loss/train"]) == STEPS
+    for tag, values in found.items():
+        assert values == pytest.approx(expected["curves"][tag], rel=2e-5), tag
