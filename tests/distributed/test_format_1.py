@@ -30,7 +30,7 @@ DESIGNS: dict[str, dict[str, object]] = {
         "attention__variant": "orthogonal",
         "attention__frozen_heads": "{0: 1.0, 1: 0.5}",
         "attention__adapters": "[short_convolution, low_rank]",
-        "attention__low_rank": 3,
+        "attention__low_rank": 2,
     },
 }
 
@@ -72,8 +72,8 @@ def overrides(case: Case, shards: Path, runs: Path, layout: Layout) -> list[str]
         shards,
         runs,
         case.name,
-        model__hidden_size=16,
-        model__ffn_hidden_size=32,
+        model__hidden_size=8,
+        model__ffn_hidden_size=16,
         model__num_query_groups=2,
         model__vocab_size=VOCAB_SIZE,
         data__global_batch_size=4,
@@ -95,7 +95,7 @@ def digests(checkpoint: Path) -> dict[str, str]:
     kinds = ("master/", "exp_avg/", "exp_avg_sq/", "step/")
     tensors = checkpoint_tensors(checkpoint)
     return {
-        place: hashlib.sha256(value.numpy().tobytes()).hexdigest()
+        place: hashlib.sha256(value.numpy().tobytes()).hexdigest()[:16]
         if torch.is_tensor(value)
         else str(value)
         for place, value in sorted(tensors.items())
