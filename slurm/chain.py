@@ -1,4 +1,7 @@
-"""The chain of jobs that `submit.py` submits: what, with which settings, after what. Runs nothing itself."""
+"""The chain of jobs that `submit.py` submits: what, with which settings, after what.
+
+Runs nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ DEMO_TOKENIZER = (
 
 
 class SubmitError(Exception):
-    """The sentence that says what to mend."""
+    """The sentence that says what to fix."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Job:
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
-    """Return all jobs, each after those it waits for; SubmitError if the options do not go together."""
+    """Return all jobs, each after those it waits for.
+
+    SubmitError if the options do not go together.
+    """
     first, last = STEPS.index(getattr(options, "from")), STEPS.index(options.until)
     if first > last:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
@@ -175,8 +181,8 @@ def _positive(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line of submit.py."""
     parser = argparse.ArgumentParser(
-        description="Submit download -> tokenizer -> tokenize -> merge -> pretrain -> compare as a chain.",
-        epilog='Example: python slurm/submit.py large --sbatch all="--partition=gpu --account=me" --dry-run',
+        description="Submit download -> tokenizer -> tokenize -> merge -> pretrain -> compare.",
+        epilog='Example: python slurm/submit.py large --sbatch all="--partition=gpu" --dry-run',
     )
     parser.add_argument("config", type=_path, help="small, base, large, demo, or a YAML file")
     parser.add_argument("overrides", nargs="*", help="section.key=value for every run")

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Submit a whole study: download -> tokenizer -> tokenize (array) -> merge and verify -> pretrain -> compare.
+"""Submit a study: download -> tokenizer -> tokenize (array) -> merge -> pretrain -> compare.
 
-    python slurm/submit.py large              # SlimPajama, vanilla and orthogonal, then their comparison
+    python slurm/submit.py large              # SlimPajama, vanilla and orthogonal, then comparison
     python slurm/submit.py large --dry-run    # the same commands, printed
     python slurm/submit.py large --from pretrain --sbatch pretrain="--nodes=2 --time=24:00:00"
 
-Every script is first given to `sbatch --test-only`; nothing is submitted unless all would run here. Each job
-waits for the one before (afterok), and is removed if that one fails (--kill-on-invalid-dep=yes). Standard
-library only: login nodes have a Python, but often not the environment. See docs/operations.md.
+Every script is first given to `sbatch --test-only`; nothing is submitted unless all would run here.
+Each job waits for the one before (afterok), and is removed if that one fails
+(--kill-on-invalid-dep=yes). Standard library only: login nodes have a Python, but often not the
+environment. See docs/operations.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SBATCH_TIMEOUT = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 for everything that the user can mend."""
+    """Returns the exit code: 0, or 2 for everything that the user can fix."""
     options = parser().parse_intermixed_args(arguments)
     try:
         jobs = plan(options)
@@ -53,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def site_settings() -> dict[str, str]:
-    """Return SBATCH_* variables of the site file (partition, account); SubmitError if the file fails."""
+    """Return SBATCH_* variables of the site file (partition, account).
+
+    SubmitError if the file fails.
+    """
     given = os.environ.get("ORA_SITE")
     path = Path(given) if given else ROOT / "slurm" / "site.sh"
     if not path.exists():
@@ -73,7 +77,10 @@ def site_settings() -> dict[str, str]:
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
-    """Submit in order: job name -> id. If sbatch refuses one, cancel those before and raise SubmitError."""
+    """Submit in order: job name -> id.
+
+    If sbatch refuses one, cancel those before and raise SubmitError.
+    """
     ids: dict[str, str] = {}
     for job in jobs:
         done = _call(["sbatch", "--parsable", *_sbatch_words(job, ids)], job, site)
@@ -87,7 +94,10 @@ def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
 
 
 def log_directories(jobs: Sequence[Job]) -> list[Path]:
-    """The directories of the scripts' `#SBATCH --output`: without one a job fails at once, without a word."""
+    """The directories of the scripts' `#SBATCH --output`.
+
+    Without one a job fails at once, without a word.
+    """
     found: dict[Path, None] = {}
     for script in dict.fromkeys(job.script for job in jobs):
         for line in script.read_text().splitlines():

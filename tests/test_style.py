@@ -37,7 +37,6 @@ PENDING: tuple[str, ...] = (
     "pretrain/evaluation",
     "pretrain/finetuning",
     "pretrain/export",
-    "pretrain/doctor",
     "pretrain/job",
     "pretrain/quickstart.py",
     "pretrain/__main__.py",
@@ -135,6 +134,8 @@ def without_sections(function: ast.FunctionDef) -> str | None:
         return None
     docstring = ast.get_docstring(function) or ""
     arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    if any(one.annotation and "typer." in ast.unparse(one.annotation) for one in arguments):
+        return None
     given = [one.arg for one in arguments if one.arg not in ("self", "cls", "ctx")]
     if len(given) >= 2 and "Args:" not in docstring:
         return "Args"

@@ -1,4 +1,7 @@
-"""Exports without a training: transformers' own tiny models with the real tokenizer and an export.json."""
+"""Exports without a training.
+
+Transformers' own tiny models with the real tokenizer and an export.json.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The preflight `python -m pretrain doctor`: is every node fit for this run? On every rank, before training.
+"""The preflight `python -m pretrain doctor`.
+
+Is every node fit for this run? On every rank, before training.
 
 rank         the course of the preflight on one rank
 request      what the command line asks for; imports nothing heavy
 rendezvous   a key-value store with time limits, so that a missing rank can be named
-checks       checks of one rank on its own, each within its time: config, data, digests of the frozen bank
+checks       checks of one rank on its own, each within its time: config, data, digests of the bank
 machine      checks of the node: versions, GPUs, disk, /dev/shm
 collectives  checks of ranks together: all-reduce within a node, with the head node, over all ranks
 verdict      problems, each with its nodes, from the facts of all ranks (pure)

@@ -1,7 +1,8 @@
 """Checks that one rank makes on its own, without waiting for another rank.
 
-Each check is a function that returns plain facts (JSON) or raises an error whose text is the problem. The
-first rank of a node also checks the resources that a node's ranks share: disk, /dev/shm, the data files.
+Each check is a function that returns plain facts (JSON) or raises an error whose text is the
+problem. The first rank of a node also checks the resources that its ranks share: disk, /dev/shm,
+the data files.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ from pretrain.ranks.environment import LaunchEnvironment
 def local_facts(
     request: Request, own: LaunchEnvironment, leader: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Make every check of this rank within `request.timeout`.
+    """Make every check of this rank within `request.timeout` seconds.
 
-    `say`: called with each check's name before the check begins. Returns {check: facts, "failures": {check:
-    clause}}.
+    Args:
+        request: what the command line asks for.
+        own: this rank.
+        leader: this is the first rank of its node, which checks what the node's ranks share.
+        say: called with the name of each check before it begins.
+
+    Returns:
+        {check: facts, "failures": {check: clause}}.
     """
     facts: dict[str, Any] = {"failures": {}}
     deadline = time.monotonic() + request.timeout
@@ -49,32 +56,39 @@ def local_facts(
             ask_for(config[0].run.device)
         return gpu_facts(own.local_rank, request.expected_gpus())
 
-    checks: list[tuple[str, Callable[[], Any]]] = [
-        ("versions", version_facts),
-        ("config", read_config),
-        ("gpus", check_gpus),
-        ("data", lambda: data_facts(config[0], own.world_size, leader)),
-        ("bank", lambda: bank_facts(config[0], request.digest_seconds)),
-    ]
+    checks: dict[str, Callable[[], Any]] = {
+        "versions": version_facts,
+        "config": read_config,
+        "gpus": check_gpus,
+        "data": lambda: data_facts(config[0], own.world_size, leader),
+        "bank": lambda: bank_facts(config[0], request.digest_seconds),
+    }
     if leader:
-        checks += [("disk", lambda: disk_facts(config[0])), ("shm", shm_facts)]
-    for name, action in checks:
+        checks |= {"disk": lambda: disk_facts(config[0]), "shm": shm_facts}
+    for name, action in checks.items():
         if name in ("data", "bank", "disk") and not config:
             continue
         say(name)
         try:
             facts[name] = bounded(action, deadline - time.monotonic(), f"the check of {name}")
-        except (
-            Exception
-        ) as error:  # whatever it is, it is this node's problem and must reach the table
+        except Exception as error:
+            # Whatever it is, it is this node's problem and must reach the table.
             facts["failures"][name] = _clause(error)
     return facts
 
 
 def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, Any]:
-    """Return the data's identity; with `every_file`, check every shard file's size and permissions.
+    """Return the data's identity.
 
-    Raises UserError, DataError as `check_inputs`; Unfit: names the first file that differs from the manifest.
+    Args:
+        config: configuration of the run.
+        world_size: number of ranks.
+        every_file: check every shard file's size and permissions too.
+
+    Raises:
+        UserError: as `check_inputs`.
+        DataError: as `check_inputs`.
+        Unfit: names the first file that differs from the manifest.
     """
     blend = check_inputs(config, world_size)
     files = 0
@@ -90,44 +104,53 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
 
 
 def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
-    """Return digests of the frozen heads, as many as the time allows: head 0 of every layer, then head 1, ...
+    """Return digests of frozen heads: head 0 of every layer, then head 1, while there is time.
 
     All ranks use the same order, so the lists of two ranks agree as far as the shorter one goes.
+
+    Args:
+        config: configuration of the run.
+        seconds: time after which no other head is begun.
     """
     recipe = config.recipe
-    if not isinstance(
-        recipe, BankRecipe
-    ):  # training itself compares a synthesizer's score matrices
+    if not isinstance(recipe, BankRecipe):
+        # Training itself compares the score matrices of a synthesizer.
         return {"digests": [], "heads": 0}
-    deadline, digests = time.monotonic() + seconds, []
-    units = frozen_units(recipe, config.policy, config.model.num_layers)
-    for layer, role, heads in units:
-        rows = head_rows_in(recipe, layer, role, heads, DTYPES[config.precision.dtype])
+    deadline = time.monotonic() + seconds
+    digests = []
+    drawn = _frozen_heads(recipe, config.policy, config.model.num_layers)
+    for layer, role, heads in drawn:
+        rows = head_rows_in(recipe, layer, role, heads, dtype=DTYPES[config.precision.dtype])
         made = head_digests(rows, recipe.head_dim)
         for head, sha256 in zip(heads, made, strict=True):
             digests.append([f"layer {layer} {role} head {head}", sha256[:16]])
         if time.monotonic() > deadline:
             break
-    return {"digests": digests, "heads": sum(len(heads) for _, _, heads in units)}
+    return {"digests": digests, "heads": sum(len(heads) for _, _, heads in drawn)}
 
 
-def frozen_units(
+def _frozen_heads(
     recipe: BankRecipe, policy: QKPolicy, num_layers: int
 ) -> list[tuple[int, Role, Sequence[int]]]:
-    """Return (layer, role, frozen heads) drawn at once: one head, or all of a role with scope `layer`."""
-    units: list[tuple[int, Role, Sequence[int]]] = []
+    """Return (layer, role, heads) drawn at once: one head, or all of a role with scope `layer`."""
+    drawn: list[tuple[int, Role, Sequence[int]]] = []
+    roles = policy.frozen_row_roles
     for layer, groups in enumerate(policy.frozen_groups(num_layers, recipe.num_query_groups)):
-        counts, roles = (
-            (recipe.num_attention_heads, recipe.num_query_groups),
-            policy.frozen_row_roles,
-        )
-        heads = split_heads(*counts, groups, 0, 1, roles, policy.shared).frozen
+        heads = split_heads(
+            recipe.num_attention_heads,
+            recipe.num_query_groups,
+            groups,
+            rank=0,
+            tensor_parallel_size=1,
+            roles=roles,
+            shared=policy.shared,
+        ).frozen
         for role in ROLES:
             if recipe.scope == "layer" and heads[role]:
-                units.append((layer, role, heads[role]))
+                drawn.append((layer, role, heads[role]))
             else:
-                units += [(layer, role, [head]) for head in heads[role]]
-    return sorted(units, key=lambda unit: unit[2][0])
+                drawn += [(layer, role, [head]) for head in heads[role]]
+    return sorted(drawn, key=lambda one: one[2][0])
 
 
 def _clause(error: Exception) -> str:

@@ -23,7 +23,7 @@ from pretrain.runs.environment import package_versions
 from pretrain.runs.storage import size_text
 
 SHM_FOR_NCCL = 1 << 30
-"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL communicates within a node through /dev/shm."""
+"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL uses /dev/shm within a node."""
 SHM_WITHOUT_GPU = 16 << 20
 PROBE_BYTES = 256 << 20
 FREE_GPU_SHARE = 0.9
@@ -35,7 +35,10 @@ class Unfit(Exception):
 
 
 def version_facts() -> dict[str, str | None]:
-    """Return the versions that must be equal everywhere; `program` is a digest of this program's files."""
+    """Return the versions that must be equal everywhere.
+
+    `program` is a digest of this program's files.
+    """
     on_gpu = torch.cuda.is_available()
     return {
         **package_versions(),
@@ -50,15 +53,19 @@ def version_facts() -> dict[str, str | None]:
 def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) -> dict[str, Any]:
     """Return names and free memory of the node's GPUs as this rank sees them.
 
-    `machine`: root of the file system with NVIDIA's device files. Raises Unfit: another number of GPUs than
-    expected, none for this rank, or this rank's GPU is in use; UserError: the node has GPUs that torch cannot
-    use, and the CPU was not asked for.
+    Args:
+        local_rank: number of this rank on its node.
+        expected: number of GPUs that the node should have; None: any.
+        machine: root of the file system with NVIDIA's device files.
+
+    Raises:
+        Unfit: another number of GPUs than expected, none for this rank, or this rank's is in use.
+        UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
     """
     count = torch.cuda.device_count()
     if expected is not None and count != expected:
-        raise Unfit(
-            f"torch sees {count} GPUs of {expected}{f' ({why})' if (why := why_no_cuda()) else ''}"
-        )
+        why = why_no_cuda()
+        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
     if not use_cuda(machine):
         return {"names": [], "free": None}
     own = gpu_index(local_rank, count)
@@ -72,72 +79,70 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
             f"GPU {own} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
             "another process is on it"
         )
-    return {
-        "names": [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
-        "free": free,
-    }
+    names = [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus]
+    return {"names": names, "free": free}
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
-    """Return free space and write speed of the checkpoints' directory; the probe file is removed.
+    """Return free bytes and bytes written per second in the checkpoints' directory.
 
     Raises:
-        Unfit: too little space for the checkpoints that are kept and the one being written, or not writable.
+        Unfit: too little space for the checkpoints that are kept and the one being written, or the
+            directory cannot be written to.
     """
     directory = RunDirectory(config.run_path).checkpoints
-    there = next(
-        path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir()
-    )
+    places = (directory.absolute(), *directory.absolute().parents)
+    there = next(path for path in places if path.is_dir())
     size = checkpoint_bytes(tensors(config.shape, config.policy), config.optimizer.rules)
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free
     if free < needed:
         raise Unfit(
-            f"{there} has {size_text(free)} free, and this run's checkpoints need {size_text(needed)} "
-            f"({size_text(size)} each, checkpoint.keep_last={config.checkpoint.keep_last} and one being "
-            "written)"
+            f"{there} has {size_text(free)} free, and this run's checkpoints need "
+            f"{size_text(needed)} ({size_text(size)} each, "
+            f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
         )
     try:
         speed = _write_speed(there, min(PROBE_BYTES, max(1 << 20, size)))
     except OSError as error:
         raise Unfit(f"{there} cannot be written to ({error.strerror})") from error
-    return {
-        "directory": str(there),
-        "checkpoint": size,
-        "needed": needed,
-        "free": free,
-        "bytes_per_second": speed,
-    }
+    facts = {"directory": str(there), "checkpoint": size, "needed": needed, "free": free}
+    return facts | {"bytes_per_second": speed}
 
 
 def shm_facts() -> dict[str, Any]:
-    """Return the size of /dev/shm. Raises Unfit: less is free than the ranks of a node need."""
+    """Return the size of /dev/shm in bytes.
+
+    Raises:
+        Unfit: less is free than the ranks of a node need.
+    """
     usage = shutil.disk_usage("/dev/shm")
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
     if usage.free < needed:
         raise Unfit(
-            f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, {size_text(needed)} are "
-            "needed: remove what earlier jobs left there, or give the container more"
+            f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, "
+            f"{size_text(needed)} are needed: remove what earlier jobs left there, or give the "
+            "container more"
         )
     return {"total": usage.total, "free": usage.free}
 
 
 def _write_speed(directory: Path, size: int) -> float:
-    """Write a file through to the disk, read it back, and return the bytes per second of the write."""
+    """Return the bytes per second of a write through to the disk; the file is read back."""
     block = os.urandom(1 << 20)  # not zeros: file systems that compress would not write them
+    count = -(-size // len(block))
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as probe:
         path = Path(probe) / "probe"
         started = time.monotonic()
         with path.open("wb") as file:
-            for _ in range(-(-size // len(block))):
+            for _ in range(count):
                 file.write(block)
             sync(file)
         seconds = time.monotonic() - started
         with path.open("rb") as file:
-            while chunk := file.read(len(block)):
-                if chunk != block:
-                    raise Unfit(f"a file written to {directory} reads back differently")
+            if any(file.read(len(block)) != block for _ in range(count)):
+                raise Unfit(f"a file written to {directory} reads back differently")
     return size / max(seconds, 1e-9)
 
 
@@ -152,8 +157,12 @@ def _driver_version() -> str | None:
 
 
 def _program_digest() -> str:
-    """Return a digest of this program's files, which reveals a node-local checkout that was not updated."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    """Return a digest of this program's files.
+
+    It shows a node-local checkout that is outdated.
+    """
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
     for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):
         for path in sorted((root / package).rglob("*")):
             if path.suffix in (".py", ".json", ".yaml"):

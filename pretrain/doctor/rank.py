@@ -1,6 +1,7 @@
 """The course of the preflight on one rank.
 
-Rank 0 gathers the facts, finds the problems and prints; the others answer and receive the exit code.
+Rank 0 gathers the facts, finds the problems and prints; the others answer and receive the exit
+code.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.doctor.checks import local_facts
@@ -29,41 +30,40 @@ from pretrain.doctor.verdict import (
 )
 from pretrain.ranks.environment import LaunchEnvironment, head_node, missing_nodes, node_name
 
-CLOCK_ROUNDS = 5
 SLACK_SECONDS = 15.0
-"""Most seconds between the time limit of a rank and the time limit of the rank that waits for it."""
+"""Most seconds between the time limit of a rank and that of the rank that waits for it."""
 COLLECTIVE_SECONDS = 60.0
 
 
 def run_doctor(request: Request) -> int:
-    """Run the whole preflight; return the exit code, the same on every rank that rank 0 could reach.
+    """Run the whole preflight.
 
-    Raises UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
+    Returns:
+        The exit code, the same on every rank that rank 0 could reach.
+
+    Raises:
+        UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
     """
     own = LaunchEnvironment.read()
     try:
         rendezvous = Rendezvous(own, request.timeout)
-        return (
-            _first_rank(request, rendezvous) if own.rank == 0 else _other_rank(request, rendezvous)
-        )
+        if own.rank == 0:
+            return _first_rank(request, rendezvous)
+        return _other_rank(request, rendezvous)
     except NoAnswer as error:
         return _without_rank_0(request, own.rank, error)
 
 
 def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own, node = rendezvous.own, rendezvous.node
-    rendezvous.post("hello/0", node)
+    own = rendezvous.own
+    slack = _slack(request)
+    rendezvous.post("hello/0", rendezvous.node)
     came = rendezvous.collect("hello", range(own.world_size), request.timeout)
     absent = [rank for rank in range(own.world_size) if rank not in came]
-    missing = missing_nodes(absent, came, own.world_size, os.environ)
     nodes = ranks_by_node(came)
-    rendezvous.post("roster", nodes)
-    clocks = {node: (0.0, 0.0)}
-    for other, ranks in nodes.items():
-        if other != node and (measured := _measure_clock(rendezvous, ranks[0], _slack(request))):
-            clocks[other] = measured
+    clocks = _call_roll(rendezvous, nodes, slack)
     rendezvous.post("facts/0", local_facts(request, own, True, lambda what: None))
-    facts = rendezvous.collect("facts", came, request.timeout + _slack(request))
+    facts = rendezvous.collect("facts", came, request.timeout + slack)
     run_collectives = len(facts) == own.world_size and not any(
         {"gpus", "config"} & set(each["failures"]) for each in facts.values()
     )
@@ -72,16 +72,16 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     if run_collectives:
         results = Collectives(rendezvous, nodes, _limit(request), lambda what: None).run()
         rendezvous.post("collectives/0", results)
-        collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + _slack(request))
+        collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + slack)
     done = collectives if run_collectives else facts
-    doing = {rank: rendezvous.read(f"doing/{rank}", 0.001) for rank in came if rank not in done}
+    silent = [rank for rank in came if rank not in done]
     gathered = Gathered(
         world_size=own.world_size,
         nodes=came,
         facts=facts,
         collectives=collectives,
-        last={rank: what or "nothing" for rank, what in doing.items()},
-        missing=missing,
+        last={rank: rendezvous.read(f"doing/{rank}", 0.001) or "nothing" for rank in silent},
+        missing=missing_nodes(absent, came, own.world_size, os.environ),
         clocks=clocks,
         seconds=request.timeout,
         ran_collectives=run_collectives,
@@ -90,19 +90,22 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
 
 
 def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> int:
-    problems, warnings = find_problems(gathered), find_warnings(gathered)
+    problems = find_problems(gathered)
+    warnings = find_warnings(gathered)
     code = exit_code(problems)
     print_report(gathered, problems, warnings)
     if request.report is not None:
         try:
             write_report(request.report, gathered, problems, warnings)
         except OSError as error:
-            print(
-                f"error: --report {request.report} cannot be written ({error.strerror})",
-                file=sys.stderr,
-            )
+            _complain(f"--report {request.report} cannot be written ({error.strerror})")
             code = max(code, SITE)
-    _complain(problems)
+    # The problems of no single node are errors; without any, the last line names the bad nodes.
+    common = [problem.text for problem in problems if not problem.nodes]
+    for text in common:
+        _complain(text)
+    if problems and not common:
+        print(f"bad-nodes: {','.join(bad_nodes(problems))}", flush=True)
     rendezvous.post("verdict", code)
     # The store goes with this process: let everybody read the verdict first.
     rendezvous.collect("bye", [rank for rank in gathered.nodes if rank != 0], _slack(request))
@@ -116,19 +119,25 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
     def say(what: str) -> None:
         rendezvous.post(f"doing/{own.rank}", what)
 
-    nodes = _expect(rendezvous, "roster", request.timeout + _slack(request))
+    def expect(key: str, seconds: float) -> Any:
+        value = rendezvous.read(key, seconds)
+        if value is None:
+            raise NoAnswer(f"no word of its {key}")
+        return value
+
+    slack = _slack(request)
+    nodes = expect("roster", request.timeout + slack)
+    rendezvous.post(f"clock/{own.rank}", time.time())
     if own.rank not in nodes.get(node, []):  # too late: counted among the missing
-        return int(_expect(rendezvous, "verdict", 3 * request.timeout + 2 * _slack(request)))
+        return int(expect("verdict", 3 * request.timeout + 2 * slack))
     leader = nodes[node][0] == own.rank
-    if leader and node != next(iter(nodes)):
-        _show_clock(rendezvous, request.timeout)
     rendezvous.post(f"facts/{own.rank}", local_facts(request, own, leader, say))
-    # Rank 0 first measured the clocks, then made its own checks, then waited for everybody's.
-    if _expect(rendezvous, "collectives", 3 * request.timeout + 2 * _slack(request)):
+    # Rank 0 first read the clocks, then made its own checks, then waited for everybody's.
+    if expect("collectives", 3 * request.timeout + 2 * slack):
         results = Collectives(rendezvous, nodes, _limit(request), say).run()
         rendezvous.post(f"collectives/{own.rank}", results)
-    wait = (len(nodes) + 3) * (_limit(request) + _slack(request))
-    code = int(_expect(rendezvous, "verdict", wait + request.timeout))
+    wait = (len(nodes) + 3) * (_limit(request) + slack)
+    code = int(expect("verdict", wait + request.timeout))
     rendezvous.post(f"bye/{own.rank}", True)
     return code
 
@@ -141,47 +150,36 @@ def _without_rank_0(request: Request, rank: int, error: NoAnswer) -> int:
     problem = Problem("answer", text, (head,) if head else ())
     if request.report is not None:
         write_head_node_report(request.report, problem)
-    print(f"error: {problem.sentence}", file=sys.stderr, flush=True)
+    _complain(problem.sentence)
     return BAD_NODES if head else SITE
 
 
-def _complain(problems: Sequence[Problem]) -> None:
-    """Print the problems of no single node as errors, or else the names of the bad nodes."""
-    texts = [problem.text for problem in problems if not problem.nodes]
-    for text in texts:
-        print(f"error: {text}", file=sys.stderr, flush=True)
-    if problems and not texts:
-        print(f"bad-nodes: {','.join(bad_nodes(problems))}", flush=True)
+def _call_roll(
+    rendezvous: Rendezvous, nodes: Mapping[str, Sequence[int]], seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Tell all ranks who is there, and compare the clock of each node's first rank with this one.
+
+    A rank answers with its time as soon as it reads the roster, for which it waits. Its clock stood
+    somewhere between this rank's question and its reading of the answer.
+
+    Returns:
+        {node: (seconds by which its clock is ahead, uncertainty)} of the nodes that answer.
+    """
+    asked = time.time()
+    rendezvous.post("roster", nodes)
+    clocks = {rendezvous.node: (0.0, 0.0)}
+    for node, (leader, *_) in nodes.items():
+        if node == rendezvous.node:
+            continue
+        there = rendezvous.read(f"clock/{leader}", seconds)
+        if there is not None:
+            half = (time.time() - asked) / 2
+            clocks[node] = (there - asked - half, half)
+    return clocks
 
 
-def _measure_clock(rendezvous: Rendezvous, rank: int, seconds: float) -> tuple[float, float] | None:
-    """Return (seconds by which the rank's clock is ahead of this one, uncertainty) from a few round trips."""
-    best: tuple[float, float] | None = None
-    for number in range(CLOCK_ROUNDS):
-        sent = time.time()
-        rendezvous.post(f"clock/{rank}/{number}/ask", True)
-        there = rendezvous.read(f"clock/{rank}/{number}/answer", seconds)
-        answered = time.time()
-        if there is None:
-            return best
-        half = (answered - sent) / 2
-        if best is None or half < best[1]:
-            best = (there - sent - half, half)
-    return best
-
-
-def _show_clock(rendezvous: Rendezvous, seconds: float) -> None:
-    for number in range(CLOCK_ROUNDS):
-        if rendezvous.read(f"clock/{rendezvous.own.rank}/{number}/ask", seconds) is None:
-            return
-        rendezvous.post(f"clock/{rendezvous.own.rank}/{number}/answer", time.time())
-
-
-def _expect(rendezvous: Rendezvous, key: str, seconds: float) -> Any:
-    value = rendezvous.read(key, seconds)
-    if value is None:
-        raise NoAnswer(f"no word of its {key}")
-    return value
+def _complain(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 def _limit(request: Request) -> float:

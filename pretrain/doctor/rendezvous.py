@@ -1,7 +1,8 @@
 """The rendezvous of the ranks: a key-value store on rank 0 in which every wait has a time limit.
 
-A process group cannot say which rank is missing: it hangs, or fails on the rank that happened to wait for
-the missing one. Here every rank writes its own keys, and rank 0 reads each rank's with a deadline.
+A process group cannot say which rank is missing: it hangs, or fails on the rank that happened to
+wait for the missing one. Here every rank writes its own keys, and rank 0 reads each rank's with a
+deadline.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -35,35 +37,61 @@ class NoAnswer(Exception):
 class Rendezvous:
     """This rank's access to the common store. Values are JSON.
 
-    `own`: this rank. `node` is the name of its node for `sbatch --exclude`. Raises NoAnswer: rank 0 does not
-    answer; UserError: on rank 0, if it cannot listen.
+    Args:
+        own: this rank; `node` is the name of its node for `sbatch --exclude`.
+        seconds: time to wait for rank 0.
+
+    Raises:
+        NoAnswer: rank 0 does not answer.
+        UserError: on rank 0, if it cannot listen.
     """
 
     def __init__(self, own: LaunchEnvironment, seconds: float) -> None:
         self.own = own
         self.node = node_name()
         self._address = meeting_point()  # None: a single process needs no store that others reach
-        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not read old
-        # answers.
+        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not
+        # read old answers.
         self._prefix = f"doctor/{restarts()}"
         self._store = self._open(seconds, first=True)
 
     def connection(self, name: str, seconds: float) -> dist.Store:
-        """Return a separate connection for a process group: a wait on a connection blocks its other users."""
+        """Return a connection of its own for a process group: a wait on one blocks its other users.
+
+        Args:
+            name: of the group; its keys are apart from those of others.
+            seconds: time to wait for rank 0.
+
+        Raises:
+            NoAnswer: rank 0 does not answer.
+        """
         store = self._store if self._address is None else self._open(seconds, first=False)
         return dist.PrefixStore(f"{self._prefix}/{name}", store)
 
     def post(self, key: str, value: Any) -> None:
-        """Write a value that every rank can read. Raises NoAnswer: rank 0 does not answer."""
+        """Write a value that every rank can read.
+
+        Args:
+            key: name of the value.
+            value: JSON.
+
+        Raises:
+            NoAnswer: rank 0 does not answer.
+        """
         try:
             self._store.set(f"{self._prefix}/{key}", json.dumps(value))
         except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
             raise NoAnswer(str(error)) from error
 
     def read(self, key: str, seconds: float) -> Any:
-        """Wait for a value; return None if it does not come in time.
+        """Return a value, or None if it does not come in time.
 
-        Raises NoAnswer: rank 0 does not answer.
+        Args:
+            key: name of the value.
+            seconds: time to wait for it.
+
+        Raises:
+            NoAnswer: rank 0 does not answer.
         """
         name = f"{self._prefix}/{key}"
         try:
@@ -77,7 +105,13 @@ class Rendezvous:
     def collect(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
         """Return {rank: value of `KEY/RANK`} of every rank that posts it in time.
 
-        Raises NoAnswer: rank 0 does not answer.
+        Args:
+            key: name of the values.
+            ranks: ranks to wait for.
+            seconds: time to wait for all of them.
+
+        Raises:
+            NoAnswer: rank 0 does not answer.
         """
         deadline = time.monotonic() + seconds
         values = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
@@ -92,37 +126,50 @@ class Rendezvous:
         try:
             if not host:
                 wait_for_first_rank(timeout)
-            return dist.TCPStore(address, port, None, host, timeout, wait_for_workers=False)
+            return dist.TCPStore(
+                address,
+                port,
+                is_master=host,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if host:
                 raise UserError(
                     f"rank 0 on node {self.node} cannot listen at MASTER_ADDR={address} "
-                    f"MASTER_PORT={port} ({reason}); set them to the head node's address and a free port"
+                    f"MASTER_PORT={port} ({reason}); set them to the head node's address and a "
+                    "free port"
                 ) from error
             raise NoAnswer(f"{address}:{port}: {reason}") from error
 
 
 def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
-    """Run `action` with a time limit and return its result.
+    """Return the result of `action`, which has a time limit.
 
-    The action runs in a thread, which is abandoned at the limit: a read from a dead file server and a
-    collective whose peer is gone cannot be interrupted. Raises TimeoutError: the action did not end in time.
+    The action runs in a thread, which is abandoned at the limit: a read from a dead file server and
+    a collective whose peer is gone cannot be interrupted.
+
+    Args:
+        action: what to do.
+        seconds: time that it has.
+        what: its name, for the error.
+
+    Raises:
+        TimeoutError: the action did not end in time.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    done: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(action())
+            done.set_result(action())
         except BaseException as error:
-            errors.append(error)
+            done.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"{what} did not end within {seconds:.0f} s")
-    return results[0]
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return done.result(max(0.0, seconds))
+    except TimeoutError as error:
+        if done.done():  # the action's own
+            raise
+        raise TimeoutError(f"{what} did not end within {seconds:.0f} s") from error

@@ -1,4 +1,7 @@
-"""The request to the doctor. Imports nothing heavy: the command line needs this module before torch."""
+"""The request to the doctor. Imports nothing heavy.
+
+The command line needs this module before torch.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ class Request:
     """The arguments of `python -m pretrain doctor`.
 
     Attributes:
+        config: name or file of the configuration.
+        overrides: section.key=value.
         timeout: seconds to wait for a rank, and for a check.
         gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
         digest_seconds: most seconds in which each rank regenerates frozen heads.
+        report: file for the results as JSON.
     """
 
     config: str
@@ -38,7 +44,10 @@ class Request:
         return [*given, "--", self.config, *self.overrides]
 
     def expected_gpus(self) -> int | None:
-        """Return the number of GPUs that the node should have; None if not stated, or for a CPU run."""
+        """Return the number of GPUs that the node should have.
+
+        None if not stated, or for a CPU run.
+        """
         if self.gpus is not None or cpu_was_asked_for(os.environ.get(VISIBLE)):
             return self.gpus
         given = os.environ.get("SLURM_GPUS_ON_NODE", "")

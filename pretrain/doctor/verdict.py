@@ -1,8 +1,10 @@
-"""The problems that follow from all ranks' facts, each with its nodes. Pure: no clock, files or ranks.
+"""The problems that follow from all ranks' facts, each with its nodes.
 
-A problem that every node has is no problem of nodes: excluding them would not help, and the user or the site
-has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3). Where values
-differ and none is in the majority, the head node's counts as right.
+Pure: no clock, files or ranks.
+
+A problem that every node has is no problem of nodes: excluding them would not help, and the user or
+the site has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3).
+Where values differ and none is in the majority, the head node's counts as right.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from typing import Any
 FINE, SITE, BAD_NODES = 0, 2, 3
 
 MAX_CLOCK_SKEW = 5.0
-"""Seconds. Training works with any skew, but logs of different nodes cannot be read together, and credentials
-fail at a skew of minutes."""
+"""Seconds. Training works with any skew, but logs of different nodes cannot be read together, and
+credentials fail at a skew of minutes."""
 SLOW_SHARE = 0.5
 
 SHARED = ("disk", "shm")
 """Checks that one rank makes for its node."""
-HARDWARE = ("gpus", "all-reduce")
-"""Checks whose failure is the node's own even in a run on a single node; any other is then the site's."""
+HARDWARE = ("gpus", "node")
+"""Checks whose failure is the node's own even in a run on a single node; any other is then the
+site's."""
+ALL_REDUCES = ("node", "world")
+"""Checks that ranks make together, within a node and over all ranks."""
+NETWORK_ADVICE = "; look at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO says more"
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,15 @@ class Gathered:
     """All facts that rank 0 has gathered.
 
     Attributes:
+        world_size: ranks of the job.
         nodes: rank -> node, of the ranks that came.
+        facts: rank -> what it found on its own.
+        collectives: rank -> what it found together with others.
+        last: rank -> the check that it began last, of ranks that fell silent.
         missing: rank -> node (None: not known) of ranks that never came.
         clocks: node -> seconds ahead of the head node, and the uncertainty.
         seconds: seconds that rank 0 waited.
+        ran_collectives: the ranks were asked for checks together.
     """
 
     world_size: int
@@ -75,10 +86,13 @@ class Gathered:
         links: dict[str, float | None] = self.collectives.get(0, {}).get("links", {})
         return links
 
-    def where(self, ranks: Sequence[int]) -> str:
-        """Return a prefix that names some ranks of one node; empty if they are all of its ranks."""
-        node = self.nodes[ranks[0]]
-        return "" if len(ranks) == len(self.ranks_of[node]) else f"{name_ranks(ranks)}: "
+    def by_node(self, ranks: Sequence[int]) -> dict[str, tuple[list[int], str]]:
+        """Return {node: (its ranks among these, a prefix that names them unless all are)}."""
+        found = {}
+        for node, own in self.ranks_of.items():
+            if hit := [rank for rank in own if rank in ranks]:
+                found[node] = (hit, "" if len(hit) == len(own) else f"{name_ranks(hit)}: ")
+        return found
 
 
 def ranks_by_node(nodes: Mapping[int, str]) -> dict[str, list[int]]:
@@ -90,7 +104,7 @@ def ranks_by_node(nodes: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def exit_code(problems: Sequence[Problem]) -> int:
-    """Return the exit code: SITE takes precedence over BAD_NODES, because other nodes would not help."""
+    """Return the exit code; SITE outranks BAD_NODES, because other nodes would not help."""
     if any(not problem.nodes for problem in problems):
         return SITE
     return BAD_NODES if problems else FINE
@@ -105,11 +119,11 @@ def find_problems(gathered: Gathered) -> list[Problem]:
     """Return all problems, the most informative first."""
     return [
         *_absent(gathered),
-        *_own_failures(gathered),
+        *_failures(gathered, gathered.facts),
         *_differences(gathered),
         *_clock_skew(gathered),
         *_link_failures(gathered),
-        *_collective_failures(gathered),
+        *_failures(gathered, gathered.collectives),
     ]
 
 
@@ -118,9 +132,8 @@ def find_warnings(gathered: Gathered) -> list[str]:
     if not any(facts.get("gpus", {}).get("names") for facts in gathered.facts.values()):
         return []  # CPU ranks share their cores with everything else: their speeds say little
     within = {
-        node: results["node"]
+        node: gathered.collectives.get(ranks[0], {}).get("node")
         for node, ranks in gathered.ranks_of.items()
-        if (results := gathered.collectives.get(ranks[0])) and results.get("node")
     }
     warnings = []
     for what, speeds in (("within the node", within), ("with the head node", gathered.links)):
@@ -137,17 +150,17 @@ def find_warnings(gathered: Gathered) -> list[str]:
 def _absent(gathered: Gathered) -> list[Problem]:
     """Return problems of ranks that never came, or came and did not finish their checks."""
     problems = []
-    by_node: dict[str | None, list[int]] = {}
-    for rank, node in gathered.missing.items():
-        by_node.setdefault(node, []).append(rank)
-    unknown = "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the step"
-    for node, ranks in by_node.items():
+    unknown = (
+        "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the "
+        "step"
+    )
+    for node in dict.fromkeys(gathered.missing.values()):
+        ranks = [rank for rank, own in gathered.missing.items() if own == node]
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
-        problems.append(
-            Problem("answer", text + ("" if node else unknown), (node,) if node else ())
-        )
-    silent: dict[tuple[str, str], list[int]] = {}
+        nodes = () if node is None else (node,)
+        problems.append(Problem("answer", text if nodes else text + unknown, nodes))
     done = gathered.collectives if gathered.ran_collectives else gathered.facts
+    silent: dict[tuple[str, str], list[int]] = {}
     for rank, node in gathered.nodes.items():
         if rank not in done:
             silent.setdefault((node, gathered.last.get(rank, "nothing")), []).append(rank)
@@ -157,69 +170,55 @@ def _absent(gathered: Gathered) -> list[Problem]:
     return problems
 
 
-def _own_failures(gathered: Gathered) -> list[Problem]:
-    """Return problems of checks that failed on a rank."""
+def _failures(gathered: Gathered, found: Mapping[int, Mapping[str, Any]]) -> list[Problem]:
+    """Return problems of checks that failed, of ranks alone or together."""
     problems = []
-    for check in dict.fromkeys(
-        check for facts in gathered.facts.values() for check in facts["failures"]
-    ):
+    for check in dict.fromkeys(check for facts in found.values() for check in facts["failures"]):
         failed = {
-            r: f["failures"][check] for r, f in gathered.facts.items() if check in f["failures"]
+            rank: facts["failures"][check]
+            for rank, facts in found.items()
+            if check in facts["failures"]
         }
-        passed = any(
-            check in facts and rank not in failed for rank, facts in gathered.facts.items()
-        )
+        label = "all-reduce" if check in ALL_REDUCES else check
+        hit = gathered.by_node(list(failed))
+        asked = {gathered.nodes[rank] for rank in found}
+        everywhere = set(hit) == (set(gathered.ranks_of) if check in ALL_REDUCES else asked)
         alone = len(gathered.ranks_of) == 1 and check in HARDWARE
-        if not passed and not alone:
-            problems.append(Problem(check, failed[min(failed)]))
+        if everywhere and not alone:
+            advice = NETWORK_ADVICE if check in ALL_REDUCES else ""
+            problems.append(Problem(label, failed[min(failed)] + advice))
             continue
-        for node, ranks in gathered.ranks_of.items():
-            if hit := [rank for rank in ranks if rank in failed]:
-                who = "" if check in SHARED else gathered.where(hit)
-                problems.append(Problem(check, who + failed[hit[0]], (node,)))
+        for node, (ranks, who) in hit.items():
+            text = failed[ranks[0]] if check in SHARED else who + failed[ranks[0]]
+            problems.append(Problem(label, text, (node,)))
     return problems
 
 
 def _differences(gathered: Gathered) -> list[Problem]:
     """Return problems of facts that must be equal on all ranks and are not."""
-    problems = []
-    names = sorted(
-        {name for facts in gathered.facts.values() for name in facts.get("versions", {})}
-    )
-    for name in names:
-        problems += _odd_ones(
-            gathered, "versions", f"{name} is", _values(gathered, "versions", name)
-        )
-    for check, key, subject in (
+    names = {name for facts in gathered.facts.values() for name in facts.get("versions", {})}
+    compared = [("versions", name, f"{name} is") for name in sorted(names)]
+    compared += [
         ("gpus", "names", "the GPUs are"),
         ("config", "sha256", "the config or its overrides differ: digest"),
         ("data", "fingerprint", "the data has the manifest fingerprint"),
-    ):
-        problems += _odd_ones(gathered, check, subject, _values(gathered, check, key))
+    ]
+    problems = []
+    for check, key, subject in compared:
+        values = {r: facts[check][key] for r, facts in gathered.facts.items() if check in facts}
+        problems += _odd_ones(gathered, check, subject, values)
     return problems + _bank_differences(gathered)
 
 
 def _bank_differences(gathered: Gathered) -> list[Problem]:
-    """Return a problem for each node whose bank differs, compared up to the slowest rank's last head."""
-    digests = {
-        rank: facts["bank"]["digests"] for rank, facts in gathered.facts.items() if "bank" in facts
-    }
-    common = min(map(len, digests.values()), default=0)
-    problems: list[Problem] = []
-    named: set[str] = set()
-    for index in range(common):
-        values = {rank: made[index] for rank, made in digests.items()}
-        if (
-            len({sha256 for _, sha256 in values.values()}) == 1
-            and len({p for p, _ in values.values()}) == 1
-        ):
-            continue
-        shown = {rank: f"{sha256} at {place}" for rank, (place, sha256) in values.items()}
+    """Return a problem for each node whose bank differs, up to the slowest rank's last head."""
+    made = {rank: f["bank"]["digests"] for rank, f in gathered.facts.items() if "bank" in f}
+    problems: dict[tuple[str, ...], Problem] = {}
+    for index in range(min(map(len, made.values()), default=0)):
+        shown = {rank: "{1} at {0}".format(*digests[index]) for rank, digests in made.items()}
         for problem in _odd_ones(gathered, "bank", "the frozen bank has the digest", shown):
-            if problem.nodes[0] not in named:
-                named.add(problem.nodes[0])
-                problems.append(problem)
-    return problems
+            problems.setdefault(problem.nodes, problem)
+    return list(problems.values())
 
 
 def _odd_ones(
@@ -228,73 +227,42 @@ def _odd_ones(
     """Return a problem for every node with ranks whose value is not that of the majority."""
     texts = {
         rank: value if isinstance(value, str) else json.dumps(value)
-        for rank, value in values.items()
+        for rank, value in sorted(values.items())
     }
     if len(set(texts.values())) < 2:
         return []
-    counts = Counter(texts[rank] for rank in sorted(texts))
-    usual = max(
-        counts, key=lambda text: counts[text]
-    )  # the first of equals: that of the lowest rank
-    problems = []
-    for node, ranks in gathered.ranks_of.items():
-        odd = [rank for rank in ranks if rank in texts and texts[rank] != usual]
-        if odd:
-            text = f"{gathered.where(odd)}{subject} {texts[odd[0]]}, elsewhere {usual}"
-            problems.append(Problem(check, text, (node,)))
-    return problems
-
-
-def _values(gathered: Gathered, check: str, key: str) -> dict[int, Any]:
-    return {rank: facts[check][key] for rank, facts in gathered.facts.items() if check in facts}
+    ((usual, _),) = Counter(texts.values()).most_common(1)  # of equals that of the lowest rank
+    odd = [rank for rank, text in texts.items() if text != usual]
+    return [
+        Problem(check, f"{who}{subject} {texts[ranks[0]]}, elsewhere {usual}", (node,))
+        for node, (ranks, who) in gathered.by_node(odd).items()
+    ]
 
 
 def _clock_skew(gathered: Gathered) -> list[Problem]:
     offsets = {node: offset for node, (offset, _) in gathered.clocks.items()}
     usual = statistics.median(offsets.values()) if len(offsets) > 2 else 0.0
     problems = []
-    for node, offset in offsets.items():
-        if abs(offset - usual) > MAX_CLOCK_SKEW + gathered.clocks[node][1]:
+    for node, (offset, uncertainty) in gathered.clocks.items():
+        if abs(offset - usual) > MAX_CLOCK_SKEW + uncertainty:
             way = "ahead of" if offset > usual else "behind"
-            text = f"its clock is {abs(offset - usual):.1f} s {way} the others; its time service has stopped"
+            size = f"{abs(offset - usual):.1f} s {way}"
+            text = f"its clock is {size} the others; its time service has stopped"
             problems.append(Problem("clock", text, (node,)))
     return problems
 
 
 def _link_failures(gathered: Gathered) -> list[Problem]:
-    """Return problems of nodes that the head node cannot reach; of the head node if it reaches none."""
+    """Return problems of nodes that the head node cannot reach.
+
+    Of the head node if it reaches none.
+    """
     failures: dict[str, str] = gathered.collectives.get(0, {}).get("link_failures", {})
     head, *others = gathered.ranks_of
     if len(failures) == len(others) > 1:
         text = f"it cannot all-reduce with any other node: {next(iter(failures.values()))}"
         return [Problem("all-reduce", text, (head,))]
     return [Problem("all-reduce", text, (node,)) for node, text in failures.items()]
-
-
-def _collective_failures(gathered: Gathered) -> list[Problem]:
-    problems = []
-    for step in ("node", "world"):
-        failed = {
-            r: f["failures"][step] for r, f in gathered.collectives.items() if step in f["failures"]
-        }
-        hit = [
-            node
-            for node, ranks in gathered.ranks_of.items()
-            if any(rank in failed for rank in ranks)
-        ]
-        if not hit:
-            continue
-        everywhere = len(hit) == len(gathered.ranks_of)
-        if everywhere and (step == "world" or len(hit) > 1):
-            advice = "; look at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO says more"
-            problems.append(Problem("all-reduce", failed[min(failed)] + advice))
-            continue
-        for node in hit:
-            ranks = [rank for rank in gathered.ranks_of[node] if rank in failed]
-            problems.append(
-                Problem("all-reduce", gathered.where(ranks) + failed[ranks[0]], (node,))
-            )
-    return problems
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

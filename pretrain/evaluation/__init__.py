@@ -1,4 +1,6 @@
-"""Experiments of `python -m pretrain evaluate`; what trains models further is in pretrain/finetuning.
+"""Experiments of `python -m pretrain evaluate`.
+
+What trains models further is in pretrain/finetuning.
 
 heads    diversity of heads, other lengths, function approximation
 tasks    downstream tasks by lm-evaluation-harness

@@ -20,8 +20,8 @@ Measured = TypeVar("Measured")
 
 evaluate = typer.Typer(
     no_args_is_help=True,
-    help="Experiments on finished runs, and on the method itself; each says whether its criterion held. "
-    "Downstream tasks, compared as by `compare`.",
+    help="Experiments on finished runs, and on the method itself; each says whether its criterion "
+    "held. Downstream tasks, compared as by `compare`.",
 )
 RunsArgument = Annotated[
     list[Path], typer.Argument(help="Run directories of finished runs, of any parallel layout.")
@@ -54,7 +54,7 @@ def tasks(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Only the first so many items of each task, to try it out."),
+        typer.Option(min=1, help="Only the first items of each task, this many, to try it out."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     step: Annotated[
@@ -74,9 +74,9 @@ def tasks(
         ),
     ] = Path("evaluation/tasks"),
 ) -> None:
-    """Downstream tasks by lm-evaluation-harness (extra `eval`), compared over pairs of seeds and over items.
+    """Downstream tasks by lm-evaluation-harness (extra `eval`), compared over seeds and over items.
 
-    Example: python -m pretrain evaluate tasks runs/* --tasks lambada_openai,blimp,arc_easy --out tasks
+    Example: python -m pretrain evaluate tasks runs/* --tasks blimp,arc_easy --out tasks
     """
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
@@ -176,7 +176,7 @@ def length(
         float, typer.Option(min=0, help="Criterion: largest relative change of perplexity.")
     ] = 0.1,
 ) -> None:
-    """E5: perplexity at half and at one and a half times the trained length, of the same predictions.
+    """E5: perplexity at half and one and a half times the trained length, of the same predictions.
 
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
@@ -196,7 +196,7 @@ def anatomy(
     ] = "vanilla",
     out: Out = Path("evaluation/anatomy"),
 ) -> None:
-    """The gap to a baseline by what a token needed: its context, its frequency, its place, its source.
+    """The gap to a baseline by what a token needed: context, frequency, place, source.
 
     Example: python -m pretrain evaluate anatomy runs/vanilla-* runs/orthogonal-* --out runs/anatomy
     """

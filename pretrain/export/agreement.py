@@ -1,8 +1,8 @@
-"""Comparison of the exported model's logits with the run's own, in float32 on the same held-out tokens.
+"""Comparison of the exported model's logits with the run's own, on the same held-out tokens.
 
-Both models compute with the stored weights cast to float32, so the remaining differences come from the order
-of additions and from rounding by folded adapters or a narrower --dtype. The two models are never in memory at
-the same time.
+Both models compute with the stored weights cast to float32, so the remaining differences come from
+the order of additions and from rounding by folded adapters or a narrower --dtype. The two models
+are never in memory at the same time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from pretrain.export.trained_run import TrainedRun
 _SEQUENCES = 2
 _LONGEST = 2048
 _POSITIONS = 128
-"""Positions of a sequence, evenly spread, whose logits are compared; others would take much memory."""
+"""Positions of a sequence, evenly spread, whose logits are compared; others would take much
+memory."""
 
 
 @dataclass(frozen=True)
 class LogitAgreement:
     """The differences between two models' logits.
 
-    `difference`: the largest |difference| of a logit. `same_token`: fraction of positions at which both
-    models have the same most likely token.
+    Attributes:
+        difference: the largest |difference| of a logit.
+        largest: the largest |logit|.
+        compared: number of logits.
+        same_token: fraction of positions at which both have the same most likely token.
     """
 
     difference: float
@@ -47,7 +51,16 @@ def held_out_tokens(run: TrainedRun) -> torch.Tensor:
 
 
 def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tensor:
-    """Return the run's logits `[sequences, positions, pieces]` float32; the model is cast to float32."""
+    """Return the run's logits; the model is cast to float32.
+
+    Args:
+        model: the run's model.
+        tokens: ids `[sequences, length]`.
+        pieces: vocabulary size of the tokenizer.
+
+    Returns:
+        `[sequences, positions, pieces]` float32.
+    """
     model.float()
     positions = torch.arange(tokens.size(1)).expand_as(tokens[:1])
     device = next(model.parameters()).device
@@ -61,9 +74,13 @@ def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tens
 def compare_logits(
     directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool
 ) -> LogitAgreement:
-    """Load the export as a user would and compare it with `own_logits` of the same tokens.
+    """Load the export as a user would and compare its logits with the run's.
 
-    `custom`: the export has code of its own, to be trusted.
+    Args:
+        directory: the export.
+        tokens: ids `[sequences, length]`.
+        own: `own_logits` of the same tokens.
+        custom: the export has code of its own, to be trusted.
     """
     from transformers import AutoModelForCausalLM
 
@@ -82,18 +99,24 @@ def compare_logits(
 def require_agreement(agreement: LogitAgreement, allowed: float) -> None:
     """Refuse an export whose logits differ from the run's.
 
-    Raises UserError: the logits differ by more than `allowed`, or are not numbers.
+    Args:
+        agreement: of the two.
+        allowed: largest difference of a logit.
+
+    Raises:
+        UserError: the logits differ by more than that, or are not numbers.
     """
     if not agreement.difference <= allowed:
         raise UserError(
-            f"the exported model's logits differ from the run's by up to {agreement.difference:.3g} (of "
-            f"{agreement.largest:.3g}; {allowed:.3g} is allowed), so nothing was exported; please report it "
-            "with the run's config.yaml and environment.json"
+            "the exported model's logits differ from the run's by up to "
+            f"{agreement.difference:.3g} (of {agreement.largest:.3g}; {allowed:.3g} is allowed), "
+            "so nothing was exported; please report it with the run's config.yaml and "
+            "environment.json"
         )
 
 
 def _logits(compute: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Return `[sequences, positions, vocabulary]` at the compared positions, one sequence at a time."""
+    """Return `[sequences, positions, vocabulary]` at the compared positions."""
     length = tokens.size(1)
     kept = torch.linspace(0, length - 1, min(length, _POSITIONS)).round().long()
     with torch.no_grad():

@@ -1,9 +1,9 @@
-"""A run's model as a class of transformers: its config.json, and its weights under that class's names.
+"""A run's model as a class of transformers: its config.json, and its weights by name.
 
-Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2 with zero
-biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two matrices and the
-exact GELU, as megatron-core's layers here. Models with adapters that are not linear become subclasses of
-these two, and the file with the subclasses is copied into the export.
+Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2
+with zero biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two
+matrices and the exact GELU, as megatron-core's layers here. Models with adapters that are not
+linear become subclasses of these two, and the file with the subclasses is copied into the export.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Architecture:
     def _projection(
         self, name: str, model: GPTModel, layer: int, parts: Sequence[Part]
     ) -> Iterator[Weight]:
-        """Yield the rows of queries, keys and values in one matrix, and the weights of their adapters."""
+        """Yield the rows of the parts of one matrix, and the weights of their adapters."""
         attention = model.decoder.layers[layer].self_attention
         heads = {part: self._heads(part) for part in parts}
         shape = (sum(heads.values()) * self.config.head_dim, self.config.model.hidden_size)
@@ -213,10 +213,10 @@ def architecture_of(config: Config) -> Architecture:
     width = config.model.num_attention_heads * config.head_dim
     if "head_dim" not in model_class.settings and width != config.model.hidden_size:
         raise UserError(
-            f"GPT2, the class for learned positions, has heads of hidden_size / num_attention_heads, "
-            f"but model.head_dim={config.head_dim} makes {width} of model.hidden_size="
-            f"{config.model.hidden_size}: such a run cannot be exported (with rotary positions it "
-            "could)"
+            "GPT2, the class for learned positions, has heads of hidden_size / "
+            f"num_attention_heads, but model.head_dim={config.head_dim} makes {width} of "
+            f"model.hidden_size={config.model.hidden_size}: such a run cannot be exported (with "
+            "rotary positions it could)"
         )
     return Architecture(config, model_class, added)
 
@@ -249,7 +249,7 @@ def _itself(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
-    """Return rows `[heads * head_dim, hidden]` of some parts; a group's are repeated to make `heads`."""
+    """Return rows `[heads * head_dim, hidden]` of some parts, repeated to make as many heads."""
     parts = []
     for part, wanted in heads.items():
         own = rows(attention, part)
@@ -260,7 +260,7 @@ def _flat_rows(attention: Any, heads: Mapping[Part, int]) -> torch.Tensor:
 
 
 def _add_ranges(ranges: list[list[int]], places: Sequence[int], head_dim: int) -> None:
-    """Add the rows of heads, given by their places in ascending order; neighbours make one range."""
+    """Add the rows of heads at ascending places; neighbours make one range."""
     for place in places:
         first, end = place * head_dim, (place + 1) * head_dim
         if ranges and ranges[-1][1] == first:

@@ -1,4 +1,4 @@
-"""README.md of an export, the model card: the model, its measurements, its limits, and how to load it."""
+"""README.md of an export: the model, its measurements and limits, how to load it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 
 def model_card(facts: Mapping[str, Any], name: str) -> str:
-    """Return the model card of the export in a directory `name`, from the content of export.json."""
+    """Return the model card of an export.
+
+    Args:
+        facts: content of export.json.
+        name: of the export's directory.
+    """
     parts = (
         *(_FRONT_MATTER, f"# {name}", _summary(facts), _table(facts)),
         *(_loading(facts, name), _frozen(facts), _agreement(facts), _LIMITS),
@@ -27,8 +32,8 @@ tags:
 def _summary(facts: Mapping[str, Any]) -> str:
     return (
         f"A GPT language model: run `{facts['run']}` at step {facts['step']:,}, attention variant "
-        f"`{facts['variant']}`. It was pretrained by ora-pretrain {facts['ora_pretrain']}, which trains GPTs "
-        "with frozen orthonormal Query/Key projections beside ordinary ones."
+        f"`{facts['variant']}`. It was pretrained by ora-pretrain {facts['ora_pretrain']}, which "
+        "trains GPTs with frozen orthonormal Query/Key projections beside ordinary ones."
     )
 
 
@@ -56,9 +61,9 @@ def _loading(facts: Mapping[str, Any], name: str) -> str:
     if facts["custom_code"]:
         trust = ", trust_remote_code=True"
         why = (
-            f"\n\nThe model corrects queries, keys or values ({', '.join(facts['attention']['adapters'])}) "
-            "as no class of transformers does in this place: `modeling_ora.py` does, so loading needs "
-            "`trust_remote_code=True`."
+            "\n\nThe model corrects queries, keys or values "
+            f"({', '.join(facts['attention']['adapters'])}) as no class of transformers does in "
+            "this place: `modeling_ora.py` does, so loading needs `trust_remote_code=True`."
         )
     return f"""## Loading it
 
@@ -79,15 +84,17 @@ def _frozen(facts: Mapping[str, Any]) -> str:
         return "## Frozen rows\n\nNone: every weight was trained."
     folded = facts["folded"]
     corrected = (
-        f" The trained corrections ({', '.join(folded)}) are folded into them: they are not the bank's rows."
+        f" The trained corrections ({', '.join(folded)}) are folded into them: they are not the "
+        "bank's rows."
         if folded
         else ""
     )
     recipe = facts["frozen_bank"]["recipe"]
     return (
         "## Frozen rows\n\nQuery and Key rows that were never trained are named in `export.json` "
-        f"(`frozen_rows`), with the recipe of their bank (seed {recipe['seed']}) and its digests.{corrected} "
-        "Nothing freezes them in transformers: training this model trains them too."
+        f"(`frozen_rows`), with the recipe of their bank (seed {recipe['seed']}) and its "
+        f"digests.{corrected} Nothing freezes them in transformers: training this model trains "
+        "them too."
     )
 
 

@@ -1,7 +1,7 @@
 """Output directories that are either complete or absent.
 
-.OUT.xxxxxxxx/made    renamed to OUT when complete
-.OUT.xxxxxxxx/lock    lease of the process that makes it: without one, the next to make OUT removes both
+.OUT.xxxxxxxx/made    renamed to OUT when complete .OUT.xxxxxxxx/lock    lease of the process that
+makes it: without one, the next to make OUT removes both
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from pretrain.errors import UserError
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise UserError if the output directory exists already."""
+    """Refuse an output directory that exists.
+
+    Raises:
+        UserError: it does.
+    """
     if out.exists() or out.is_symlink():
         raise UserError(f"--out {out} exists already; remove it, or name another directory")
 
@@ -29,7 +33,8 @@ def refuse_existing(out: Path) -> None:
 def made_beside(out: Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `out` on success, and removed otherwise.
 
-    Raises UserError: the directory cannot be written, or `out` exists.
+    Raises:
+        UserError: the directory cannot be written, or `out` exists.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,7 @@ def made_beside(out: Path) -> Iterator[Path]:
 
 
 def _remove_left_behind(out: Path) -> None:
-    """Remove the temporary directories of processes that were killed; anything else may be somebody's."""
+    """Remove the temporary directories of killed processes; anything else may be somebody's."""
     own = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")
     for place in [path for path in out.parent.iterdir() if own.fullmatch(path.name)]:
         if place.is_symlink() or not {"lock"} <= {path.name for path in place.glob("*")} <= {

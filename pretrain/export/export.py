@@ -1,4 +1,4 @@
-"""Export of a run's model to a Hugging Face directory: weights, tokenizer, card, comparison of the logits.
+"""Export of a run's model to a Hugging Face directory: weights, tokenizer, card, compared logits.
 
     with one_process() as context:
         facts = export_run(Path("runs/orthogonal"), Path("exported"), context)
@@ -44,7 +44,8 @@ PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Those whose versions export.json states, beside torch's."""
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
-"""Allowed difference of a logit, relative to the largest; the second where weights are rounded to bf16."""
+"""Allowed difference of a logit, relative to the largest; the second where weights are rounded to
+bf16."""
 
 
 def export_run(
@@ -54,12 +55,24 @@ def export_run(
     step: int | None = None,
     dtype: str | None = None,
 ) -> dict[str, Any]:
-    """Export the run in `path`, at a step or its newest one, to the directory `out`, which must not exist.
+    """Export a run's model.
 
-    `dtype`: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
-    factors multiplied out. Returns the content of export.json. Raises UserError: transformers is missing,
-    `out` exists, no class of transformers computes this model, the checkpoint is damaged or another run's, or
-    the exported model's logits differ; DataError: the shards that config.yaml names are missing.
+    Args:
+        path: directory of the run.
+        out: directory to make.
+        context: process groups of the one process.
+        step: of the checkpoint; None: the newest one.
+        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other
+            weights, or factors multiplied out.
+
+    Returns:
+        The content of export.json.
+
+    Raises:
+        UserError: transformers is missing, `out` exists, no class of transformers computes this
+            model, the checkpoint is damaged or another run's, or the exported model's logits
+            differ.
+        DataError: the shards that config.yaml names are missing.
     """
     require_transformers("export")
     refuse_existing(out)
@@ -98,7 +111,10 @@ def export_run(
 def _write_settings(
     run: TrainedRun, architecture: Architecture, dtype: str, directory: Path
 ) -> None:
-    """Write config.json, generation_config.json, the tokenizer, and the export's own code, if any."""
+    """Write config.json, generation_config.json, the tokenizer.
+
+    And the export's own code, if any.
+    """
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
     write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
@@ -109,7 +125,10 @@ def _write_settings(
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
-    """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
+    """Return the names of adapters that were folded into rows.
+
+    It are then no longer the bank's.
+    """
     in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
     return [
         one.name
@@ -121,7 +140,8 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
     """Return whether every weight can be stored with the bits it was trained with.
 
-    Scales behind a norm are folded into its gains; the products of two bf16 factors need more digits.
+    Scales behind a norm are folded into its gains; the products of two bf16 factors need more
+    digits.
     """
     policy = run.config.policy
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
@@ -135,7 +155,10 @@ def _facts(
     folded: list[str],
     logits: LogitAgreement,
 ) -> dict[str, Any]:
-    """Return what export.json states of the weights: origin, frozen rows, agreement of the logits."""
+    """Return what export.json states of the weights.
+
+    Origin, frozen rows, agreement of the logits.
+    """
     config, loss = run.config, run.validation_loss
     phase = config.phase_at(run.step).number
     count = count_parameters(config.shape, config.policy, phase)

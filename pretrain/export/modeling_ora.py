@@ -1,7 +1,7 @@
-"""GPT models with corrected queries, keys and values, for `trust_remote_code=True`. Written by ora-pretrain.
+"""GPT models with adapters of queries, keys and values, for `trust_remote_code=True`.
 
-Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but for the corrections that the
-configuration names for a layer, in this order and before any rotation:
+Written by ora-pretrain. Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but
+for the corrections that the configuration names for a layer, in this order and before any rotation:
 
     bias    q_h += b_qh, k alike
     norm    q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
@@ -22,7 +22,7 @@ PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 
 class HeadNorm(nn.Module):
-    """`[..., heads * head_dim]` -> the same, with the vectors of heads that have a norm normalised."""
+    """RMS norm of the vectors of those heads that have one, `[..., heads * head_dim]`."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -67,7 +67,10 @@ class Convolution(nn.Module):
 
 
 class Corrections(nn.Module):
-    """Corrections after the projection to queries, keys or values `[batch, tokens, heads * head_dim]`."""
+    """Corrections after the projection to queries, keys or values.
+
+    Tensors are `[batch, tokens, heads * head_dim]`.
+    """
 
     def __init__(self, wanted: dict[str, int], heads: int, head_dim: int) -> None:
         super().__init__()
@@ -114,7 +117,10 @@ class OraConv1D(Conv1D):
 
 
 def _connect(body: Any, layers: list[Any]) -> None:
-    """Let each convolution have, in every pass, the cache, a place there, and the tokens' positions."""
+    """Let each convolution have, in every pass, the cache, a place there.
+
+    And the tokens' positions.
+    """
     body.register_forward_pre_hook(_number_tokens, with_kwargs=True)
     for attention in layers:
         attention.register_forward_pre_hook(_begin, with_kwargs=True)
@@ -134,7 +140,7 @@ def _begin(attention: Any, _: Any, inputs: dict[str, Any]) -> None:
 
 
 def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
-    """Count positions from the beginning of each padded text, as `generate` does, unless they are given."""
+    """Count positions from the beginning of each padded text, as `generate` does."""
     mask = inputs.get("attention_mask")
     if isinstance(mask, dict):  # of a static cache, by kind of layer
         inputs["attention_mask"] = mask["full_attention"]
@@ -146,10 +152,14 @@ def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
 
 
 class OraRotaryConfig(Starcoder2Config):
+    """Configuration of Starcoder2, with `corrections`."""
+
     model_type = "ora_rotary"
 
 
 class OraRotaryForCausalLM(Starcoder2ForCausalLM):
+    """Starcoder2 with corrections."""
+
     config_class = OraRotaryConfig
 
     def __init__(self, config: OraRotaryConfig) -> None:
@@ -167,10 +177,14 @@ class OraRotaryForCausalLM(Starcoder2ForCausalLM):
 
 
 class OraLearnedConfig(GPT2Config):
+    """Configuration of GPT2, with `corrections`."""
+
     model_type = "ora_learned"
 
 
 class OraLearnedForCausalLM(GPT2LMHeadModel):
+    """GPT2 with corrections."""
+
     config_class = OraLearnedConfig
 
     def __init__(self, config: OraLearnedConfig) -> None:

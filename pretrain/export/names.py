@@ -1,7 +1,8 @@
-"""Classes of transformers for models of this program: names of weights and settings, each written once.
+"""Classes of transformers for models of this program: names of weights and settings.
 
-`architectures` reads the tables from left to right (export), `source_model` from right to left (import). A
-weight's own name is the key of its initial values, see `megatron_patches.model.initialize`.
+Each is written once. `architectures` reads the tables from left to right (export), `source_model`
+from right to left (import). A weight's own name is the key of its initial values, see
+`megatron_patches.model.initialize`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ModelClass:
         return modules
 
     def module_of(self, layer: int, part: Part) -> tuple[str, tuple[Part, ...]]:
-        """Return the module with the queries, keys or values of a layer, and all parts that it holds.
+        """Return the module with a part of a layer's projections, and all parts that it holds.
 
         Args:
             layer: number of the layer, from 0.

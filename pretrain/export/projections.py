@@ -1,9 +1,10 @@
-"""Query, key and value rows of a layer, head by head, for every kind of projection, with adapters folded in.
+"""Query, key and value rows of a layer for every kind of projection, with adapters folded in.
 
-    W_q ← s_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
+    W_q ← s_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k    (`megatron_patches.attention.adapters`)
 
-Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear keep
-weights of their own, the corrections of `modeling_ora`; scales behind them are folded into these.
+Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear
+keep weights of their own, the corrections of `modeling_ora`; scales behind them are folded into
+these.
 """
 
 from __future__ import annotations
@@ -27,13 +28,22 @@ NORM = "qk_norm"
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
-    """Return `[heads or groups, head_dim, hidden]` in the order of the heads; float64 where folded."""
+    """Return the rows of a layer, in the order of the heads.
+
+    Args:
+        attention: of the layer.
+        part: queries, keys or values.
+
+    Returns:
+        `[heads or groups, head_dim, hidden]`; float64 where adapters were folded in.
+    """
     linear, head_dim = attention.linear_qkv, attention.hidden_size_per_attention_head
     if isinstance(linear, FrozenQueryKeyValueLinear):
         if part == "value":
             return linear.value_weight.unflatten(0, (-1, head_dim))
         return _frozen_and_trained(linear, part)
-    # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
+    # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1
+    # ...
     fused = linear.weight.view(
         attention.config.num_query_groups, -1, head_dim, linear.weight.size(-1)
     )
@@ -94,14 +104,18 @@ def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
 
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of the adapters that go into the layer's rows: these are then not the bank's."""
+    """Return the names of the adapters that go into the layer's rows.
+
+    These are then not the bank's.
+    """
     return tuple(name for name in _around_the_norm(linear)[0] if ADAPTERS[name].linear)
 
 
 def _around_the_norm(linear: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the adapters before the norm of queries and keys, and of those after it.
 
-    Without a norm all are before it: a convolution, of keys and values, commutes with scales of queries.
+    Without a norm all are before it: a convolution, of keys and values, commutes with scales of
+    queries.
     """
     adapters = getattr(linear, "adapters", None)
     names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
@@ -114,10 +128,14 @@ Corrections = dict[Part, dict[str, int]]
 
 
 def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Corrections:
-    """Return the corrections that the classes of `modeling_ora` make in a layer, in place of adapters.
+    """Return the corrections that the classes of `modeling_ora` make in a layer.
 
-    `adapted_groups`: of the layer. Raises UserError: an adapter is neither linear nor one of these
-    corrections.
+    Args:
+        policy: of the model.
+        adapted_groups: key heads of the layer that have adapters.
+
+    Raises:
+        UserError: an adapter is neither linear nor one of these corrections.
     """
     found: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
@@ -133,8 +151,8 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
                 found[part][correction] = size
         elif not adapter.linear:
             raise UserError(
-                f"attention.adapters has {adapter.name}, which is not linear in the layer's input, and no "
-                "class computes attention so: such a run cannot be exported"
+                f"attention.adapters has {adapter.name}, which is not linear in the layer's "
+                "input, and no class computes attention so: such a run cannot be exported"
             )
     return found
 
@@ -142,9 +160,15 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
 def corrections(
     attention: SelfAttention, part: Part, wanted: Mapping[str, int], heads: int
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of a layer's corrections, by name; of heads without an adapter they change nothing.
+    """Return the weights of a layer's corrections, by name.
 
-    `heads`: of this part in the class; each head is repeated to make as many.
+    Of heads without an adapter they change nothing.
+
+    Args:
+        attention: of the layer.
+        part: queries, keys or values.
+        wanted: {correction: size} of the part.
+        heads: of this part in the class; each head is repeated to make as many.
     """
     linear, config = attention.linear_qkv, attention.config
     head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups
@@ -170,7 +194,7 @@ def corrections(
 def _own_corrections(
     linear: FrozenQueryKeyValueLinear, part: Part, wanted: Mapping[str, int]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights `[heads, …]` of the adapted heads, with what comes behind them folded in."""
+    """Return the weights `[heads, …]` of the adapted heads, with what follows them folded in."""
     adapters, head_dim = linear.adapters, linear.head_dim
     assert adapters is not None
     before, after = _around_the_norm(linear)

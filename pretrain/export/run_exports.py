@@ -1,4 +1,7 @@
-"""Exports kept inside a run directory, RUN/exports: made at the end of training, or when a verb needs one."""
+"""Exports kept inside a run directory, RUN/exports.
+
+They are made at the end of training, or when a verb needs one.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,19 @@ _OWN_FILES = {
 
 
 def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
-    """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
+    """Return a Hugging Face directory: `path` itself if it is one, else the run's export.
 
-    The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
-    once one makes it. Exports whose checkpoints are gone are removed. Raises UserError: `path` is neither, or
-    as `export_run`; DataError as `export_run`. `apart`: export in another process, for one that goes on.
+    Of several commands that want an export at once one makes it. Exports whose checkpoints are gone
+    are removed.
+
+    Args:
+        path: directory of a run or an export.
+        step: of the run's checkpoint; None: the newest one.
+        apart: export in another process, for a process that continues.
+
+    Raises:
+        UserError: `path` is neither, or as `export_run`.
+        DataError: as `export_run`.
     """
     run = RunDirectory(path)
     if not run.config.is_file():
@@ -75,7 +86,12 @@ def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
 def exported_apart(path: Path, step: int | None = None) -> Path:
     """Return what `exported` returns, for a process that needs its GPUs afterwards.
 
-    An export hides the GPUs from its process for good, so on a machine with GPUs another process exports.
+    An export hides the GPUs from its process for good, so on a machine with GPUs another process
+    exports.
+
+    Args:
+        path: directory of a run or an export.
+        step: of the run's checkpoint; None: the newest one.
     """
     return exported(
         path, step, bool(nvidia_devices(MACHINE)) and not cpu_was_asked_for(os.environ.get(VISIBLE))
@@ -83,9 +99,19 @@ def exported_apart(path: Path, step: int | None = None) -> Path:
 
 
 def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | None = None) -> str:
-    """Export in a process of its own, which ends with this one; return the line that it printed.
+    """Export in a process of its own, which ends with this one.
 
-    Raises UserError: as `export_run`, or it took too long.
+    Args:
+        run: directory of the run.
+        out: directory to make.
+        step: of the checkpoint; None: the newest one.
+        dtype: as in `export_run`.
+
+    Returns:
+        The line that it printed.
+
+    Raises:
+        UserError: as `export_run`, or it took too long.
     """
     command = [sys.executable, "-m", "pretrain", "export", str(run), "--out", str(out)]
     command += ["--step", str(step)] if step is not None else []
@@ -110,7 +136,17 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
 
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
-    """Call `export_run` in one process without a GPU, wherever the run was trained."""
+    """Call `export_run` in one process without a GPU, wherever the run was trained.
+
+    Args:
+        run: directory of the run.
+        out: directory to make.
+        step: of the checkpoint; None: the newest one.
+        dtype: as in `export_run`.
+
+    Returns:
+        The content of export.json.
+    """
     RunDirectory(run).require_run()  # before imports that take seconds
     from megatron_patches.engine.compat import prepare_imports
 
@@ -126,7 +162,8 @@ def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> 
 def check_can_export(config: Config) -> None:
     """Check before step 1 that the export of checkpoint.export_at_end will not be refused.
 
-    Raises UserError: transformers is missing, or has no class for this model.
+    Raises:
+        UserError: transformers is missing, or has no class for this model.
     """
     from pretrain.export.architectures import architecture_of
 
@@ -141,6 +178,10 @@ def export_at_end(config: Config, state: str) -> None:
     """Export a finished run in a process of its own (rank 0), unless the export exists already.
 
     The run stays finished: a failed export is a warning, and can be made later.
+
+    Args:
+        config: configuration of the run.
+        state: in which the training ended.
     """
     run = RunDirectory(config.run_path)
     if state != FINISHED or not speaks_for_all():
@@ -160,10 +201,10 @@ def export_at_end(config: Config, state: str) -> None:
 
 
 def is_own_export(directory: Path) -> bool:
-    """Return whether a directory is as `export_run` wrote it, and names and holds no code but this package's.
+    """Return whether a directory is as `export_run` wrote it, and has no code but this package's.
 
-    What export.json says of the files is no proof of where they come from; so there is no other kind of
-    file, and the code is compared with the package's own.
+    What export.json says of the files is no proof of where they come from. So no other kind of file
+    is allowed, and the code is compared with the package's own.
     """
     try:
         if any(path.is_symlink() or path.name not in _OWN_FILES for path in directory.iterdir()):

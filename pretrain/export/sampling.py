@@ -16,7 +16,11 @@ from pretrain.study.models import require_transformers, require_trust
 class Sampling:
     """Settings of the sampling.
 
-    `temperature`: divisor of the logits; 0 is greedy. `seed`: seed of the draws, set again for every prompt.
+    Attributes:
+        tokens: after the prompt, at most.
+        temperature: divisor of the logits; 0 is greedy.
+        top_p: draw from the likeliest tokens that have this probability.
+        seed: of the draws, set again for every prompt.
     """
 
     tokens: int = 100
@@ -57,7 +61,18 @@ class Sampler:
         self.ends_there = hasattr(config, "n_positions")
 
     def write(self, prompt: str, sampling: Sampling) -> str:
-        """Print the prompt and then each new token; return the new text. Raises UserError as `text`."""
+        """Print the prompt and then each new token.
+
+        Args:
+            prompt: what the text begins with.
+            sampling: its settings.
+
+        Returns:
+            The new text.
+
+        Raises:
+            UserError: as `text`.
+        """
         from transformers import TextStreamer
 
         self._ids(prompt, sampling.tokens)  # refused before anything is printed
@@ -68,9 +83,13 @@ class Sampler:
     def text(self, prompt: str, sampling: Sampling, streamer: Any = None) -> str:
         """Return the new text after a prompt.
 
-        `streamer`: of transformers, which gets each token at once.
+        Args:
+            prompt: what the text begins with.
+            sampling: its settings.
+            streamer: of transformers, which gets each token at once; None: none.
 
-        Raises UserError: prompt and tokens are more than the model has positions for.
+        Raises:
+            UserError: prompt and tokens are more than the model has positions for.
         """
         ids = self._ids(prompt, sampling.tokens)
         torch.manual_seed(sampling.seed)
@@ -92,7 +111,7 @@ class Sampler:
         ids = ids or [self.model.config.eos_token_id]  # an empty prompt: a document begins
         if self.ends_there and self.longest is not None and len(ids) + tokens > self.longest:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and --tokens {tokens} are more than the {self.longest} "
-                "positions that the model has learned; give fewer"
+                f"a prompt of {len(ids)} tokens and --tokens {tokens} are more than the "
+                f"{self.longest} positions that the model has learned; give fewer"
             )
         return torch.tensor([ids])

@@ -3,8 +3,9 @@
 OUT/weights.safetensors   every weight, under the name of its random stream at initialisation
 OUT/config.yaml           a configuration of the same model, with these initial weights
 
-Starcoder2 and GPT2 without biases are loaded by transformers, the inverse of `architectures`. A directory
-whose model computes anything else (biases that are not zero, another activation, scaled rotation) is refused.
+Starcoder2 and GPT2 without biases are loaded by transformers, the inverse of `architectures`. A
+directory whose model computes anything else (biases that are not zero, another activation, scaled
+rotation) is refused.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ class SourceModel:
     """A model of transformers that layers here can compute.
 
     Attributes:
-        section: the section `model` of its configuration, and `max_positions` where positions are learned.
-        weights: {stream: weight}, matrices as rows `[out, in]` (see `megatron_patches.model.initialize`).
+        section: the section `model` of its configuration, and `max_positions` where positions are
+            learned.
+        weights: {stream: weight}, matrices as rows `[out, in]` (see
+            `megatron_patches.model.initialize`).
         dtype: holds all weights exactly.
     """
 
@@ -52,8 +55,9 @@ class SourceModel:
 def open_source(directory: Path) -> SourceModel:
     """Load the model in a directory of Hugging Face.
 
-    Raises UserError where transformers cannot load it, or it is of another class, has settings that this
-    program has not, or tensors that are not finite, are missing or have no place.
+    Raises:
+        UserError: transformers cannot load it, it is of another class, has settings that this
+            program does not have, or tensors that are not finite, are missing or have no place.
     """
     for file, key, value in named_code(directory):
         raise UserError(f"{file} has {key}={value}, code to run: it cannot be imported")
@@ -88,8 +92,8 @@ def open_source(directory: Path) -> SourceModel:
     for key, must in model_class.required.items():
         if getattr(config, key) != must:
             raise UserError(
-                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it cannot be "
-                "imported"
+                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
+                "cannot be imported"
             )
     section = _section(directory, config, model_class)
     model, info = loaded
@@ -98,8 +102,8 @@ def open_source(directory: Path) -> SourceModel:
         raise UserError(f"{directory}: {name} has {shapes}")
     if strange := sorted(info["unexpected_keys"]):
         raise UserError(
-            f"{directory}: {strange[0]} has no place in the model here, and without it the model is another "
-            "one: it cannot be imported"
+            f"{directory}: {strange[0]} has no place in the model here, and without it the model "
+            "is another one: it cannot be imported"
         )
     weights = {}
     for stream, name, weight in _streams(directory, section, model_class, model):
@@ -141,7 +145,7 @@ def _rotary_base(directory: Path, rotation: dict[str, Any]) -> int:
 def _streams(
     directory: Path, section: dict[str, Any], model_class: ModelClass, model: Any
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield every weight with its key and its name in transformers. Refuses biases that are not zero."""
+    """Yield every weight with its key and its name in transformers; biases must be zero."""
     from transformers.pytorch_utils import Conv1D
 
     modules = model_class.modules(section["num_layers"], section["tied_embeddings"])
@@ -154,8 +158,8 @@ def _streams(
             continue
         if bias is not None and bool((bias != 0).any()):
             raise UserError(
-                f"{directory}: {name}.bias is not zero, and layers here have no such bias: it cannot "
-                "be imported"
+                f"{directory}: {name}.bias is not zero, and layers here have no such bias: it "
+                "cannot be imported"
             )
         rows = weight.t() if isinstance(module, Conv1D) else weight
         for key, part in zip(keys, rows.chunk(len(keys)), strict=True):
@@ -163,7 +167,7 @@ def _streams(
 
 
 def _stored_tensors(directory: Path) -> dict[str, tuple[str, int]]:
-    """Return {name: (type, number of elements)} of the tensors in the directory's safetensors files."""
+    """Return {name: (type, number of elements)} of what the directory's safetensors files hold."""
     stored = {}
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -200,10 +204,20 @@ def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.d
 
 
 def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:
-    """Write `out` from the model in `directory`; the configuration is `config_name`'s except for the model.
+    """Write initial weights and a configuration from a model of transformers.
 
-    `overrides`: section.key=value; the variant is `pretrained` unless they set another. Raises UserError
-    where `out` exists, this program does not train the directory's model, or the configuration is refused.
+    Args:
+        directory: of the model.
+        out: directory to make.
+        config_name: the configuration is this one except for the model.
+        overrides: section.key=value; the variant is `pretrained` unless they set another.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        UserError: `out` exists, this program does not train the directory's model, or the
+            configuration is refused.
     """
     refuse_existing(out)
     source = open_source(directory)

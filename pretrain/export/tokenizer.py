@@ -1,8 +1,8 @@
 """Conversion of a run's tokenizer to Hugging Face's tokenizer.json, and a comparison of the two.
 
-The pieces of the SentencePiece model are written in their order, so that ids stay the same. A reserved piece
-written out in a text (`</s>`, `<0x41>`) is encoded as ordinary text, as in training: hence the scores of
-reserved pieces, and `split_special_tokens`.
+The pieces of the SentencePiece model are written in their order, so that ids stay the same. A
+reserved piece written out in a text (`</s>`, `<0x41>`) is encoded as ordinary text, as in training:
+hence the scores of reserved pieces, and `split_special_tokens`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ _COMPARED_TOKENS = 200_000
 def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
-    Raises UserError: tokenizer.json cannot hold a model of this kind; DataError: the model cannot be read.
+    Args:
+        manifest: of the run's shards.
+        out: directory of the export.
+        model_max_length: longest text in tokens.
+
+    Raises:
+        UserError: tokenizer.json cannot hold a model of this kind.
+        DataError: the model cannot be read.
     """
     identity, path = manifest.tokenizer, manifest.tokenizer_path
     if identity.model_type == HUGGING_FACE:
@@ -47,7 +54,8 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model_max_length,
-        # A text begins after the end-of-document token: the model saw no other beginning in training.
+        # A text begins after the end-of-document token: the model saw no other beginning in
+        # training.
         "bos_token": pieces[identity.eod_id],
         "eos_token": pieces[identity.eod_id],
         # Training pads nothing, and a batch's padding is masked: any piece will do.
@@ -63,7 +71,12 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
 def converted(proto: Any, path: Path) -> Any:
     """Return a SentencePiece model as a `tokenizers.Tokenizer`.
 
-    Raises UserError: the model is neither BPE nor unigram.
+    Args:
+        proto: the model.
+        path: its file, for the error.
+
+    Raises:
+        UserError: the model is neither BPE nor unigram.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
 
@@ -108,7 +121,10 @@ def _unigram(proto: Any) -> Any:
 
 
 def _bpe(proto: Any) -> Any:
-    """Return a BPE model, its merges by score: SentencePiece merges the pair with the best piece first."""
+    """Return a BPE model, its merges by score.
+
+    SentencePiece merges the pair with the best piece first.
+    """
     from tokenizers.models import BPE
 
     scores = {
@@ -134,8 +150,11 @@ def _bpe(proto: Any) -> Any:
 class TokenizerAgreement:
     """The exported tokenizer compared with the run's own, on held-out documents.
 
-    `different_ids`: number of documents to which the two give different ids. `different_texts`: number of
-    documents whose ids the two decode to different texts.
+    Attributes:
+        documents: number of documents.
+        tokens: in all of them.
+        different_ids: number of documents to which the two give different ids.
+        different_texts: number of documents whose ids the two decode to different texts.
     """
 
     documents: int
@@ -149,8 +168,15 @@ def compare_tokenizers(
 ) -> TokenizerAgreement:
     """Encode held-out text with both tokenizers and count the differences.
 
-    If ids differ, the run's SentencePiece model is copied into the export. `custom`: the export has code of
-    its own, to be trusted. Raises DataError: a shard cannot be read.
+    If ids differ, the run's SentencePiece model is copied into the export.
+
+    Args:
+        manifests: of the run's shards.
+        out: the export.
+        custom: the export has code of its own, to be trusted.
+
+    Raises:
+        DataError: a shard cannot be read.
     """
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A trained run opened for reading: its checkpoint and its model, checked against each other; its texts."""
+"""A trained run opened for reading: its checkpoint and its model, checked against each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ from pretrain.training.prompts import continue_prompts
 class TrainedRun:
     """A run that has a checkpoint, finished or not.
 
-    `frozen_bank`: recipe and digests of the bank, as the checkpoint states them.
+    Attributes:
+        path: directory of the run.
+        config: its configuration.
+        checkpoint: directory of the checkpoint.
+        frozen_bank: recipe and digests of the bank, as the checkpoint states them.
+        blend: its data.
     """
 
     path: Path
@@ -57,16 +62,22 @@ class TrainedRun:
 
     @property
     def validation_loss(self) -> float | None:
-        """Return the validation loss of exactly these weights in nats per token; None if not validated."""
+        """Return the validation loss of these weights, nats per token; None if not validated."""
         loss: float | None = self.record.get(VALIDATION_LOSS.tag)
         return loss
 
 
 def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
-    """Open the run in `path` at the checkpoint of a step, or at its newest one.
+    """Open a run at one of its checkpoints.
 
-    Raises UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
-    config.yaml describes; DataError: the shards that config.yaml names are missing.
+    Args:
+        path: directory of the run.
+        step: of the checkpoint; None: the newest one.
+
+    Raises:
+        UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
+            config.yaml describes.
+        DataError: the shards that config.yaml names are missing.
     """
     run = RunDirectory(path)
     run.require_run()
@@ -79,9 +90,14 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
-    """Load the model in evaluation mode, in the run's compute dtype; regenerate and compare its frozen bank.
+    """Load a run's model in evaluation mode, in its compute dtype; its frozen bank is compared.
 
-    Raises UserError: the bank is not the one of the training, or the weights are not of this model.
+    Args:
+        run: the opened run.
+        context: process groups of the one process.
+
+    Raises:
+        UserError: the bank is not the one of the training, or the weights are not of this model.
     """
     model = build_model(run.config, context, run.config.phase_at(run.step).number)
     recipe = run.config.recipe
@@ -92,7 +108,7 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
 
 
 def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
-    """Check that config.yaml describes the checkpoint's model: not every setting shows in the weights."""
+    """Check that config.yaml describes the checkpoint's model: weights do not show all of it."""
     resolved = config.resolved()
     for key, was in keys.items():
         section, _, name = key.partition(".")
@@ -117,10 +133,21 @@ TEMPERATURE = 0.8
 def model_texts(
     runs: Sequence[Path], prompts: Sequence[str], tokens: int
 ) -> Mapping[Path, tuple[str, ...]]:
-    """Return {run: text after each prompt}, drawn at TEMPERATURE; the draws of every run are of one seed.
+    """Return texts of several runs, drawn at TEMPERATURE from draws of one seed.
 
-    What cannot be printed is a middle dot, so that the text shows the same everywhere. Raises UserError: as
-    `open_trained_run`, `load_model` and `encode_prompts`; DataError: the shards of a run are missing.
+    What cannot be printed is a middle dot, so that the text shows the same everywhere.
+
+    Args:
+        runs: directories of the runs.
+        prompts: what the texts begin with.
+        tokens: after each prompt.
+
+    Returns:
+        {run: text after each prompt}.
+
+    Raises:
+        UserError: as `open_trained_run`, `load_model` and `encode_prompts`.
+        DataError: the shards of a run are missing.
     """
     texts = {}
     with one_process() as context:

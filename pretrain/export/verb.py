@@ -35,7 +35,7 @@ def export(
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
 ) -> None:
-    """Export a run's model for transformers: weights, tokenizer, model card; its logits are compared.
+    """Export a run's model for transformers: weights, tokenizer, card; its logits are compared.
 
     Example: python -m pretrain export demo/runs/orthogonal --out exported/orthogonal
     """
@@ -44,19 +44,27 @@ def export(
     facts = export_on_cpu(run, out, step, dtype.value if dtype else None)
     logits, tokenizer = facts["logits"], facts["tokenizer"]
     typer.echo(
-        f"{out}: {facts['model']} of step {facts['step']}, {facts['dtype']}; logits differ by at most "
-        f"{logits['difference']:.2g} of {logits['largest']:.2g}, ids in {tokenizer['different_ids']} of "
-        f"{tokenizer['documents']} documents"
+        f"{out}: {facts['model']} of step {facts['step']}, {facts['dtype']}; logits differ by at "
+        f"most {logits['difference']:.2g} of {logits['largest']:.2g}, ids in "
+        f"{tokenizer['different_ids']} of {tokenizer['documents']} documents"
     )
     if push_to_hub is not None:
         typer.echo(f"pushed: {push(out, push_to_hub, public)}")
 
 
 def push(directory: Path, repository: str, public: bool = False) -> str:
-    """Upload an export in one commit to the Hugging Face hub, or to HF_ENDPOINT; return the commit's address.
+    """Upload an export in one commit to the Hugging Face hub, or to HF_ENDPOINT.
 
-    `repository`: OWNER/NAME; created if it does not exist. Raises UserError: the hub refuses, or cannot be
-    reached; the export stays where it is.
+    Args:
+        directory: the export.
+        repository: OWNER/NAME; created if it does not exist.
+        public: a new repository is public.
+
+    Returns:
+        The commit's address.
+
+    Raises:
+        UserError: the hub refuses, or cannot be reached; the export stays where it is.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -99,8 +107,9 @@ def import_(
 
     made = import_model(directory, out, config, overrides or [])
     typer.echo(
-        f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of {made.model.hidden_size}; train "
-        f"with `python -m pretrain train {out / CONFIG} run.name=NAME data.directory=SHARDS`"
+        f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of "
+        f"{made.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "
+        "run.name=NAME data.directory=SHARDS`"
     )
 
 
@@ -144,7 +153,7 @@ def sample(
 ) -> None:
     """Write text with a trained model; a run is exported once a checkpoint, into RUN/exports.
 
-    Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50 --seed 1
+    Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50
     """
     prompts = [*(prompt or []), *_lines(prompt_file)] or [""]
     for each in prompts:

@@ -22,7 +22,10 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 class Weight:
     """A tensor of an export, computed when it is written.
 
-    `make`: returns the tensor, of `shape` and any floating type.
+    Attributes:
+        name: in the file.
+        shape: of the tensor.
+        make: returns the tensor, of any floating type.
     """
 
     name: str
@@ -36,9 +39,16 @@ def write_weights(
     dtype: torch.dtype,
     metadata: Mapping[str, str] | None = None,
 ) -> int:
-    """Write all weights in `dtype` and return the bytes of their elements.
+    """Write all weights in one type.
 
-    `metadata`: further entries of the header; None: the entry that transformers looks for.
+    Args:
+        path: file to write.
+        weights: in the order of the file.
+        dtype: of the file.
+        metadata: further entries of the header; None: the entry that transformers looks for.
+
+    Returns:
+        The bytes of their elements.
     """
     sizes = [math.prod(weight.shape) * dtype.itemsize for weight in weights]
     tensors = [

@@ -1,4 +1,4 @@
-"""GLUE's nine tasks (Wang et al. 2019), and examples of a task from files in the layouts they come in.
+"""GLUE's nine tasks (Wang et al. 2019), and examples of a task from files as they come.
 
 DATA/SST-2/train.tsv, dev.tsv                                    GLUE's own archives
 DATA/sst2/train-00000-of-00001.parquet, validation-….parquet     the hub's nyu-mll/glue
@@ -124,7 +124,8 @@ class TaskData:
 def find_tasks(names: str) -> list[Task]:
     """Return the tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
 
-    Raises UserError: a name is none of them, or is there twice.
+    Raises:
+        UserError: a name is none of them, or is there twice.
     """
     known = {key.lower(): task for task in TASKS.values() for key in (task.name, task.folder)}
     tasks: list[Task] = []
@@ -141,17 +142,23 @@ def find_tasks(names: str) -> list[Task]:
 
 
 def read_task(task: Task, data: Path) -> TaskData:
-    """Read a task's examples from its folder in `data`, or from `data` itself if that is the folder.
+    """Read the examples of a task.
+
+    Args:
+        task: the task.
+        data: directory with the task's folder, or that folder.
 
     Raises:
-        UserError: no such folder, no file of a split or several kinds of them, or a row that is no example.
+        UserError: no such folder, no file of a split or several kinds of them, or a row that is not
+            an example.
     """
     folders = [data / name for name in (task.folder, task.name) if (data / name).is_dir()]
     if not folders and data.name in (task.folder, task.name) and data.is_dir():
         folders = [data]
     if not folders:
         raise UserError(
-            f"--data {data} has no folder {task.folder} or {task.name}: give the directory that holds it"
+            f"--data {data} has no folder {task.folder} or {task.name}: give the directory that "
+            "holds it"
         )
     train, validation = (
         _read_split(task, folders[0], split, required=True) for split in (TRAIN, VALIDATION)
@@ -164,7 +171,12 @@ def read_task(task: Task, data: Path) -> TaskData:
 def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     """Read the examples of files, one after the other.
 
-    Raises UserError: a file cannot be read, or a row is no example of the task.
+    Args:
+        task: the task.
+        paths: its files.
+
+    Raises:
+        UserError: a file cannot be read, or a row is not an example of the task.
     """
     examples = []
     for record in (r for path in paths for r in read_records(path, task.columns, task.headless)):
@@ -211,5 +223,7 @@ def _label(task: Task, record: Record) -> int | float:
     numbers = [str(number) for number in range(len(task.labels))]
     if isinstance(value, bool) or str(value) not in numbers:
         known = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
-        raise UserError(f"{record.place}: '{value}' is no label of {task.name}; these are {known}")
+        raise UserError(
+            f"{record.place}: '{value}' is not a label of {task.name}; these are {known}"
+        )
     return int(value)

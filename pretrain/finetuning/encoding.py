@@ -2,8 +2,9 @@
 
     [end of document] first sentence [newline] second sentence
 
-A document's end is what every text of the training began after, and the line end is the plainest mark between
-two sentences that a text can have. The classifier reads the last token, which has seen all others.
+A document's end is what every text of the training began after, and the line end is the plainest
+mark between two sentences that a text can have. The classifier reads the last token, which has seen
+all others.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def encode_examples(
     """Encode examples for a model that reads from left to right.
 
     Args:
+        task: of the examples.
+        examples: texts with their labels.
         to_ids: ids of texts, without any that mark their ends.
         start: the id that stands before every example.
-        longest: ids of an example at most; of two sentences the longer one is cut first, at its end.
+        longest: ids of an example at most; of two sentences the longer one is cut first, at its
+            end.
     """
     columns = [to_ids([example.first for example in examples])]
     between: Ids = []
@@ -70,7 +74,12 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """Cut one list, or two, to `room` ids together; of two the longer one is cut first."""
+    """Cut one list, or two, so that they fit; of two the longer one is cut first.
+
+    Args:
+        parts: ids of each sentence.
+        room: most ids of both together.
+    """
     first, *rest = parts
     if not rest:
         return [first[:room]]
@@ -81,10 +90,18 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
 def set_aside(
     examples: Sequence[_T], part: float, most: int, seed: int
 ) -> tuple[list[_T], list[_T]]:
-    """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
+    """Split training examples into those to train on and those that decide when training ends.
 
-    The examples that are reported must not choose the weights they are reported of. Raises UserError: there
-    are too few for both.
+    The examples that are reported must not choose the weights they are reported of.
+
+    Args:
+        examples: all training examples.
+        part: share that is set aside.
+        most: largest number that is set aside.
+        seed: of the draw.
+
+    Raises:
+        UserError: there are too few for both.
     """
     count = min(most, max(1, round(part * len(examples))))
     if len(examples) < 2 * count:

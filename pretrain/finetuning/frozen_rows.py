@@ -1,9 +1,9 @@
 """Rows of weights that stay frozen in fine-tuning, and the proof, bit for bit, that they did.
 
-A weight of which all rows are frozen does not require a gradient. Where only some are (a fused QKV weight,
-frozen heads beside trained ones), the weight is computed from a trained one and the frozen rows: a gradient
-of zero alone would not do, because weight decay shrinks whatever the optimizer holds. A bias of frozen rows
-is frozen with them.
+A weight of which all rows are frozen does not require a gradient. Where only some are (a fused QKV
+weight, frozen heads beside trained ones), the weight is computed from a trained one and the frozen
+rows: a gradient of zero alone would not do, because weight decay shrinks whatever the optimizer
+holds. A bias of frozen rows is frozen with them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ class _Part(NamedTuple):
 
 
 def freeze(model: nn.Module, rows: Rows) -> None:
-    """Freeze these rows, and the biases that belong to them.
+    """Freeze rows of weights, and the biases that belong to them.
 
-    Raises UserError: the model has no such weight, or not so many rows.
+    Args:
+        model: whose weights they are.
+        rows: to freeze.
+
+    Raises:
+        UserError: the model has no such weight, or not so many rows.
     """
     for part in _parts(model, rows):
         if bool(part.entries.all()):
@@ -65,7 +70,12 @@ def freeze(model: nn.Module, rows: Rows) -> None:
 
 
 def frozen_digest(model: nn.Module, rows: Rows) -> str:
-    """Return the SHA-256 of the bits of these rows and their biases, as the model computes with them."""
+    """Return the SHA-256 of the bits of rows and their biases, as the model computes with them.
+
+    Args:
+        model: whose weights they are.
+        rows: that are frozen.
+    """
     digest = hashlib.sha256()
     for part in _parts(model, rows):
         digest.update(f"{part.name} {part.attribute}".encode())
@@ -74,16 +84,30 @@ def frozen_digest(model: nn.Module, rows: Rows) -> str:
 
 
 def remember(model: nn.Module, rows: Rows) -> State:
-    """Return the state of the model before training."""
+    """Return the state of the model before training.
+
+    Args:
+        model: to be trained.
+        rows: that are frozen.
+    """
     return frozen_digest(model, rows), _trained_digests(model)
 
 
 def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict[str, Any]:
     """Check that the frozen rows are the same bits, and that others changed.
 
-    `head`: first letters of the name of the new head's weight. Returns numbers of frozen tensors and entries,
-    the digest, and tensors that changed and did not. Raises RuntimeError: a frozen bit changed; UserError:
-    nothing, or not the head, has changed.
+    Args:
+        model: after its training.
+        rows: that were frozen.
+        before: what `remember` returned.
+        head: first letters of the name of the new head's weight.
+
+    Returns:
+        Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.
+
+    Raises:
+        RuntimeError: a frozen bit changed.
+        UserError: nothing, or not the head, has changed.
     """
     (frozen, trained), (after, now) = before, remember(model, rows)
     if after != frozen:

@@ -51,6 +51,12 @@ class Plan:
 class GlueFineTuning:
     """Fine-tuning of an export on a task of GLUE, without the seed.
 
+    Args:
+        plan: of all fine-tunings.
+        model: to fine-tune.
+        tokenizer: of the model.
+        data: of the task.
+
     Attributes:
         identity: everything that decides the result, beside the seed; as JSON gives it back.
         train: examples to train on, of which each seed sets some aside.
@@ -91,10 +97,15 @@ class GlueFineTuning:
         return f"{self.name}-{seed}-{place}".replace("/", "_")
 
     def run(self, seed: int) -> dict[str, Any]:
-        """Fine-tune with one seed, check what stayed frozen, and return {"result": the result}.
+        """Fine-tune with one seed, and check what stayed frozen.
 
-        Raises UserError: too few examples, a model that cannot be loaded, a loss that is not finite, or
-        weights that should have changed and did not; RuntimeError: frozen rows changed, which is a defect.
+        Returns:
+            {"result": the result}.
+
+        Raises:
+            UserError: too few examples, a model that cannot be loaded, a loss that is not finite,
+                or weights that should have changed and did not.
+            RuntimeError: frozen rows changed, which is a defect.
         """
         train, aside = set_aside(self.train.items, ASIDE, MOST_ASIDE, seed)
         begin(seed)
@@ -132,7 +143,7 @@ class GlueFineTuning:
         return score(measure(self.task, labels, predictions_of(self.task, outputs)))
 
     def _scores(self, predictions: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return metrics, score and its standard error; of two validation sets the score is the mean."""
+        """Return metrics, score and its standard error; the score of two sets is their mean."""
         metrics, errors = {}, []
         for name, predicted in predictions.items():
             labels = self.judged[name].labels
@@ -149,11 +160,19 @@ class GlueFineTuning:
 def run_glue(
     plan: Plan, tasks: Sequence[TaskData], out: Path, begin_piece: Callable[[str], None]
 ) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """Fine-tune every model on every task with every seed, but for results that `out`/trials has.
+    """Fine-tune every model on every task with every seed, but for results that are on disk.
 
-    `begin_piece`: called with the title of each before it begins. Returns the scores, and what report.json
-    has of each; `kept`: the result was on disk already. Raises UserError where a result cannot be written,
-    and as `load_tokenizer` and `GlueFineTuning.run`.
+    Args:
+        plan: of all fine-tunings.
+        tasks: with their examples.
+        out: directory, whose `trials` has the results.
+        begin_piece: called with the title of each fine-tuning before it begins.
+
+    Returns:
+        The scores, and what report.json has of each; `kept`: the result was on disk already.
+
+    Raises:
+        UserError: a result cannot be written, or as `load_tokenizer` and `GlueFineTuning.run`.
     """
     cache = ResultCache(out / "trials")
     scores, details = [], []

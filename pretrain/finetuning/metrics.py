@@ -1,7 +1,8 @@
 """Metrics of GLUE's tasks, by scikit-learn and scipy, and their standard errors over items.
 
-The standard error is of a fixed model over other items of the same kind: what a validation set of n items can
-tell apart at all. For accuracy it is √(p (1 − p) / n), for the others that of scipy's bootstrap.
+The standard error is of a fixed model over other items of the same kind: what a validation set of n
+items can tell apart at all. For accuracy it is √(p (1 − p) / n), for the others that of scipy's
+bootstrap.
 """
 
 from __future__ import annotations
@@ -21,12 +22,28 @@ RESAMPLES = 1000
 
 
 def predictions_of(task: Task, outputs: np.ndarray) -> np.ndarray:
-    """Return the predictions of outputs `[items, numbers]`: `[items]` numbers of labels, or scores."""
+    """Return the predictions that a classifier's outputs stand for.
+
+    Args:
+        task: of the examples.
+        outputs: `[items, numbers]`.
+
+    Returns:
+        `[items]`, numbers of labels, or scores.
+    """
     return outputs.reshape(len(outputs), -1).argmax(axis=1) if task.labels else outputs.reshape(-1)
 
 
 def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
-    """Return the task's metrics by name; 1 is the best, and an undefined correlation counts as 0."""
+    """Return the task's metrics by name; 1 is the best.
+
+    An undefined correlation counts as 0.
+
+    Args:
+        task: of the examples.
+        labels: `[items]`.
+        predictions: `[items]`.
+    """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     functions: dict[str, Callable[..., float]] = {
@@ -40,7 +57,12 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
 
 
 def constant_score(task: Task, labels: ArrayLike) -> float:
-    """Return the score of a model that always gives the most frequent label."""
+    """Return the score of a model that always gives the most frequent label.
+
+    Args:
+        task: of the examples.
+        labels: `[items]`.
+    """
     labels = np.array(labels)
     values, counts = np.unique(labels, return_counts=True)
     return score(measure(task, labels, np.full(len(labels), values[counts.argmax()])))
@@ -52,7 +74,13 @@ def score(measured: dict[str, float]) -> float:
 
 
 def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Return the standard error of the score over the choice of items."""
+    """Return the standard error of the score over the choice of items.
+
+    Args:
+        task: of the examples.
+        labels: `[items]`.
+        predictions: `[items]`.
+    """
     if task.metrics == ("accuracy",):
         p = float((labels == predictions).mean())
         return math.sqrt(p * (1 - p) / len(labels))

@@ -1,4 +1,4 @@
-"""Models to fine-tune: exports of runs, or directories of transformers; their groups, and their loading."""
+"""Models to fine-tune: exports of runs, or directories of transformers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Pretrained:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Return the section `attention` of the run's configuration; empty where it is not known."""
+        """Return the section `attention` of the run's configuration; empty where it is unknown."""
         return {"attention": self.facts.get("attention", {})}
 
     def settings(self) -> dict[str, Any]:
@@ -100,8 +100,14 @@ class Pretrained:
 def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pretrained:
     """Open the export of a run's checkpoint, made if need be, or the directory of an export.
 
-    Raises UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted;
-    DataError as `export_run`.
+    Args:
+        path: directory of a run or an export.
+        trust_code: run code that lies in an export.
+        step: of the run's checkpoint; None: the newest one.
+
+    Raises:
+        UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
+        DataError: as `export_run`.
     """
     directory = exported_apart(path, step)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -134,8 +140,13 @@ def _facts(path: Path) -> Mapping[str, Any]:
 def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> Groups[Pretrained]:
     """Group models by method, and by the settings in which models of one method differ.
 
-    `baseline`: name of a group, its variant, or the name of a model; None: the first model's group. Raises
-    UserError: a model is given twice, two of a group have the same seed, or no such baseline.
+    Args:
+        models: the models.
+        baseline: name of a group, its variant, or the name of a model; None: the first model's
+            group.
+
+    Raises:
+        UserError: a model is given twice, two of a group have the same seed, or no such baseline.
     """
     refuse_twice((model.directory for model in models), "model", "directory")
     methods = [method_of(model) for model in models]
@@ -146,8 +157,11 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
 class Tokenizer:
     """Tokenizer of an export.
 
-    `start`: id of a document's end, after which every text of the training began; batches are padded with the
-    same id, for no text has it. `longest`: positions that the model was trained with.
+    Attributes:
+        program: of transformers.
+        start: id of a document's end, after which every text of the training began; batches are
+            padded with the same id, for no text has it.
+        longest: positions that the model was trained with.
     """
 
     program: Any
@@ -162,7 +176,8 @@ class Tokenizer:
 def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
     """Load the model's tokenizer.
 
-    Raises UserError: transformers cannot load it, or it marks no end of a document.
+    Raises:
+        UserError: transformers cannot load it, or it marks no end of a document.
     """
     directory = str(pretrained.directory)
     with _loading(pretrained):
@@ -175,8 +190,8 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
         )
     if len(program) > config.vocab_size:
         raise UserError(
-            f"{directory}: the tokenizer has {len(program)} tokens, the model {config.vocab_size}: these two "
-            "do not belong together"
+            f"{directory}: the tokenizer has {len(program)} tokens, the model "
+            f"{config.vocab_size}: these two do not belong together"
         )
     program.pad_token_id, program.padding_side = start, "right"
     return Tokenizer(program, int(start), int(config.max_position_embeddings))
@@ -185,7 +200,13 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
 def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Module:
     """Load the model with a new head, drawn from torch's generator, in float32.
 
-    Raises UserError: transformers cannot load it, or has no classifier of that kind.
+    Args:
+        pretrained: the model.
+        task: that the head is for.
+        pad_id: id of the padding.
+
+    Raises:
+        UserError: transformers cannot load it, or has no classifier of that kind.
     """
     facts = {
         "num_labels": task.outputs,
@@ -206,7 +227,11 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
 
 
 def load_language_model(pretrained: Pretrained) -> Any:
-    """Load the model as it was trained, in float32. Raises UserError: transformers cannot load it."""
+    """Load the model as it was trained, in float32.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
     with _loading(pretrained):
         model = AutoModelForCausalLM.from_pretrained(
             str(pretrained.directory), **LOADING, trust_remote_code=pretrained.trusted
@@ -215,7 +240,7 @@ def load_language_model(pretrained: Pretrained) -> Any:
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
-    """Return a stock classifier around the body of a model whose own code subclasses a stock one."""
+    """Return a stock classifier around the body of a subclass of a stock model."""
     stock: Any = type(language_model).__mro__[1]
     values = language_model.config.to_dict()
     for key in ("auto_map", "model_type", "architectures"):
@@ -231,8 +256,9 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
 def _prepared(model: Any) -> Any:
     """Let the embedding of the padding id train, and freeze the marks of heads that have a norm.
 
-    The padding id also begins every text, and is not attended to where it pads. An export's own code marks a
-    head that has a norm by a number among its weights, which transformers makes trainable on loading.
+    The padding id also begins every text, and is not attended to where it pads. An export's own
+    code marks a head that has a norm by a number among its weights, which transformers makes
+    trainable on loading.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -18,7 +18,12 @@ SUFFIXES = (".tsv", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Record:
-    """Row of a file; `place` is file and line, for messages."""
+    """Row of a file.
+
+    Attributes:
+        place: file and line, for messages.
+        fields: {column: value}.
+    """
 
     place: str
     fields: Mapping[str, Any]
@@ -26,7 +31,8 @@ class Record:
     def value(self, names: Sequence[str]) -> Any:
         """Return the value of the first of these columns that the record has.
 
-        Raises UserError: the record has none of them, or nothing in it.
+        Raises:
+            UserError: the record has none of them, or nothing in it.
         """
         for name in names:
             if (value := self.fields.get(name)) is not None:
@@ -36,10 +42,14 @@ class Record:
         )
 
     def text(self, names: Sequence[str]) -> str:
-        """Return the same as `value`, which must be text."""
+        """Return the same as `value`, which must be text.
+
+        Raises:
+            UserError: it is not text, or as `value`.
+        """
         value = self.value(names)
         if not isinstance(value, str):
-            raise UserError(f"{self.place}: {' or '.join(names)} is {value!r}, which is no text")
+            raise UserError(f"{self.place}: {' or '.join(names)} is {value!r}, which is not text")
         return value
 
 
@@ -48,10 +58,13 @@ def read_records(
 ) -> Iterator[Record]:
     """Read the rows of a file.
 
-    `wanted`: names of columns; the first line of a TSV is its header if one of them is in it. `headless`: the
-    columns of a TSV that has no header; empty: it must have one.
+    Args:
+        path: of the file.
+        wanted: names of columns; the first line of a TSV is its header if one of them is in it.
+        headless: the columns of a TSV that has no header; empty: it must have one.
 
-    Raises UserError: the file cannot be read, or a row is not as the first.
+    Raises:
+        UserError: the file cannot be read, or a row is not as the first.
     """
     if path.suffix == ".tsv":
         return _tsv(path, wanted, headless)
@@ -72,13 +85,14 @@ def _tsv(path: Path, wanted: Sequence[str], headless: Sequence[str]) -> Iterator
                 continue
             if len(cells) != len(headless):
                 raise UserError(
-                    f"{path}, line 1: the header names none of {', '.join(wanted)}; it is '{line[:80]}'"
+                    f"{path}, line 1: the header names none of {', '.join(wanted)}; it is "
+                    f"'{line[:80]}'"
                 )
             header = headless
         if len(cells) != len(header):
             raise UserError(
-                f"{path}, line {number} has {len(cells)} fields between tabs where {len(header)} belong; "
-                "mend the line or leave it out"
+                f"{path}, line {number} has {len(cells)} fields between tabs where {len(header)} "
+                "belong; fix the line or leave it out"
             )
         yield Record(f"{path}, line {number}", dict(zip(header, cells, strict=True)))
 
@@ -90,10 +104,10 @@ def _jsonl(path: Path) -> Iterator[Record]:
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{path}, line {number} is no JSON ({error}); mend the line") from error
+            raise UserError(f"{path}, line {number} is not JSON ({error}); fix the line") from error
         if not isinstance(fields, dict):
             raise UserError(
-                f"{path}, line {number} is no JSON object; give one with a key for each column"
+                f"{path}, line {number} is not a JSON object; give one with a key for each column"
             )
         yield Record(f"{path}, line {number}", fields)
 
@@ -118,7 +132,8 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        # Only \n ends a line: a text may hold the other characters at which str.splitlines would cut it.
+        # Only \n ends a line: a text may hold the other characters at which str.splitlines would
+        # cut it.
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.rstrip("\r\n")

@@ -1,8 +1,8 @@
 """Report of fine-tuned models beside a baseline.
 
-Scores are shown in points, 100 the best, and kept as parts of 1. A pair is two pretrainings of the same seed,
-each the mean over its fine-tunings, where two seeds or more were pretrained of both; else two fine-tunings of
-the same seed.
+Scores are shown in points, 100 the best, and kept as parts of 1. A pair is two pretrainings of the
+same seed, each the mean over its fine-tunings, where two seeds or more were pretrained of both;
+else two fine-tunings of the same seed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ class Trial:
     """Scores of one fine-tuning of one model on one task.
 
     Attributes:
+        task: name of the task.
+        group: of the model.
+        model: its name.
         pretraining_seed: None where it is not known.
+        seed: of the fine-tuning.
         score: 1 is the best.
         metrics: the score is made of these, or is the first of them.
         standard_error: of the score over the choice of items.
+        items: number of items.
     """
 
     task: str
@@ -65,8 +70,14 @@ class Trial:
 class Comparison:
     """Comparison of a group with another on one task.
 
-    `control`: the other group, which is the baseline. `held`: number of pairs in which the criterion held;
-    None if a score of the control is not above 0.
+    Attributes:
+        task: name of the task.
+        group: name of the group.
+        control: the other group, which is the baseline.
+        pair: what the pairs of the gap are.
+        gap: None without a seed in common.
+        held: number of pairs in which the criterion held; None if a score of the control is not
+            above 0.
     """
 
     task: str
@@ -78,9 +89,12 @@ class Comparison:
 
 
 def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> list[Comparison]:
-    """Compare every group with the baseline on every task, with Holm's correction over all comparisons.
+    """Compare every group with the baseline on every task, corrected over all comparisons.
 
-    `tolerance`: the part of the baseline's score that a pair may lose.
+    Args:
+        trials: all fine-tunings.
+        baseline: name of a group.
+        tolerance: the part of the baseline's score that a pair may lose.
     """
     comparisons = [
         _compare(own, groups[baseline], tolerance)
@@ -132,7 +146,12 @@ def fine_tuned_report(
 ) -> Report:
     """Return the report of all trials.
 
-    `tolerance` as in `compare_trials`; `notes` and `content` of report.json are added.
+    Args:
+        trials: all fine-tunings.
+        baseline: name of a group.
+        tolerance: the part of the baseline's score that a pair may lose.
+        notes: further notes of the report.
+        content: further content of report.json.
     """
     comparisons = compare_trials(trials, baseline, tolerance)
     return Report(
@@ -226,14 +245,16 @@ def _points(values: Sequence[float]) -> str:
 
 def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
-        "± is the standard deviation over fine-tunings; the standard error of the task is of one model over "
-        "the choice of its items: a gap below about twice that says little about other items"
+        "± is the standard deviation over fine-tunings; the standard error of the task is of one "
+        "model over the choice of its items: a gap below about twice that says little about other "
+        "items"
     ]
     several = len({trial.model for trial in trials}) > 1
     if several and any(one.pair == "fine-tuning" for one in comparisons):
         notes.append(
-            "pairs of fine-tuning seeds of one pretrained model each: the interval is of these two models, "
-            "not of their methods; for that, pretrain several seeds of both and give all of them"
+            "pairs of fine-tuning seeds of one pretrained model each: the interval is of these "
+            "two models, not of their methods; for that, pretrain several seeds of both and give "
+            "all of them"
         )
     if any(one.gap is not None and one.gap.n < FEWEST_SEEDS for one in comparisons):
         notes.append(f"below {FEWEST_SEEDS} pairs no significance is claimed, whatever p is")

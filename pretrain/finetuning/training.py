@@ -1,7 +1,7 @@
-"""Training with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
+"""Training with the Trainer of transformers: early stopping, and nothing left on disk.
 
-The Trainer would keep the best weights in checkpoints. Here they are copied in memory, and its bars and logs
-are switched off.
+The Trainer would keep the best weights in checkpoints. Here they are copied in memory, and its bars
+and logs are switched off.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Settings:
         batch_size: examples of a step.
         warmup: the part of all steps in which the rate rises.
         weight_decay: of matrices.
-        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at least one.
+        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at
+            least one.
         patience: evaluations without a better one that end the training; 0: none do.
     """
 
@@ -88,14 +89,22 @@ def fine_tune(
     In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
 
     Args:
+        model: to train.
+        train: examples to train on.
         aside: examples that decide when the training ends, and which weights are the best.
+        collator: makes batches.
+        settings: hyperparameters.
         seed: of the order of the data, and of dropout.
         judge: of the examples set aside.
         judged: {name: examples} to compute the outputs of, after the training.
 
-    Returns the course of the training, as report.json has it, with (step, judge's value) of every evaluation
-    of the examples set aside in `looks`; and {name: outputs `[items, …]` float32} of what is judged. Raises
-    UserError: a loss was not finite.
+    Returns:
+        The course of the training, as report.json has it, with (step, judge's value) of every
+        evaluation of the examples set aside in `looks`; and {name: outputs `[items, …]` float32} of
+        what is judged.
+
+    Raises:
+        UserError: a loss was not finite.
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()
@@ -132,7 +141,7 @@ def fine_tune(
 
 
 class _BestWeights(TrainerCallback):
-    """Callback that keeps the best weights, and ends the training after `patience` evaluations without."""
+    """Callback that keeps the best weights, and ends the training when none are better."""
 
     def __init__(self, patience: int) -> None:
         self.looks: list[tuple[int, float]] = []
@@ -147,7 +156,8 @@ class _BestWeights(TrainerCallback):
         loss = metrics["eval_loss"]
         if not math.isfinite(loss):
             raise UserError(
-                f"the loss of step {state.global_step} of a fine-tuning is {loss}; lower --learning-rate"
+                f"the loss of step {state.global_step} of a fine-tuning is {loss}; lower "
+                "--learning-rate"
             )
         value = metrics["eval_judged"]
         self.looks.append((state.global_step, value))

@@ -70,7 +70,7 @@ def glue(
 ) -> None:
     """E3: fine-tuning on GLUE's tasks with Q and K frozen again, several seeds, beside a baseline.
 
-    Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks sst2,rte
+    Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks rte
     """
     from pretrain.finetuning.classification_data import find_tasks, read_task
 
@@ -103,16 +103,22 @@ def glue(
 
 
 def require_packages(verb: str, *names: str) -> None:
-    """Import transformers and other packages of the verb, quietly.
+    """Import transformers and other packages of a verb, quietly.
 
-    `names`: by which they are imported. Raises UserError: one is not installed.
+    Args:
+        verb: name of the verb.
+        *names: by which the packages are imported.
+
+    Raises:
+        UserError: one is not installed.
     """
     from megatron_patches.engine.compat import prepare_imports
     from pretrain.ranks.devices import use_cuda
     from pretrain.study.models import require_transformers
 
     prepare_imports()
-    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it detects.
+    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it
+    # detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
     for name in names:
@@ -148,13 +154,13 @@ def _notes(plan: Plan) -> list[str]:
     if plan.train_query_key:
         return ["--train-query-key: Q and K trained like everything else"]
     notes = [
-        "Q and K rows that were frozen when the pretraining ended stayed so, with their biases: their bits "
-        "were compared before and after every training"
+        "Q and K rows that were frozen when the pretraining ended stayed so, with their biases: "
+        "their bits were compared before and after every training"
     ]
     if folded := sorted({model.name for model in plan.models if model.facts.get("folded")}):
         notes.append(
-            f"{', '.join(folded)}: adapters are folded into these rows, which are frozen as folded: the "
-            "adapters do not train any more"
+            f"{', '.join(folded)}: adapters are folded into these rows, which are frozen as "
+            "folded: the adapters do not train any more"
         )
     if free := [model.name for model in plan.models if not model.frozen_rows]:
         notes.append(f"{', '.join(free)}: nothing was frozen, so everything trains")

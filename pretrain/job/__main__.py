@@ -1,6 +1,7 @@
 """Command line for the job scripts in slurm/, not for people: `python -m pretrain.job VERB`.
 
-The answer is one line of words on stdout; what people should read goes to stderr, which is the job's log.
+The answer is one line of words on stdout; what people should read goes to stderr, which is the
+job's log.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def begin_training(
 ) -> None:
     """Refuse what can be refused before ranks start.
 
-    Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many of the ranks as the run can use.
+    Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many of the ranks as the run
+    can use.
     """
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
@@ -63,8 +65,8 @@ def begin_training(
         return
     if re.search(r"[\s%\\]", str(path)):
         raise UserError(
-            f"{path} has a blank, a percent sign or a backslash, which Slurm and the job scripts read in "
-            "their own way; choose another run.name or run.directory"
+            f"{path} has a blank, a percent sign or a backslash, which Slurm and the job scripts "
+            "read in their own way; choose another run.name or run.directory"
         )
     used, idle = shape_to_use(Shape(nodes, ranks_per_node), Batches.of(loaded))
     check_inputs(loaded, used.ranks)
@@ -101,7 +103,7 @@ def sweep_runs(
     question: Annotated[Question | None, typer.Option()] = None,
     margin: MarginOption = 2.0,
 ) -> None:
-    """List the runs of one task of a sweep. Answer: a line per run, config and overrides between tabs.
+    """List the runs of one task of a sweep, a line per run, config and overrides between tabs.
 
     With a question the grid is a trial's: the next run alone, or none once the answer is there.
     """
@@ -111,7 +113,8 @@ def sweep_runs(
 
     if task >= num_tasks:
         raise UserError(
-            f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give --array=0-{num_tasks - 1}"
+            f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give "
+            f"--array=0-{num_tasks - 1}"
         )
 
     def ranks_of(config: Config) -> int:
@@ -154,7 +157,7 @@ def end_tokenizing(
 ) -> None:
     """Decide after a task of a tokenize array ended. Answer: `finished`, `requeue` or `stop`."""
     work = Tokenizing(shards.absolute(), index, count)
-    refused = "mend what the error above says" if exit_code == USER_MISTAKE else ""
+    refused = "fix what the error above says" if exit_code == USER_MISTAKE else ""
     _end(work, Ending(exit_code, job_state, asked=asked, refused=refused), max_stalled)
 
 
@@ -167,7 +170,7 @@ def after_doctor(
     ] = "",
     most: Annotated[int, typer.Option(envvar="ORA_MAX_EXCLUDED_NODES", min=0)] = 4,
 ) -> None:
-    """Name the nodes to leave out after a preflight that failed. Answer: these; nothing without a report.
+    """Name the nodes to leave out after a preflight that failed; none without a report.
 
     Exit code 2 where no other node would help.
     """
@@ -179,7 +182,8 @@ def after_doctor(
         _say(f"doctor: {', '.join(problem['nodes']) or 'all nodes'}: {problem['text']}")
     if not verdict["bad_nodes"]:
         raise UserError(
-            f"the preflight failed and no other node would help: mend it, then submit again ({report})"
+            "the preflight failed and no other node would help: fix it, then submit again "
+            f"({report})"
         )
     names = [node for node in already.split(",") if node]
     segments = Segments(Training(run))
@@ -222,7 +226,8 @@ class Batches:
     def misfit(self, ranks: int) -> str | None:
         """Return why this number of ranks is impossible; None: it is possible."""
         if ranks % self.tensor_parallel:
-            return f"{ranks} is no multiple of parallel.tensor_model_parallel_size={self.tensor_parallel}"
+            key = "parallel.tensor_model_parallel_size"
+            return f"{ranks} is not a multiple of {key}={self.tensor_parallel}"
         copies = ranks // self.tensor_parallel
         if self.global_batch % (self.micro_batch * copies):
             return (
@@ -233,12 +238,18 @@ class Batches:
 
 
 def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
-    """Return the largest part of `given` that a run can use, and the sentence about what is left idle.
+    """Return the largest part of a job's ranks that a run can use.
 
-    Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node, then the one
-    on the fewest nodes. The shape is `given` itself where nothing fits, because there are fewer ranks than
-    one copy of the model needs: `check_layout` refuses that. The sentence is None if all of `given` is used,
-    or nothing fits.
+    Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node,
+    then the one on the fewest nodes. The shape is `given` itself where nothing fits, because there
+    are fewer ranks than one copy of the model needs: `check_layout` refuses that.
+
+    Args:
+        given: the job's ranks.
+        batches: sizes of the configuration.
+
+    Returns:
+        The shape, and the sentence about what is left idle; None if all is used, or nothing fits.
     """
     reason = batches.misfit(given.ranks)
     parts = product(range(1, given.nodes + 1), range(1, given.ranks_per_node + 1))
@@ -253,7 +264,7 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
 
 
 def _trained_steps(run: Path) -> int:
-    """Return the steps of a finished run, else 0. A schedule that was extended since is not finished."""
+    """Return the steps of a finished run, else 0."""
     directory = RunDirectory(run)
     return int(json.loads(directory.summary.read_text())["step"]) if directory.is_finished() else 0
 
@@ -274,6 +285,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
+    """Run a verb; user errors are one sentence with exit code 2."""
     try:
         app()
     except (UserError, DataError) as error:

@@ -1,10 +1,10 @@
 """Kinds of Slurm job: a training run, or a task of a tokenize array.
 
-Both have a directory, a `title` for logs, a directory for the `records` and logs of segments, and three
-things to ask: `start` forgets how the segment before ended, so that this one's end is not taken from it;
-`reached` is a number that grows when a restart would not begin where the last one began (the newest complete
-checkpoint's step, or the number of finished units); `outcome` is FINISHED, CONTINUE, STOPPED or CRASHED,
-after the processes ended with an exit code.
+Both have a directory, a `title` for logs, a directory for the `records` and logs of segments, and
+three things to ask: `start` forgets how the segment before ended, so that this one's end is not
+taken from it; `reached` is a number that grows when a restart would not begin where the last one
+began (the newest complete checkpoint's step, or the number of finished units); `outcome` is
+FINISHED, CONTINUE, STOPPED or CRASHED, after the processes ended with an exit code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
+    """Task `index` of `count` that fill a shard directory.
+
+    It may be ended at any time and loses one work item.
+    """
 
     directory: Path
     index: int
@@ -83,7 +86,12 @@ JobKind: TypeAlias = Training | Tokenizing
 
 
 def errors_in(logs: Path, most: int = 5) -> list[str]:
-    """Return the first sentences that ranks ended with, each once, with the log they stand in."""
+    """Return the first sentences that ranks ended with, each once, with the log they stand in.
+
+    Args:
+        logs: directory of the ranks' logs.
+        most: number of sentences.
+    """
     sentences: dict[str, str] = {}
     for path in sorted(logs.glob("*.log")):
         for line in error_lines(path.read_text(errors="replace").splitlines()):

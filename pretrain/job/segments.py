@@ -1,9 +1,9 @@
-"""Segments of a Slurm job so far, and the decision whether it goes on: from files on disk alone.
+"""Segments of a Slurm job so far, and the decision whether it continues: from files on disk alone.
 
-A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
-its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. `job_kinds` says what a job works at and how
-far the work is.
+A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment
+writes its beginning and its end into RUN/slurm/segments.jsonl (or
+SHARDS-slurm/task_I/segments.jsonl), so a segment whose node died without a word is known too, by
+its missing end. `job_kinds` says what a job works at and how far the work is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class SlurmJob:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> SlurmJob:
-        """Read the variables that Slurm sets in a job. Raises UserError: not inside a Slurm job."""
+        """Read the variables that Slurm sets in a job.
+
+        Raises:
+            UserError: not inside a Slurm job.
+        """
         if "SLURM_JOB_ID" not in environment:
             raise UserError("SLURM_JOB_ID is not set: this verb is for the job scripts in slurm/")
         return SlurmJob(
@@ -51,9 +55,11 @@ class Ending:
     """The end of a segment's processes, and Slurm's state of the job at that moment.
 
     Attributes:
-        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided.
+        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has
+            decided.
         preempted: the job is being preempted.
-        asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by it.
+        asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by
+            it.
         refused: what the ranks refused alike; they would again.
     """
 
@@ -66,7 +72,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class Decision:
-    """`action`: FINISHED, REQUEUE or STOP; `reason`: for the job's log."""
+    """What becomes of a job.
+
+    Attributes:
+        action: FINISHED, REQUEUE or STOP.
+        reason: for the job's log.
+    """
 
     action: str
     reason: str
@@ -82,8 +93,16 @@ class Segments:
     def begin(self, job: SlurmJob, max_stalled: int, ranks: int | None = None) -> Path:
         """Record a segment's beginning.
 
-        `ranks`: on how many the work goes on, where it has ranks. Returns the directory for the segment's
-        logs. Raises UserError: `max_stalled` segments of this job in a row made no progress.
+        Args:
+            job: this job.
+            max_stalled: segments in a row that may make no progress.
+            ranks: on how many the work continues; None: it has no ranks.
+
+        Returns:
+            The directory for the segment's logs.
+
+        Raises:
+            UserError: `max_stalled` segments of this job in a row made no progress.
         """
         reached = self.work.reached()
         stalled = self.stalled(job, reached)
@@ -103,9 +122,13 @@ class Segments:
     def stalled(self, job: SlurmJob, reached: int) -> int:
         """Count the job's latest segments that began where the work still is.
 
-        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
-        something, a dead node wrote no end. Segments that found a bad node have a limit of their own. A new
-        submission begins at 0: somebody has looked at it.
+        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time
+        limit saved something, a dead node wrote no end. Segments that found a bad node have a limit
+        of their own. A new submission begins at 0: somebody has looked at it.
+
+        Args:
+            job: this job.
+            reached: where the work is.
         """
         records, count = self._records(job), 0
         bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
@@ -117,7 +140,13 @@ class Segments:
         return count
 
     def end(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
-        """Decide what becomes of the job and record it."""
+        """Decide what becomes of the job and record it.
+
+        Args:
+            job: this job.
+            ending: how the segment ended.
+            max_stalled: segments in a row that may make no progress.
+        """
         decision = self._decide(job, ending, max_stalled)
         facts = {"exit_code": ending.exit_code, "progress": self.work.reached()}
         made = {"decision": decision.action, "reason": decision.reason}
@@ -138,7 +167,7 @@ class Segments:
             if ending.preempted:
                 return Decision(REQUEUE, "saved before preemption; there is more to do")
             return Decision(
-                STOP, "stopped and saved, as SIGTERM asked; the same sbatch command goes on"
+                STOP, "stopped and saved, as SIGTERM asked; the same sbatch command continues"
             )
         if ending.asked:
             return Decision(REQUEUE, "ended before the time limit; finished parts are kept")
@@ -150,21 +179,34 @@ class Segments:
             return Decision(STOP, self.crash_loop(stalled, reached, "the error above"))
         return Decision(
             REQUEUE,
-            f"crashed with exit code {ending.exit_code}; goes on from progress {reached} "
+            f"crashed with exit code {ending.exit_code}; continues from progress {reached} "
             f"({stalled} of {max_stalled} segments without progress)",
         )
 
     def crash_loop(self, stalled: int, reached: int, see: str) -> str:
-        """Return the sentence of the guard against crash loops."""
+        """Return the sentence of the guard against crash loops.
+
+        Args:
+            stalled: segments in a row without progress.
+            reached: where the work is.
+            see: where to look for the reason.
+        """
         return (
             f"crash loop: {stalled} segments in a row made no progress (all began at {reached}); "
             f"see {see} and {self.path.parent}, then submit again"
         )
 
     def exclude(self, job: SlurmJob, nodes: list[str], already: list[str], most: int) -> list[str]:
-        """Return the nodes that the job leaves out from now on: `already` (by sbatch or before) and `nodes`.
+        """Return the nodes that the job leaves out from now on.
 
-        Raises UserError: that would be more than `most` nodes beyond those that sbatch left out.
+        Args:
+            job: this job.
+            nodes: that failed the preflight.
+            already: left out before, by sbatch or by an earlier segment.
+            most: nodes that may be left out beyond those that sbatch did.
+
+        Raises:
+            UserError: that would be more than `most`.
         """
         before = {node for record in self._records(job) for node in record.get("excluded", [])}
         new = sorted(before | set(nodes))
@@ -172,13 +214,13 @@ class Segments:
             raise UserError(
                 f"{len(new)} nodes failed the preflight ({', '.join(new)}), "
                 f"ORA_MAX_EXCLUDED_NODES={most} are allowed; "
-                f"see {self.path.parent}, mend them or raise the number, then submit again"
+                f"see {self.path.parent}, fix them or raise the number, then submit again"
             )
         self._append("exclude", job, {"excluded": sorted(set(nodes))})
         return sorted(set(already) | set(new))
 
     def _records(self, job: SlurmJob) -> list[dict[str, Any]]:
-        """Return the records of this submission of the job in order, but for a line torn by a dying node."""
+        """Return the records of this submission in order, but for a line torn by a dying node."""
         records: list[dict[str, Any]] = []
         if not self.path.is_file():
             return records

@@ -1,4 +1,7 @@
-"""The runs whose exports test_export.py looks at, by name, and the class that each export is loaded by."""
+"""The runs whose exports test_export.py looks at, by name.
+
+And the class that each export is loaded by.
+"""
 
 from __future__ import annotations
 

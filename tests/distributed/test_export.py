@@ -1,4 +1,7 @@
-"""Exports of runs of any layout: stock classes load them and compute the same; samples; refusals."""
+"""Exports of runs of any layout: stock classes load them and compute the same; samples.
+
+Refusals.
+"""
 
 from __future__ import annotations
 
@@ -313,7 +316,10 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
 
 
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
-    """Two ranks train and rank 0 exports; `sample` takes that export, and says what it was told to."""
+    """Two ranks train and rank 0 exports.
+
+    `sample` takes that export, and says what it was told to.
+    """
     overrides = tiny_overrides(
         tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true"
     )
@@ -346,7 +352,10 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
 def test_runs_are_evaluated_on_tasks_through_their_exports(
     found: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
-    """Code that an export needs is our own and runs; the items are of both runs, the labels as in compare."""
+    """Code that an export needs is our own and runs.
+
+    The items are of both runs, the labels as in compare.
+    """
     pytest.importorskip("lm_eval")
     from pretrain.evaluation.verbs import tasks
 

@@ -1,9 +1,12 @@
-"""A private Slurm on this machine: own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs.
+"""A private Slurm on this machine.
 
-Where the system allows it (root), it lives in process, mount and network namespaces of its own: every node
-has its own host name and address, and nothing can be left behind. Elsewhere all nodes share the machine's
-loopback address. ORA_TEST_SLURM=loopback and ORA_TEST_SLURM=plain choose less: one network for all, and no
-namespaces at all. The last node is bad where nodes can differ: its /dev/shm has 4 MB.
+Own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs.
+
+Where the system allows it (root), it lives in process, mount and network namespaces of its own:
+every node has its own host name and address, and nothing can be left behind. Elsewhere all nodes
+share the machine's loopback address. ORA_TEST_SLURM=loopback and ORA_TEST_SLURM=plain choose less:
+one network for all, and no namespaces at all. The last node is bad where nodes can differ: its
+/dev/shm has 4 MB.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ def missing_programs() -> list[str]:
 
 
 def require_slurm() -> None:
-    """Skip the test where Slurm is not installed; one place, so that pytest reports one line for all."""
+    """Skip the test where Slurm is not installed.
+
+    One place, so that pytest reports one line for all.
+    """
     if missing := missing_programs():
         pytest.skip(
             f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge"
@@ -102,7 +108,8 @@ class Cluster:
             self._supervisor.wait(timeout=60)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    # --- what a user types --------------------------------------------------------------------------------
+    # --- what a user types
+    # --------------------------------------------------------------------------------
 
     def run(
         self, *command: object, environment: Mapping[str, str] | None = None, timeout: float = 120
@@ -195,11 +202,15 @@ class Cluster:
             return False
         return not self.answer_to("squeue", "-h", "-j", number).strip()
 
-    # --- whose nodes they are -------------------------------------------------------------------------------
+    # --- whose nodes they are
+    # -------------------------------------------------------------------------------
 
     @contextmanager
     def reserve(self, count: int, timeout: float = 1200) -> Iterator[tuple[str, ...]]:
-        """`count` good nodes that no other caller is given meanwhile; waits until there are so many."""
+        """`count` good nodes that no other caller is given meanwhile.
+
+        Waits until there are so many.
+        """
         with self._freed:
             enough = self._freed.wait_for(lambda: len(self._free) >= count, timeout)
             assert enough, f"waited {timeout} s for {count} nodes, free are {self._free}"
@@ -216,7 +227,8 @@ class Cluster:
         """The option of sbatch and srun that leaves out all other nodes."""
         return f"--exclude={','.join(node for node in self.nodes if node not in nodes)}"
 
-    # --- what happens to a cluster ------------------------------------------------------------------------
+    # --- what happens to a cluster
+    # ------------------------------------------------------------------------
 
     def processes(self, *words: str, **environment: str) -> list[psutil.Process]:
         """The Python processes of jobs with these words in their command and these variables."""
@@ -270,7 +282,8 @@ class Cluster:
     def _state_of(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
 
-    # --- starting -----------------------------------------------------------------------------------------
+    # --- starting
+    # -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         flags = [
@@ -325,7 +338,10 @@ def wait_until(
     describe: Callable[[], str] = lambda: "",
     every: float = 0.2,
 ) -> None:
-    """Ask `condition` every so many seconds; fails, saying `what` it waited for, after `timeout` seconds."""
+    """Ask `condition` every so many seconds.
+
+    Fails, saying `what` it waited for, after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{describe()}"

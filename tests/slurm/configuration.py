@@ -54,7 +54,10 @@ PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The files of a Slurm of `nodes` in `directory`; with `networks` every node has its own address."""
+    """The files of a Slurm of `nodes` in `directory`.
+
+    With `networks` every node has its own address.
+    """
 
     directory: Path
     nodes: tuple[str, ...]

@@ -26,7 +26,10 @@ EVERY = 2
 def training_overrides(
     shards: Path, runs: Path, name: str, ranks: int, **changes: object
 ) -> list[str]:
-    """4 ranks: tensor parallel in pairs, data parallel across. 2 ranks: data parallel, half the starts."""
+    """4 ranks: tensor parallel in pairs, data parallel across.
+
+    2 ranks: data parallel, half the starts.
+    """
     return tiny_overrides(
         shards,
         runs,

@@ -1,8 +1,11 @@
-"""Drills mostly wait: for Slurm's timers, for ranks that start. So those of a session run side by side.
+"""Drills mostly wait: for Slurm's timers, for ranks that start.
 
-A drill is a function of `Drills` that submits jobs, does something to them and asserts what became of them.
-`@drill(nodes=2)` makes it a test that starts nothing itself: before the first of them, all the drills that
-this session has selected are started in a few threads, in their order; each test then waits for its own.
+So those of a session run side by side.
+
+A drill is a function of `Drills` that submits jobs, does something to them and asserts what became
+of them. `@drill(nodes=2)` makes it a test that starts nothing itself: before the first of them, all
+the drills that this session has selected are started in a few threads, in their order; each test
+then waits for its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Starts and ends the daemons of a private Slurm; everything it started ends with it.
 
-Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that. Commands come
-on stdin, one a line: `start NODE`, `kill NODE` (the power goes off), `start-daemon slurmctld` and
-`stop-daemon slurmctld`; each is answered by one line. When stdin ends, because the tests ended or were
-killed, it ends all processes of this Slurm and removes its directory.
+Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that.
+Commands come on stdin, one a line: `start NODE`, `kill NODE` (the power goes off), `start-daemon
+slurmctld` and `stop-daemon slurmctld`; each is answered by one line. When stdin ends, because the
+tests ended or were killed, it ends all processes of this Slurm and removes its directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ NODE_MARK = "ORA_TEST_NODE"
 
 
 class Supervisor:
-    """The daemons of one Slurm in `directory`. With `networks` every node has a network of its own."""
+    """The daemons of one Slurm in `directory`.
+
+    With `networks` every node has a network of its own.
+    """
 
     def __init__(
         self, directory: Path, nodes: list[str], isolated: bool, networks: bool, bad_node: str
@@ -125,7 +128,10 @@ class Supervisor:
             )
 
     def _make_networks(self) -> None:
-        """A bridge, and on it one network namespace per node. All of it goes when the last process goes."""
+        """A bridge, and on it one network namespace per node.
+
+        All of it goes when the last process goes.
+        """
         _run("mount", "-t", "tmpfs", "tmpfs", "/run")
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", "bridge", "type", "bridge")
@@ -154,7 +160,10 @@ class Supervisor:
 
 
 def serve(supervisor: Supervisor) -> None:
-    """Do what stdin says until it ends; meanwhile collect the orphans that the first process inherits."""
+    """Do what stdin says until it ends.
+
+    Meanwhile collect the orphans that the first process inherits.
+    """
     pending = b""
     while True:
         ready, _, _ = select.select([0], [], [], 0.5)
@@ -196,7 +205,8 @@ def _run(*command: str) -> None:
 def environment_of(process: psutil.Process) -> dict[str, str]:
     """Its variables; none if it is gone.
 
-    Not psutil's: slurmstepd writes its title over the first of them, and psutil stops at the zeros there.
+    Not psutil's: slurmstepd writes its title over the first of them, and psutil stops at the zeros
+    there.
     """
     try:
         block = Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.timeout(1500)
 
 @drill(nodes=2)
 def test_time_limit(drills: Drills) -> None:
-    """Slurm sends the signal half a minute to a minute after the start, and the next segment ends the run."""
+    """Slurm sends the signal half a minute to a minute after the start.
+
+    And the next segment ends the run.
+    """
     limits = ("--time=3", "--signal=B:USR1@120")
     job = drills.train(
         "time_limit", *limits, settings={"HOLD_AT": "3", "ORA_MAX_STALLED_SEGMENTS": 20}
@@ -35,7 +38,10 @@ def test_time_limit(drills: Drills) -> None:
 
 @drill(nodes=4)
 def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
-    """Let one job survive them one after the other: every start of its ranks takes a core for seconds."""
+    """Let one job survive them one after the other.
+
+    Every start of its ranks takes a core for seconds.
+    """
     # Any srun option makes the script start all of its Python by srun, as containers may need.
     settings = {"HOLD_AT": "4,7,9,11", "ORA_SRUN_OPTIONS": "--mpi=none"}
     cluster, job = drills.cluster, drills.train("unlucky", settings=settings)
@@ -61,15 +67,19 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
         for node in lost:
             cluster.start_node(node)
     assert (ended.state, ended.restarts) == ("COMPLETED", 4), job.describe()
-    # The preempted segment has finished its step and saved; the others go on from the last checkpoint.
+    # The preempted segment has finished its step and saved; the others go on from the last
+    # checkpoint.
     assert [segment["progress"] for segment in job.segments()] == [0, 4, 6, 8, 10]
-    assert "goes on from progress 6" in job.log
+    assert "continues from progress 6" in job.log
     drills.assert_finished(job)
 
 
 @drill(nodes=3)
 def test_fewer_nodes(drills: Drills) -> None:
-    """The run can use two of three nodes; then two go down for good, and it finishes on the last one."""
+    """The run can use two of three nodes.
+
+    Then two go down for good, and it finishes on the last one.
+    """
     job = drills.train("fewer_nodes", "--nodes=1-3", settings={"HOLD_AT": 4})
     lost: list[str] = []
     try:

@@ -1,4 +1,7 @@
-"""The private Slurm of the drills: nodes are what they should be, and nothing of it outlives the tests."""
+"""The private Slurm of the drills.
+
+Nodes are what they should be, and nothing of it outlives the tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From text to a comparison by job scripts alone, on a real Slurm: an array, a sweep, the whole chain."""
+"""From text to a comparison by job scripts alone, on a real Slurm.
+
+An array, a sweep, the whole chain.
+"""
 
 from __future__ import annotations
 

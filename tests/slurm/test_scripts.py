@@ -1,4 +1,7 @@
-"""The shipped scripts as shipped: accepted by Slurm for nodes of 8 GPUs, clean for shellcheck, clear."""
+"""The shipped scripts as shipped.
+
+Accepted by Slurm for nodes of 8 GPUs, clean for shellcheck, clear.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 def in_shell(tmp_path: Path, scontrol: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script after lib.sh and training.sh, with this program as scontrol, and no time passing."""
+    """Run a script after lib.sh and training.sh, with this program as scontrol.
+
+    And no time passing.
+    """
     for name, text in (("scontrol", scontrol), ("sleep", "")):
         (tmp_path / name).write_text(f"#!/bin/bash\necho >>{tmp_path}/{name}.calls\n{text}\n")
         (tmp_path / name).chmod(0o755)

@@ -13,7 +13,10 @@ SITE = {"ORA_SITE": "/dev/null"}
 
 
 def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> None:
-    """All of them, by a shell: the tests of every script, and the chain with its dependencies, on hold."""
+    """All of them, by a shell: the tests of every script.
+
+    And the chain with its dependencies, on hold.
+    """
     hold = ("--sbatch", "all=--hold --comment='two words'")
     for config in ("small", "base", "large"):
         printed = cluster.run(

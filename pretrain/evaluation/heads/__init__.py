@@ -1,4 +1,4 @@
-"""Experiments of `evaluate diversity`, `length`, `anatomy` and `approximation`, each with its report.
+"""Experiments of `evaluate diversity`, `length`, `anatomy` and `approximation`, with their reports.
 
 diversity        differences between the heads of a layer, in weights and in attention (E4)
 attention_maps   picture of the attention of a few heads

@@ -1,7 +1,7 @@
 """Anatomy of a gap: which predictions hold it, by what a token needed (docs/evaluation.md).
 
-Each split puts every prediction into one of its classes, so over the classes of a split the shares of the
-predictions times the gaps sum up to the whole gap.
+Each split puts every prediction into one of its classes, so over the classes of a split the shares
+of the predictions times the gaps sum up to the whole gap.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ Splits: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class ClassGap:
-    """Gap within a class, with `share` of the predictions; `losses` are the baseline's and the variant's.
+    """Gap within a class, with `share` of the predictions.
 
-    `part`: of the whole gap, with Fieller's interval (1954); None where the whole's has no ends or holds 0.
+    `losses` are the baseline's and the variant's.
+
+    `part`: of the whole gap, with Fieller's interval (1954); None where the whole's has no ends or
+    holds 0.
     """
 
     variant: str
@@ -81,7 +84,12 @@ class ClassGap:
 
 
 def refuse_unlike(groups: Groups[FinishedRun]) -> None:
-    """Raise UserError unless there are two variants or more, of paired seeds and the same predictions."""
+    """Refuse groups that have no predictions in common to compare.
+
+    Raises:
+        UserError: there is a single variant, a pair of variants without a common seed, or runs that
+            differ in the predictions they were validated on.
+    """
     if len(groups.groups) < 2:
         raise UserError(f"all runs are '{groups.baseline}'; give runs of two variants or more")
     for key in ("sequence_length", "validation_samples", "reset_at_document_end"):
@@ -98,7 +106,7 @@ def refuse_unlike(groups: Groups[FinishedRun]) -> None:
 
 
 def score(trained: TrainedModel) -> np.ndarray:
-    """Return the loss of every held-out prediction in nats, float64 `[samples, sequence_length]`."""
+    """Return the loss of every held-out prediction, `[samples, sequence_length]` float64, nats."""
     device, size = next(trained.model.parameters()).device, trained.config.data.micro_batch_size
     losses = []
     for samples in trained.data.validation.values():
@@ -114,10 +122,14 @@ def score(trained: TrainedModel) -> np.ndarray:
 def classify(
     ids: np.ndarray, sources: np.ndarray, counts: np.ndarray, boundary: int | None
 ) -> Splits:
-    """Return the classes, some empty; predictions made at `boundary` are in none.
+    """Return the classes of every prediction; some may be empty.
 
-    `ids`: `[samples, sequence_length + 1]`. `sources`: `[samples]`, their names. `counts`: `[vocabulary]`,
-    occurrences in training text, of which each quarter of frequency holds a fourth, as whole tokens allow.
+    Args:
+        ids: `[samples, sequence_length + 1]`.
+        sources: `[samples]`, names of the samples' sources.
+        counts: `[vocabulary]`, occurrences in training text; each quarter of frequency holds a
+            fourth of them, as whole tokens allow.
+        boundary: id of the end of a document; predictions made at it are in no class. None: none.
     """
     ends = np.zeros(ids.shape, bool) if boundary is None else ids == boundary
     documents = np.cumsum(ends, axis=1) - ends + np.arange(len(ids))[:, None] * ids.shape[1]
@@ -159,7 +171,12 @@ def dissect(
 ) -> list[ClassGap]:
     """Return the whole gap ("all", of split "all") and that of every class that is not empty.
 
-    `own`, `base`: {seed: losses of `score`}, with a seed in common.
+    Args:
+        variant: name of the variant.
+        baseline: name of its baseline.
+        own: {seed: losses of `score`} of the variant.
+        base: the same of the baseline, with a seed in common.
+        splits: classes of every prediction.
     """
     whole, found = np.logical_or.reduce([*splits["recall"].values()]), list[ClassGap]()
     for split, classes in {"all": {"all": whole}, **splits}.items():
@@ -177,7 +194,7 @@ def dissect(
 
 
 def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, float] | None:
-    """Return size · gap / whole gap with the ends of its interval; `size`: share of the predictions."""
+    """Return size · gap / whole gap with the ends of its interval."""
     if whole.low is None or whole.high is None or whole.low <= 0 <= whole.high:
         return None
     a, b = size * np.array(gap.differences), np.array(whole.differences)
@@ -194,7 +211,12 @@ def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, 
 def anatomy_document(
     groups: Groups[FinishedRun], measured: Sequence[tuple[FinishedRun, RunData, np.ndarray]]
 ) -> Document:
-    """Return the report of all variants; `measured`: of each run its data and the losses of `score`."""
+    """Return the report of all variants.
+
+    Args:
+        groups: the runs by variant.
+        measured: of each run its data and the losses of `score`.
+    """
     losses: dict[str, dict[int, np.ndarray]] = {group.name: {} for group in groups.groups}
     for run, data, own in measured:  # noqa: B007 # the data of all is the same
         losses[groups.name_of(run)][run.seed] = own
@@ -246,7 +268,12 @@ def in_words(gaps: Sequence[ClassGap]) -> str:
 
 
 def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> str:
-    """Return the passage once for each variant, every token on a background by its difference of loss."""
+    """Return the passage once for each variant, every token coloured by its difference of loss.
+
+    Args:
+        passage: texts of the tokens.
+        differences: {variant: `[tokens - 1]`, its loss minus the baseline's in nats}.
+    """
 
     def span(words: str, difference: float) -> str:
         colour = (
@@ -256,7 +283,10 @@ def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> 
         return f'<span style="{style}" title="{difference:+.2f} nats">{escape(words)}</span>'
 
     legend = " ".join(span(f" {step:+.1f} ", step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0))
-    body = f"<h1>The gap, token by token</h1>\n<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
+    body = (
+        "<h1>The gap, token by token</h1>\n"
+        f"<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
+    )
     for variant, values in differences.items():
         spans = "".join(map(span, passage, [0.0, *values.tolist()]))
         body += f'\n<h2>{escape(variant)}</h2>\n<p style="white-space: pre-wrap">{spans}</p>'

@@ -1,9 +1,9 @@
 """Experiment E1: error of approximating a function of a sequence, by width and depth of the model.
 
-The function is the kernel regression in context of docs/evaluation.md. The model is this program's own
-transformer block (the one that is pretrained, without positions) between a linear map of (x_t, z_t) and a
-linear read-out, trained on fresh samples at every step, so the error is of approximation and optimisation,
-never of generalisation from a finite set.
+The function is the kernel regression in context of docs/evaluation.md. The model is this program's
+own transformer block (the one that is pretrained, without positions) between a linear map of (x_t,
+z_t) and a linear read-out, trained on fresh samples at every step, so the error is of approximation
+and optimisation, never of generalisation from a finite set.
 """
 
 from __future__ import annotations
@@ -70,8 +70,15 @@ class Grid:
     def config(self, variant: str, width: int, depth: int, seed: int) -> Config:
         """Return the model and its optimizer as a run's configuration.
 
-        Raises UserError: a variant that is unknown or is more than a model, or a width that HEADS does not
-        divide.
+        Args:
+            variant: name of a variant.
+            width: model.hidden_size.
+            depth: model.num_layers.
+            seed: run.seed.
+
+        Raises:
+            UserError: the variant is unknown or is more than a model, or HEADS does not divide the
+                width.
         """
         values = {
             "run.name": "approximation",
@@ -90,15 +97,24 @@ class Grid:
         config = load_config("demo", [f"{key}={value}" for key, value in values.items()])
         if config.policy.penalty or config.policy.unfreeze:
             raise UserError(
-                f"--variants has '{variant}', whose penalty or schedule belongs to the training loop of a "
-                "run and would do nothing in this experiment; leave it out"
+                f"--variants has '{variant}', whose penalty or schedule belongs to the training "
+                "loop of a run and would do nothing in this experiment; leave it out"
             )
         return config
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one model. `error`: mean squared error on the test set / variance of the targets there."""
+    """Result of one model.
+
+    Attributes:
+        variant: name of the variant.
+        width: model.hidden_size.
+        depth: model.num_layers.
+        seed: run.seed.
+        error: mean squared error on the test set / variance of the targets there.
+        trainable_parameters: their number.
+    """
 
     variant: str
     width: int
@@ -111,7 +127,8 @@ class Trial:
 def run_grid(grid: Grid) -> list[Trial]:
     """Train every model of the grid, in a fixed order; deterministic on one machine.
 
-    Raises UserError as `Grid.config`, before anything is trained.
+    Raises:
+        UserError: as `Grid.config`, before anything is trained.
     """
     plan = [
         (variant, width, depth, seed)
@@ -153,7 +170,15 @@ class Regressor(torch.nn.Module):
 
 
 def train(regressor: Regressor, config: Config) -> float:
-    """Train on fresh samples, the same for every variant, and return the normalised error on the test set."""
+    """Train on fresh samples, the same for every variant.
+
+    Args:
+        regressor: the model to train.
+        config: its configuration.
+
+    Returns:
+        The mean squared error on the test set divided by the variance of the targets there.
+    """
     device = regressor.embed.device
     optimizer = torch.optim.AdamW(
         parameter_groups(regressor, config.optimizer.weight_decay),
@@ -177,7 +202,15 @@ def train(regressor: Regressor, config: Config) -> float:
 
 
 def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw inputs `[sequences, LENGTH, FEATURES]` and compute targets `[sequences, LENGTH]`, float32."""
+    """Draw samples of the function that is approximated, in float32.
+
+    Args:
+        seed: of the draws.
+        sequences: number of samples.
+
+    Returns:
+        Inputs `[sequences, LENGTH, FEATURES]` and targets `[sequences, LENGTH]`.
+    """
     generator = torch.Generator().manual_seed(seed)
     features = torch.rand(sequences, LENGTH, FEATURES, generator=generator) * 2 - 1
     points, values = features[..., :2], features[..., 2]
@@ -198,16 +231,19 @@ def errors_by_model(trials: Sequence[Trial]) -> Errors:
 def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) -> Report:
     """Return the report of the error by width and depth, every variant beside the first.
 
-    In the largest model a variant's error may be above the first one's by the relative `tolerance`.
+    Args:
+        grid: the models that were trained.
+        trials: their results.
+        tolerance: in the largest model a variant's error may be above the first one's by this part.
     """
     errors = errors_by_model(trials)
     return Report(
         experiment="E1",
         title="Function approximation",
         criterion=(
-            f"the error in the largest model (width {grid.widths[-1]}, depth {grid.depths[-1]}) is below "
-            f"that in the smallest (width {grid.widths[0]}, depth {grid.depths[0]}), and at most "
-            f"{100 * tolerance:g} % above that of {grid.variants[0]}, seed by seed."
+            f"the error in the largest model (width {grid.widths[-1]}, depth {grid.depths[-1]}) "
+            f"is below that in the smallest (width {grid.widths[0]}, depth {grid.depths[0]}), and "
+            f"at most {100 * tolerance:g} % above that of {grid.variants[0]}, seed by seed."
         ),
         verdicts=[_verdict(grid, errors, variant, tolerance) for variant in grid.variants],
         tables=_tables(grid, errors),
@@ -227,7 +263,10 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
     best = errors[grid.variants[0]][largest]
     excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
     falls = [after < before for before, after in zip(small, large, strict=True)]
-    text = f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the largest model"
+    text = (
+        f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the "
+        "largest model"
+    )
     if variant == grid.variants[0]:
         return Verdict(
             variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)"
@@ -273,13 +312,16 @@ def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
 
 def _notes(grid: Grid) -> list[str]:
     return [
-        "Error is the mean squared error divided by the variance of the targets: 1 for the best constant. It "
-        f"is taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at every step "
-        f"({grid.steps} steps of {BATCH} sequences of {LENGTH}, peak learning rate {grid.learning_rate:g}, "
-        f"not tuned per size or variant). The task is in docs/evaluation.md, its kernel {BANDWIDTH:g} wide.",
-        f"Every model has {HEADS} heads of width / {HEADS}; width is hidden_size, depth num_layers.",
-        "A trained model's error contains what the optimizer did not reach, and a finite grid shows a trend, "
-        "not a limit: neither that the error goes to 0 nor that it does not follows from this.",
+        "Error is the mean squared error divided by the variance of the targets: 1 for the best "
+        f"constant. It is taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at "
+        f"every step ({grid.steps} steps of {BATCH} sequences of {LENGTH}, peak learning rate "
+        f"{grid.learning_rate:g}, not tuned per size or variant). The task is in "
+        f"docs/evaluation.md, its kernel {BANDWIDTH:g} wide.",
+        f"Every model has {HEADS} heads of width / {HEADS}; width is hidden_size, depth "
+        "num_layers.",
+        "A trained model's error contains what the optimizer did not reach, and a finite grid "
+        "shows a trend, not a limit: neither that the error goes to 0 nor that it does not "
+        "follows from this.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Picture beside E4: the attention of the first heads of one layer in one held-out sample, run by run."""
+"""Picture beside E4: the attention of the first heads of a layer in one held-out sample."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ _COLOURS = "magma_r"  # perceptually uniform, in grey too; the more attention, t
 class AttentionMaps:
     """Attention of the first heads of a layer of one trained run in its first held-out sample.
 
-    `source`: the source that the sample is of, the first of the run's data. `probabilities`: `[heads, query
-    position, key position]` float32, the first positions of the sample; no key stands after its query, so
-    rows sum to 1 though the rest of the sample is cut off.
+    Attributes:
+        name: of the run.
+        group: of the run.
+        seed: of the run.
+        layer: number of the layer, from 0.
+        source: of the sample, the first of the run's data.
+        probabilities: `[heads, query position, key position]` float32, of the first positions. No
+            key stands after its query, so rows sum to 1 though the rest of the sample is cut off.
     """
 
     name: str
@@ -66,9 +71,14 @@ class AttentionMaps:
 
 
 def chosen_layer(wanted: int | None, runs: Sequence[FinishedRun]) -> int:
-    """Return the layer to draw of all `runs`, from 0: `wanted`, or the middle one of the shallowest run.
+    """Return the layer to draw of all runs, from 0.
 
-    Raises UserError where a run has no such layer.
+    Args:
+        wanted: what the user asks for; None: the middle one of the shallowest run.
+        runs: the runs that are drawn.
+
+    Raises:
+        UserError: a run has no such layer.
     """
     layers, name = min((int(run.config["model"]["num_layers"]), run.name) for run in runs)
     if wanted is None:
@@ -82,7 +92,14 @@ def chosen_layer(wanted: int | None, runs: Sequence[FinishedRun]) -> int:
 
 
 def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) -> AttentionMaps:
-    """Observe one forward pass of a model on one process: `positions` positions and HEADS heads at most."""
+    """Observe one forward pass of a model on one process.
+
+    Args:
+        trained: the model, with its data.
+        group: name of the run's group.
+        layer: number of the layer, from 0.
+        positions: the first positions of the sample, at most; of HEADS heads at most.
+    """
     source, samples = next(iter(trained.data.validation.items()))
     device = next(trained.model.parameters()).device
     tokens = torch.from_numpy(samples.blocks(np.array([0]))).to(device)
@@ -110,9 +127,9 @@ def caption(maps: Sequence[AttentionMaps]) -> str:
     positions = max(one.probabilities.shape[-1] for one in maps)
     which = f"the first {heads} heads" if heads > 1 else "the first head"
     return (
-        f"Attention of {which} of layer {maps[0].layer} in one sample, the first held-out one of source "
-        f"'{maps[0].source}', at its first {positions} positions, after training, in the run of the lowest "
-        "seed of each variant: an illustration, and no measurement."
+        f"Attention of {which} of layer {maps[0].layer} in one sample, the first held-out one of "
+        f"source '{maps[0].source}', at its first {positions} positions, after training, in the "
+        "run of the lowest seed of each variant: an illustration, and no measurement."
     )
 
 
@@ -124,11 +141,12 @@ def numbers_file(maps: Sequence[AttentionMaps]) -> bytes | None:
 
 
 def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
-    """Draw a row for each of `maps`, a column for each head, one logarithmic scale of colours for all."""
+    """Draw a row for each of `maps` and a column for each head, all in one scale of colours."""
     heads = [len(one.probabilities) for one in maps]
     positions = max(one.probabilities.shape[-1] for one in maps)
     figure, plots = new_figure(len(maps), HEADS, height=2.4)
-    # From a hundredth of what uniform attention over all positions would give; anything less looks the same.
+    # From a hundredth of what uniform attention over all positions would give; anything less looks
+    # the same.
     scale = LogNorm(0.01 / positions, 1.0)
     for place, plot in enumerate(plots):
         row, head = divmod(place, HEADS)

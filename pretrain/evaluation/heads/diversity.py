@@ -1,7 +1,8 @@
 """Experiment E4: how different the heads of a layer are, in their weights and in their attention.
 
-Every run is measured as trained and, as a reference, as initialised: what holds before the first step is no
-merit of training. In the functions of tensors, H is heads, d head_dim, n hidden_size, t queries, s keys.
+Every run is measured as trained and, as a reference, as initialised: what holds before the first
+step is no merit of training. In the functions of tensors, H is heads, d head_dim, n hidden_size, t
+queries, s keys.
 """
 
 from __future__ import annotations
@@ -38,7 +39,17 @@ from pretrain.study.seeds import by_group
 
 @dataclass(frozen=True)
 class WeightDiversity:
-    """Differences between the heads of one role in one layer; cosines without sign, angles in degrees."""
+    """Differences between the heads of one role in one layer.
+
+    Attributes:
+        cosine_mean: mean |cosine| of two flattened heads.
+        cosine_max: the largest.
+        row_cosine_mean: mean |cosine| of rows of two heads.
+        row_cosine_max: the largest.
+        angle_smallest: the smallest principal angle of two heads, in degrees.
+        angle_mean: the mean.
+        overlap: mean cos² of the principal angles; head_dim / hidden_size for random subspaces.
+    """
 
     cosine_mean: float
     cosine_max: float
@@ -52,10 +63,14 @@ class WeightDiversity:
 
 @dataclass(frozen=True)
 class LayerDiversity:
-    """Diversity of one layer; a role is None where the layer has no such matrices, or fewer than two heads.
+    """Diversity of one layer, means over positions that see two keys or more.
 
-    `divergence` (None of one head) and `entropy` are in nats, means over positions that see two keys or more;
-    `relative_entropy` is entropy / ln(visible keys), 1 for uniform attention.
+    Attributes:
+        query: of W_Q; None where the layer has no such matrices, or fewer than two heads.
+        key: the same of W_K.
+        divergence: KL between heads, in nats; None of one head.
+        entropy: of the attention, in nats.
+        relative_entropy: entropy / ln(visible keys), 1 for uniform attention.
     """
 
     query: WeightDiversity | None
@@ -66,7 +81,13 @@ class LayerDiversity:
 
 
 def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[LayerDiversity]:
-    """Measure every layer of a model on one process, on the first held-out samples of each source."""
+    """Measure every layer of a model on one process.
+
+    Args:
+        model: the model, in evaluation mode.
+        data: held-out text.
+        samples: samples of each source that the attention is measured on, the first ones.
+    """
     layers = model.decoder.layers
     device = next(model.parameters()).device
     sums, positions = np.zeros((len(layers), 3)), 0
@@ -95,7 +116,9 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
 def _attention_sums(
     model: GPTModel, tokens: torch.Tensor, boundary: int | None
 ) -> tuple[np.ndarray, int]:
-    """Run `[batch, seq + 1]` ids; sum divergence, entropy and relative entropy over positions, `[layers, 3]`.
+    """Run `[batch, seq + 1]` ids.
+
+    Sum divergence, entropy and relative entropy over positions, `[layers, 3]`.
 
     Only positions that see two keys or more count; their number is returned too.
     """
@@ -126,7 +149,10 @@ def flat_cosines(weights: torch.Tensor) -> torch.Tensor:
 
 
 def row_cosines(weights: torch.Tensor) -> torch.Tensor:
-    """Return cosines of every row of one head with every row of another: `[H, d, n]` -> `[H, H, d, d]`."""
+    """Return cosines of every row of one head with every row of another.
+
+    `[H, d, n]` -> `[H, H, d, d]`.
+    """
     rows = torch.nn.functional.normalize(weights, dim=2)
     return torch.einsum("gin,hjn->ghij", rows, rows)
 
@@ -134,10 +160,15 @@ def row_cosines(weights: torch.Tensor) -> torch.Tensor:
 def principal_angles(weights: torch.Tensor) -> torch.Tensor:
     """Return the principal angles between the row spaces of every two heads, ascending, in degrees.
 
-    With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values of U_gᵀ
-    U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0. Row
-    spaces of one random draw each have a mean cos² θ of d/n. `weights`: `[H, d, n]` of full row rank, d ≤ n;
-    float64 for the accuracy above. Returns `[H, H, d]`.
+    With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values
+    of U_gᵀ U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as
+    that or 0. Row spaces of one random draw each have a mean cos² θ of d/n.
+
+    Args:
+        weights: `[H, d, n]` of full row rank, d ≤ n; float64 for the accuracy above.
+
+    Returns:
+        `[H, H, d]`.
     """
     bases = torch.linalg.qr(weights.transpose(1, 2)).Q  # [H, n, d]
     cosines = torch.linalg.svdvals(torch.einsum("gni,hnj->ghij", bases, bases))
@@ -145,10 +176,16 @@ def principal_angles(weights: torch.Tensor) -> torch.Tensor:
 
 
 def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return KL(p_g ‖ p_h) = Σ_s p_g(s) ln(p_g(s) / p_h(s)), in nats, of every two heads' distributions.
+    """Return the divergence of every two heads' distributions, in nats.
 
-    `probabilities`: `[..., H, t, s]`. A probability that underflowed to 0 counts as the smallest normal
-    number of its type in the denominator, so that the result is finite. Returns `[..., t, H, H]`.
+    KL(p_g ‖ p_h) = Σ_s p_g(s) ln(p_g(s) / p_h(s)). A probability that underflowed to 0 counts as
+    the smallest normal number of its type in the denominator, so that the result is finite.
+
+    Args:
+        probabilities: `[..., H, t, s]`.
+
+    Returns:
+        `[..., t, H, H]`.
     """
     p = probabilities.movedim(-3, -2)  # [..., t, H, s]
     smallest = torch.finfo(p.dtype).tiny
@@ -158,12 +195,18 @@ def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return −Σ_s p(s) ln p(s), in nats: `[..., s]` -> `[...]`; ln n where n keys have equal weight."""
+    """Return −Σ_s p(s) ln p(s), in nats: `[..., s]` -> `[...]`.
+
+    Ln n where n keys have equal weight.
+    """
     return torch.special.entr(probabilities).sum(-1)
 
 
 def between_heads(pairs: torch.Tensor) -> torch.Tensor:
-    """Return the entries of two different heads: `[H, H, ...]` -> `[H (H − 1), ...]`, both orders."""
+    """Return the entries of two different heads.
+
+    `[H, H, ...]` -> `[H (H − 1), ...]`, both orders.
+    """
     return pairs[~torch.eye(len(pairs), dtype=torch.bool, device=pairs.device)]
 
 
@@ -199,7 +242,14 @@ class RunDiversity:
 def measure_run(
     trained: TrainedModel, group: str, context: ParallelContext, samples: int
 ) -> RunDiversity:
-    """Measure a run's model, and the same model at initialisation."""
+    """Measure a run's model, and the same model at initialisation.
+
+    Args:
+        trained: the run's model, with its data.
+        group: name of the run's group.
+        context: process groups of the one process.
+        samples: samples of each source that the attention is measured on.
+    """
     untrained = build_model(trained.config, context).eval()
     after, before = (
         measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
@@ -224,7 +274,10 @@ MEASURES: Mapping[str, tuple[str, int, Reduce]] = {
 
 
 def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
-    """Return one number a measure, the worst or the mean over layers and roles; None where not applicable."""
+    """Return one number a measure, the worst or the mean over layers and roles.
+
+    None where not applicable.
+    """
     parts = [part for layer in layers for part in (layer, layer.query, layer.key)]
     numbers: dict[str, float | None] = {}
     for measure, (_, _, reduce) in MEASURES.items():
@@ -244,12 +297,19 @@ class Limits:
 def diversity_report(
     runs: Sequence[RunDiversity], limits: Limits, samples: int, maps: Sequence[AttentionMaps]
 ) -> Report:
-    """Return the report of all runs; one of each group's `maps` is drawn."""
+    """Return the report of all runs.
+
+    Args:
+        runs: what was measured.
+        limits: the criterion.
+        samples: samples of each source that the attention was measured on.
+        maps: attention of the runs, of which one of each group is drawn.
+    """
     groups = by_group(runs)
     criterion = (
-        f"between the heads of a layer, the largest |cosine| of flattened W_Q or W_K over all layers is "
-        f"below {limits.cosine:g} and the mean KL divergence of their attention distributions is above "
-        f"{limits.divergence:g} nat."
+        "between the heads of a layer, the largest |cosine| of flattened W_Q or W_K over all "
+        f"layers is below {limits.cosine:g} and the mean KL divergence of their attention "
+        f"distributions is above {limits.divergence:g} nat."
     )
     drawn = lowest_seeds(maps)
     summaries = [
@@ -307,17 +367,20 @@ def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
 
 def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
     notes = [
-        "Untrained is the same model at initialisation on the same text: what holds there already says "
-        "nothing about training. A frozen W is the same in both.",
-        "Maxima, minima and means are over pairs of heads, W_Q and W_K, and layers; attention is that on the "
-        f"first {samples} held-out samples of each source. docs/evaluation.md defines every measure.",
-        "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the weights are.",
+        "Untrained is the same model at initialisation on the same text: what holds there already "
+        "says nothing about training. A frozen W is the same in both.",
+        "Maxima, minima and means are over pairs of heads, W_Q and W_K, and layers; attention is "
+        f"that on the first {samples} held-out samples of each source. docs/evaluation.md defines "
+        "every measure.",
+        "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the "
+        "weights are.",
     ]
     without = sorted({run.group for run in runs if summary(run.trained)["cosine_max"] is None})
     if without:
         notes.append(
-            f"Not applicable (–) for {', '.join(without)}: no two heads, or scores are not a dot product of "
-            "linear projections of the hidden state, so there is no W_Q or W_K to compare."
+            f"Not applicable (–) for {', '.join(without)}: no two heads, or scores are not a dot "
+            "product of linear projections of the hidden state, so there is no W_Q or W_K to "
+            "compare."
         )
     return notes
 

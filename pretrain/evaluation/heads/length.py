@@ -1,7 +1,7 @@
 """Experiment E5: perplexity at other lengths than the one trained on, of the very same predictions.
 
-A span of 3·T + 1 held-out ids (T: the trained length) is cut into 6 blocks of T/2, 3 of T and 2 of 3T/2:
-every length predicts the same 3·T tokens, each from what its own block has shown before.
+A span of 3·T + 1 held-out ids (T: the trained length) is cut into 6 blocks of T/2, 3 of T and 2 of
+3T/2: every length predicts the same 3·T tokens, each from what its own block has shown before.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ _BUCKETS = 12
 
 @dataclass(frozen=True)
 class LengthLoss:
-    """Losses of one length, in nats, summed over all spans by place in the span.
+    """Losses of one length, in nats, by place in a span.
 
-    sums, counts: float64 `[3 * trained length]`: total loss and number of predictions. The same place is the
-    same predictions at every length.
+    Attributes:
+        length: of the blocks.
+        sums: `[3 * trained length]` float64, losses summed over all spans. The same place is the
+            same prediction at every length.
+        counts: the same shape, numbers of predictions.
     """
 
     length: int
@@ -75,7 +78,16 @@ class LengthLoss:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """Losses of one run: at each of FACTORS that the model can do; `reasons` says why not at the others."""
+    """Losses of one run at every length.
+
+    Attributes:
+        name: of the run.
+        group: of the run.
+        seed: of the run.
+        trained_length: data.sequence_length.
+        losses: {factor: losses} of those of FACTORS that the model can read.
+        reasons: {factor: why not} of the others.
+    """
 
     name: str
     group: str
@@ -85,17 +97,19 @@ class RunLengths:
     reasons: Mapping[float, str]
 
     def change(self, factor: float) -> float | None:
-        """Return perplexity at `factor` times the trained length / perplexity at the trained length - 1."""
+        """Return the relative change of perplexity at `factor` times the trained length."""
         if factor not in self.losses:
             return None
         return perplexity(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
-        """Return what context gives, by position in the longest blocks, `[their length]`; negative is better.
+        """Return what context gives, by position in the longest blocks, `[their length]`.
 
-        The loss in nats of every prediction minus the loss of the very same one in blocks of half the trained
-        length T, whose boundaries are also boundaries of the longer blocks: so position i has seen i + 1 ids
-        here and 1 + i mod T/2 there. 0 by construction up to T/2.
+        Negative is better.
+
+        The loss in nats of every prediction minus the loss of the very same one in blocks of half
+        the trained length T, whose boundaries are also boundaries of the longer blocks: so position
+        i has seen i + 1 ids here and 1 + i mod T/2 there. 0 by construction up to T/2.
         """
         longest = self.losses[max(self.losses)]
         short = LengthLoss(longest.length, self.losses[0.5].sums, longest.counts)
@@ -105,14 +119,20 @@ class RunLengths:
 def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> RunLengths:
     """Return the losses at every length.
 
-    `samples`: spans per source; None: as many as hold data.validation_samples samples. Raises UserError: the
-    trained length is odd; DataError: a source has fewer held-out tokens than one span.
+    Args:
+        trained: the run's model, with its data.
+        group: name of the run's group.
+        samples: spans per source; None: as many as hold data.validation_samples samples.
+
+    Raises:
+        UserError: the trained length is odd.
+        DataError: a source has fewer held-out tokens than one span.
     """
     length = trained.config.data.sequence_length
     if length % 2:
         raise UserError(
-            f"{trained.run.path}: data.sequence_length={length} is odd, so that half of it is no length; "
-            "this evaluation needs an even one"
+            f"{trained.run.path}: data.sequence_length={length} is odd, so that half of it is no "
+            "length; this evaluation needs an even one"
         )
     spans = samples or -(-trained.config.data.validation_samples // _BLOCKS_PER_SPAN[1.0])
     sources = trained.data.blend.validation_samples(3 * length, spans)
@@ -123,7 +143,12 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
 
 
 def why_not(trained: TrainedModel, factor: float) -> str | None:
-    """Return why the model cannot read `factor` times its trained length; None if it can."""
+    """Return why the model cannot read a multiple of its trained length; None if it can.
+
+    Args:
+        trained: the run's model.
+        factor: the multiple.
+    """
     if factor <= 1.0:
         return None
     length = trained.config.data.sequence_length
@@ -159,20 +184,33 @@ def _losses(
 
 
 def cut(spans: np.ndarray, length: int) -> np.ndarray:
-    """Cut ids `[n, k·length + 1]` into `[n·k, length + 1]`; neighbouring blocks share one, as in training."""
+    """Cut spans into blocks, of which neighbours share one id, as in training.
+
+    Args:
+        spans: ids `[n, k·length + 1]`.
+        length: predictions of a block.
+
+    Returns:
+        `[n·k, length + 1]`.
+    """
     starts = np.arange(0, spans.shape[1] - 1, length)
     return spans[:, starts[:, None] + np.arange(length + 1)].reshape(-1, length + 1)
 
 
 def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
-    """Return the report of all runs; relative changes of perplexity up to `tolerance` count as stable."""
+    """Return the report of all runs.
+
+    Args:
+        runs: what was measured.
+        tolerance: relative changes of perplexity up to this count as stable.
+    """
     groups = by_group(runs)
     return Report(
         experiment="E5",
         title="Length generalisation",
         criterion=(
-            "perplexity at half and at one and a half times the trained length differs from that at the "
-            f"trained length by at most {100 * tolerance:g} %."
+            "perplexity at half and at one and a half times the trained length differs from that "
+            f"at the trained length by at most {100 * tolerance:g} %."
         ),
         verdicts=[_verdict(group, members, tolerance) for group, members in groups.items()],
         tables=[_table(groups), _gain_table(groups)],
@@ -235,10 +273,12 @@ def _gain_table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
     notes = [
-        "Every length is judged on the same predictions, each from what its own block shows: some rise of "
-        "perplexity at half the length is the loss of context, not a failure to generalise.",
-        "What context gives is below 0 where context helps. A model that makes nothing of its context shows "
-        "0 everywhere and is stable at any length, to no merit. docs/evaluation.md defines both.",
+        "Every length is judged on the same predictions, each from what its own block shows: some "
+        "rise of perplexity at half the length is the loss of context, not a failure to "
+        "generalise.",
+        "What context gives is below 0 where context helps. A model that makes nothing of its "
+        "context shows 0 everywhere and is stable at any length, to no merit. docs/evaluation.md "
+        "defines both.",
     ]
     for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
         affected = sorted({run.group for run in runs if reason in run.reasons.values()})

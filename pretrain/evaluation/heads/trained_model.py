@@ -3,8 +3,8 @@
     with one_process() as context:
         trained = load_trained_model(Path("runs/orthogonal"), context)
 
-The proof that nothing went wrong on the way is the run's own last validation loss, which the loaded model
-must reproduce.
+The proof that nothing went wrong on the way is the run's own last validation loss, which the loaded
+model must reproduce.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from pretrain.telemetry.metrics import validation_metrics
 from pretrain.training.held_out import held_out_losses
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
-"""Largest relative difference of the loaded model's validation loss from the run's own: rounding, no more."""
+"""Largest relative difference of the loaded model's validation loss from the run's own: rounding,
+no more."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
     """Finished run with its model and data.
 
-    `model`: in evaluation mode, in the run's compute dtype. `validation_loss`: nats per prediction, of the
-    loaded model; equal to the run's own up to rounding.
+    Attributes:
+        run: the finished run.
+        config: its configuration.
+        model: in evaluation mode, in the run's compute dtype.
+        data: its data.
+        validation_loss: nats per prediction, of the loaded model; the run's own up to rounding.
     """
 
     run: FinishedRun
@@ -45,18 +50,24 @@ class TrainedModel:
 
 
 def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
-    """Load the model of the finished run in `path`, and open its data.
+    """Load the model of a finished run, and open its data.
 
-    Raises UserError: `path` is no finished run; its checkpoint is damaged or not of its config; the frozen
-    bank or the data is not the one it was trained with; the loaded model does not reproduce the run's
-    validation loss; DataError: the shards that config.yaml names are not there.
+    Args:
+        path: directory of the run.
+        context: process groups of the one process.
+
+    Raises:
+        UserError: the run is not finished; its checkpoint is damaged or not of its config; the
+            frozen bank or the data is not the one it was trained with; the loaded model does not
+            reproduce the run's validation loss.
+        DataError: the shards that config.yaml names are missing.
     """
     run, trained, files = read_finished_run(path), open_trained_run(path), RunDirectory(path)
     if trained.blend.fingerprint != run.data_fingerprint:
         raise UserError(
-            f"the shards that {files.config} names are not those the run was trained on (data fingerprint "
-            f"{trained.blend.fingerprint[:12]}, in {files.data.name} {run.data_fingerprint[:12]}); "
-            "restore them"
+            f"the shards that {files.config} names are not those the run was trained on (data "
+            f"fingerprint {trained.blend.fingerprint[:12]}, in {files.data.name} "
+            f"{run.data_fingerprint[:12]}); restore them"
         )
     data = open_data(trained.config, trained.blend)
     model = load_model(trained, context)
@@ -69,7 +80,8 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
         or not abs(loss / logged - 1) <= LOSS_TOLERANCE[trained.config.precision.dtype]
     ):
         raise UserError(
-            f"the model loaded from {trained.checkpoint} has validation loss {loss:.6f} but run '{run.name}' "
-            f"logged {logged}: the weights are not those of that step; restore the run's directory"
+            f"the model loaded from {trained.checkpoint} has validation loss {loss:.6f} but run "
+            f"'{run.name}' logged {logged}: the weights are not those of that step; restore the "
+            "run's directory"
         )
     return TrainedModel(run, trained.config, model.eval(), data, loss)

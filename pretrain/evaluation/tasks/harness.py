@@ -1,7 +1,7 @@
 """Interface to lm-evaluation-harness: tasks with their data, and a model that is evaluated on them.
 
-The harness scores, aggregates and estimates errors. This file adds a digest of a task's requests, and turns
-every failure into one sentence.
+The harness scores, aggregates and estimates errors. This file adds a digest of a task's requests,
+and turns every failure into one sentence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PACKAGES = ("lm-eval", "transformers", "torch")
 """Packages with a version that the report names."""
 BOOTSTRAP = 1000
-"""Resamples for the standard error of a metric that is no mean, such as a perplexity."""
+"""Resamples for the standard error of a metric that is not a mean, such as a perplexity."""
 HUB_SECONDS = 10.0
 """Longest time for the hub's first answer."""
 _LOCAL = {"arrow", "csv", "json", "pandas", "parquet", "text", "xml"}
@@ -46,7 +46,15 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """Task of the harness. `asked` is a digest of all requests, and of how answers are scored."""
+    """Task of the harness.
+
+    Attributes:
+        name: of the task.
+        version: of the task.
+        shots: worked examples before every item.
+        asked: digest of all requests, and of how answers are scored.
+        task: the harness's own object.
+    """
 
     name: str
     version: str
@@ -65,9 +73,16 @@ class Measured:
 
 
 def require_harness(device: str) -> dict[str, str]:
-    """Import the harness quietly and return the versions of PACKAGES.
+    """Import the harness quietly.
 
-    `device`: cpu or cuda, for the models. Raises UserError: the extra `eval` is not installed.
+    Args:
+        device: cpu or cuda, for the models.
+
+    Returns:
+        The versions of PACKAGES.
+
+    Raises:
+        UserError: the extra `eval` is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
@@ -83,7 +98,8 @@ def require_harness(device: str) -> dict[str, str]:
         from transformers.utils import logging as chatter
     except ImportError as error:
         raise UserError(
-            f"evaluate tasks needs lm-evaluation-harness ({error}): pip install 'ora-pretrain[eval]'"
+            f"evaluate tasks needs lm-evaluation-harness ({error}): pip install "
+            "'ora-pretrain[eval]'"
         ) from error
     for name in ("lm_eval", "datasets", "accelerate"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -96,12 +112,16 @@ def require_harness(device: str) -> dict[str, str]:
 def load_tasks(
     names: Sequence[str], include_path: Path | None, shots: int | None, limit: int | None
 ) -> list[Measured]:
-    """Load the tasks of these names with their data and their requests.
+    """Load tasks with their data and their requests.
 
-    `shots`: worked examples before every item; None: as the task has it. `limit`: items of each task, the
-    first so many; None: all.
+    Args:
+        names: of tasks, groups and tags.
+        include_path: directory with task files of the user's own; None: none.
+        shots: worked examples before every item; None: as the task has it.
+        limit: the first items of each task, at most; None: all.
 
-    Raises UserError: a name is not known, or its data or the task itself cannot be read.
+    Raises:
+        UserError: a name is not known, or its data or the task itself cannot be read.
     """
     with _quiet():
         manager = _task_manager(names, include_path)
@@ -114,9 +134,9 @@ def load_tasks(
             except UserError:
                 raise
             except Exception as error:  # whatever a task's file, its code and its data can raise
-                mend = _remedy() if _on_hub(manager, [name]) else "mend the task, or leave it out"
+                remedy = _remedy() if _on_hub(manager, [name]) else "fix the task, or leave it out"
                 raise UserError(
-                    f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}"
+                    f"--tasks {name} cannot be loaded: {_reason(error)}; {remedy}"
                 ) from error
             for one in _measured(parts.get("groups", {}).get(name), tasks):
                 loaded.setdefault(one.name, one)
@@ -126,8 +146,9 @@ def load_tasks(
 def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
     """Return the harness's manager of these tasks, groups and tags; those of `include_path` win.
 
-    The harness's own task files take it many seconds to read, so they are left out where `include_path` has
-    all that is needed. Raises UserError: `include_path` is no directory, or a name is not known.
+    The harness's own task files take it many seconds to read, so they are left out where
+    `include_path` has all that is needed. Raises UserError: `include_path` is not a directory, or a
+    name is not known.
     """
     from lm_eval.tasks import TaskManager
 
@@ -135,7 +156,7 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     if include_path is not None:
         if not include_path.is_dir():
             raise UserError(
-                f"--include-path {include_path} is no directory; give one with task files (*.yaml)"
+                f"--include-path {include_path} is not a directory; give one with task files (*.yaml)"
             )
         own_files = f" nor in --include-path {include_path}"
         own = TaskManager(include_path=str(include_path), include_defaults=False)
@@ -238,7 +259,8 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
         task.set_config("num_fewshot", shots or 0)
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
-            f"--tasks {task.task_name} runs code that the model writes, which is not done here; leave it out"
+            f"--tasks {task.task_name} runs code that the model writes, which is not done here; "
+            "leave it out"
         )
     task.set_fewshot_seed(_OTHER_SEED)
     task.build_all_requests(limit=limit)
@@ -265,7 +287,14 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
 class Harness:
     """Model of transformers in the harness.
 
-    Raises UserError: transformers cannot load it.
+    Args:
+        directory: of the model.
+        device: cpu or cuda.
+        batch_size: requests at once.
+        trust_code: run code that lies in the directory.
+
+    Raises:
+        UserError: transformers cannot load it.
     """
 
     def __init__(self, directory: Path, device: str, batch_size: int, trust_code: bool) -> None:
@@ -287,9 +316,14 @@ class Harness:
                 ) from error
 
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
-        """Evaluate one task.
+        """Evaluate the model on one task.
 
-        Raises UserError: the device's memory does not hold a batch, or the task's own code failed.
+        Args:
+            loaded: the task.
+            limit: its first items, at most; None: all.
+
+        Raises:
+            UserError: the device's memory does not hold a batch, or the task's own code failed.
         """
         import numpy as np
         import torch
@@ -314,7 +348,8 @@ class Harness:
             except Exception as error:
                 reason = _reason(error)
                 raise UserError(
-                    f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or leave it out"
+                    f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or "
+                    "leave it out"
                 ) from error
         scores = task_scores(results, loaded.name, self._cut(loaded.task))
         if not scores.scores:

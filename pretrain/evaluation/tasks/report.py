@@ -1,4 +1,7 @@
-"""Report of `evaluate tasks`: scores, gaps over pairs of seeds, McNemar's tests, and how they were made."""
+"""Report of `evaluate tasks`.
+
+Scores, gaps over pairs of seeds, McNemar's tests, and how they were made.
+"""
 
 from __future__ import annotations
 
@@ -129,21 +132,22 @@ def notes(report: TaskReport) -> list[str]:
     remarks = []
     if report.limit is not None:
         remarks.append(
-            f"Only the first {report.limit} items of each task were used (--limit): this is to try it out, "
-            "and no result."
+            f"Only the first {report.limit} items of each task were used (--limit): this is to "
+            "try it out, and no result."
         )
     few = sorted({one.gap.n if one.gap else 0 for one in report.comparison.contrasts})
     if few and few[0] < FEWEST_SEEDS:
         sizes = " and ".join(f"n = {n}" for n in few if n < FEWEST_SEEDS)
         remarks.append(
-            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is claimed of "
-            "variants there."
+            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is "
+            "claimed of variants there."
         )
     names = [one.name for one in report.measured]
     cut = {name: max(scores[name].cut for scores in report.scores.values()) for name in names}
     if listed := ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count):
         remarks.append(
-            f"Requests longer than the model's context lose their beginning, here up to {listed} a model."
+            f"Requests longer than the model's context lose their beginning, here up to {listed} "
+            "a model."
         )
     if differing := _differing_settings(report.groups):
         remarks.append(f"The runs also differ in {', '.join(differing)}.")
@@ -152,7 +156,8 @@ def notes(report: TaskReport) -> list[str]:
     )
     if len(steps) > 1:
         remarks.append(
-            f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant alone."
+            f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant "
+            "alone."
         )
     return remarks
 
@@ -202,18 +207,19 @@ def _inputs(report: TaskReport) -> list[Block]:
 def _definitions(report: TaskReport) -> list[str]:
     tests = sum(one.tested and one.gap is not None for one in report.comparison.contrasts)
     return [
-        "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is. A group of "
-        "tasks has the number that the harness makes of its parts.",
-        "mean ± sd: over the variant's runs (seeds). Standard error: the harness's own, over items, mean of "
-        f"the runs'; where the metric is no mean, from {BOOTSTRAP:,} bootstrap resamples.",
-        "gap: mean over pairs of seeds of the variant's score minus the baseline's. Interval, paired t-test, "
-        f"Wilcoxon's test and d_z as in `compare`; Holm's correction is over the {tests} tested gaps. Of "
-        "each task one metric is tested: acc, or else the first that is 0 or 1 for every item, or else the "
-        "first.",
-        "McNemar: two models on the same items, exact and two-sided, of the items that only one has right; "
-        f"Holm's correction over the {len(report.comparison.item_tests)} tests of this kind. It speaks of "
-        "these two models: what another seed would do is not in it. The items of a group are those of all "
-        "its parts.",
+        "Scores are lm-evaluation-harness's own; ↑ means that higher is better, ↓ that lower is. "
+        "A group of tasks has the number that the harness makes of its parts.",
+        "mean ± sd: over the variant's runs (seeds). Standard error: the harness's own, over "
+        f"items, mean of the runs'; where the metric is not a mean, from {BOOTSTRAP:,} bootstrap "
+        "resamples.",
+        "gap: mean over pairs of seeds of the variant's score minus the baseline's. Interval, "
+        "paired t-test, Wilcoxon's test and d_z as in `compare`; Holm's correction is over the "
+        f"{tests} tested gaps. Of each task one metric is tested: acc, or else the first that is "
+        "0 or 1 for every item, or else the first.",
+        "McNemar: two models on the same items, exact and two-sided, of the items that only one "
+        f"has right; Holm's correction over the {len(report.comparison.item_tests)} tests of this "
+        "kind. It speaks of these two models: what another seed would do is not in it. The items "
+        "of a group are those of all its parts.",
     ]
 
 

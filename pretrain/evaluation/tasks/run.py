@@ -1,4 +1,4 @@
-"""Evaluation of models on tasks: results on disk are kept, the rest is measured and written at once."""
+"""Evaluation of models on tasks; results on disk are kept, others are measured and written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from pretrain.study.cache import ResultCache
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an evaluation. `limit`: items of each task, the first so many; None: all."""
+    """Settings of an evaluation.
+
+    Attributes:
+        batch_size: requests at once.
+        device: cpu or cuda.
+        limit: the first items of each task, at most; None: all.
+        harness: version of the harness.
+        results: directory for results, which are kept.
+    """
 
     batch_size: int
     device: str
@@ -31,10 +39,19 @@ class Settings:
 def measure(
     models: Sequence[Pretrained], measured: Sequence[Measured], settings: Settings
 ) -> dict[Path, dict[str, TaskScores]]:
-    """Return {path of a model: {name: scores}} of all models on all tasks and groups.
+    """Evaluate all models on all tasks and groups.
 
-    Raises UserError: a run cannot be exported, a model not be loaded, or a task fails on it; DataError as
-    `export_run`.
+    Args:
+        models: the models.
+        measured: the tasks and groups.
+        settings: of the evaluation.
+
+    Returns:
+        {path of a model: {name: scores}}.
+
+    Raises:
+        UserError: a run cannot be exported, a model cannot be loaded, or a task fails on it.
+        DataError: as `export_run`.
     """
     tasks = list({task.name: task for one in measured for task in one.tasks}.values())
     scores: dict[Path, dict[str, TaskScores]] = {}

@@ -1,4 +1,4 @@
-"""Scores of a model on a task, and on a group of tasks by the group's rule, from the harness's results."""
+"""Scores of a model on a task, and on a group of tasks by the group's own rule."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score:
-    """Score on a task by one metric; `stderr` is the harness's own, over items, None where there is none.
+    """Score on a task by one metric.
 
-    `items`: the metric of every item in order, if all are numbers; of a group, task by task.
+    Attributes:
+        value: the score.
+        stderr: the harness's own standard error over items; None where there is none.
+        higher_is_better: False for a perplexity.
+        items: the metric of every item in order, if all are numbers; of a group, task by task.
     """
 
     value: float
@@ -28,8 +32,10 @@ class Score:
 class TaskScores:
     """Scores of one model on one task.
 
-    `scores`: {metric: its score}; a metric has its filter's name too where that is not `none`. `cut`: number
-    of requests longer than the model's context, of which the model saw the last part only.
+    Attributes:
+        scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
+        items: number of items.
+        cut: number of requests longer than the model's context, of which it saw the last part only.
     """
 
     scores: Mapping[str, Score]
@@ -38,7 +44,13 @@ class TaskScores:
 
 
 def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
-    """Return the scores of one task from the results of the harness's `evaluate`, `samples` included."""
+    """Return the scores of one task.
+
+    Args:
+        results: of the harness's `evaluate`, `samples` included.
+        name: of the task.
+        cut: number of requests longer than the model's context.
+    """
     result, better = results["results"][name], results["higher_is_better"].get(name) or {}
     scores = {}
     for metric, which, value, error in _metrics(result):
@@ -56,7 +68,12 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
 
 
 def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
-    """Return the harness's numbers of a group from those of its tasks."""
+    """Return the harness's numbers of a group from those of its tasks.
+
+    Args:
+        group: the harness's own object.
+        parts: {name: scores} of its tasks.
+    """
     flat: dict[str, dict[str, Any]] = {}
     for name, part in parts.items():
         flat[name] = {"sample_len": part.items}

@@ -1,13 +1,14 @@
 """Comparison on tasks: over pairs of seeds, as `compare` does, and item by item between two models.
 
-    gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s interval,
-              tests, effect size and correction. Its uncertainty is that of trainings.
-    McNemar   two models on the same items, right or wrong (McNemar 1947). Of the b + c items that only one of
-              them has right, how likely is it that a fair coin gives them as unequally or more so: exactly
-              p = min(1, 2 P[X <= min(b, c)]), X ~ Binomial(b + c, 1/2). Its uncertainty is that of items.
+    gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s
+              interval, tests, effect size and correction. Its uncertainty is that of trainings.
+    McNemar   two models on the same items, right or wrong (McNemar 1947). Of the b + c items that
+              only one of them has right, how likely is it that a fair coin gives them as unequally
+              or more so: p = min(1, 2 P[X <= min(b, c)]), X ~ Binomial(b + c, 1/2), exactly. Its
+              uncertainty is that of items.
 
-Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice: `acc` where
-there is one, else the first that is 0 or 1 for every item, else the first.
+Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice:
+`acc` where there is one, else the first that is 0 or 1 for every item, else the first.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ Scores = Mapping[Path, Mapping[str, TaskScores]]
 
 @dataclass(frozen=True)
 class Result:
-    """Score of one variant by one metric. `stderr` is the mean of the harness's own over the runs."""
+    """Score of one variant by one metric.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: name of the variant.
+        higher_is_better: False for a perplexity.
+        score: mean and deviation over the runs.
+        stderr: mean over the runs of the harness's own; None where there is none.
+        items: number of items.
+    """
 
     task: str
     metric: str
@@ -45,7 +56,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Gap of a variant to its baseline; None without a seed in common. Only `tested` ones have p values."""
+    """Gap of a variant to its baseline by one metric.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: name of the variant.
+        higher_is_better: False for a perplexity.
+        tested: the metric is the one of the task that is tested; others have no p values.
+        gap: None without a seed in common.
+    """
 
     task: str
     metric: str
@@ -82,7 +102,14 @@ class TaskComparison:
 
 
 def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
-    """Compare all groups by every task and metric, corrected over all contrasts, and over all item tests."""
+    """Compare all groups by every task and metric.
+
+    Holm's correction is over all tested contrasts, and over all item tests.
+
+    Args:
+        groups: the models by variant.
+        scores: {path of a model: {name of a task: scores}}.
+    """
     results: list[Result] = []
     contrasts: list[Contrast] = []
     item_tests: list[ItemTest] = []
@@ -154,9 +181,17 @@ def _item_tests(
 
 
 def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, float]:
-    """Return how many items only the one and only the other has right, and the exact two-sided p value.
+    """Test the answers of two models to the same items, exactly.
 
-    Raises ValueError: the numbers of items differ.
+    Args:
+        ours: 1.0 for every item that the one has right, else 0.0.
+        theirs: the same of the other.
+
+    Returns:
+        How many items only the one, and only the other has right, and the two-sided p value.
+
+    Raises:
+        ValueError: the numbers of items differ.
     """
     pairs = list(zip(ours, theirs, strict=True))
     only_ours, only_theirs = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))

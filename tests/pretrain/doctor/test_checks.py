@@ -139,7 +139,7 @@ def test_gpus_are_expected_as_slurm_says_but_not_for_a_cpu_run(
 
 
 def test_local_ranks_are_asked_the_same() -> None:
-    """What one process was asked is what it asks its ranks, read back by the command line itself."""
+    """What one process was asked is what it asks its ranks."""
     from typer.main import get_command
 
     from pretrain.__main__ import app

@@ -38,7 +38,7 @@ class Preflight:
         function: str = "on_nodes",
         **environment: str,
     ) -> None:
-        """Run the doctor on one rank per node, with the rank's own arguments and working directory."""
+        """Run the doctor on one rank per node, with the rank's own arguments and directory."""
         self.directory.mkdir()
         ranks = [
             {"node": node, "arguments": list(own), "directory": str(directory)}
@@ -95,7 +95,7 @@ def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
 def test_other_data_no_data_and_another_bank_are_named(
     ranks: Preflight, tiny_shards: Path, tmp_path: Path
 ) -> None:
-    """The same config on every rank, as under srun, but each node sees other files at the same path."""
+    """The same config on every rank, but each node sees other files at the same path."""
     other = tmp_path / "n2" / "shards"
     arguments = (
         "--tokenizer",

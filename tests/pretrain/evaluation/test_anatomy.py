@@ -37,7 +37,8 @@ def test_classes_of_a_sample_that_can_be_read() -> None:
     assert of["frequency"]["most frequent quarter"].astype(int).tolist() == [
         [0, 1, 0, 0, 1, 0, 0, 1, 0]
     ]
-    # With documents that stand alone nothing before 0 counts as seen, nor does what is predicted from 0.
+    # With documents that stand alone nothing before 0 counts as seen, nor does what is predicted
+    # from 0.
     alone = classify(np.repeat(ids, 2, axis=0), np.array(["a", "b"]), counts, boundary=0)
     for row in (0, 1):
         assert alone["recall"]["pair seen before"][row].astype(int).tolist() == [
@@ -56,7 +57,10 @@ def test_classes_of_a_sample_that_can_be_read() -> None:
 
 
 def fabricated(extra: dict[str, float]) -> tuple[Any, Any, Any]:
-    """Losses in eighths, whose sums are exact: a variant that loses `extra` more on a class of recall."""
+    """Losses in eighths, whose sums are exact.
+
+    A variant that loses `extra` more on a class of recall.
+    """
     numbers = np.random.default_rng(3)
     ids = numbers.integers(1, 40, (24, 33))
     splits = classify(ids, np.repeat(["a", "b", "c"], 8), np.arange(40), boundary=1)

@@ -1,4 +1,7 @@
-"""The picture of attention maps: which runs, which layer, where what stands. Its numbers: test_runs.py."""
+"""The picture of attention maps: which runs, which layer, where what stands.
+
+Its numbers: test_runs.py.
+"""
 
 from pathlib import Path
 

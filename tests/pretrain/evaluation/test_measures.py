@@ -38,7 +38,10 @@ from pretrain.study.seeds import group_by_method
 
 
 def test_principal_angles_of_known_planes() -> None:
-    """span(e1, e2) against span(cos a e1 + sin a e3, e2): 0 and a; against span(e3, e4): 90 and 90."""
+    """span(e1, e2) against span(cos a e1 + sin a e3, e2): 0 and a.
+
+    Against span(e3, e4): 90 and 90.
+    """
     a = math.radians(30)
     planes = torch.tensor(
         [

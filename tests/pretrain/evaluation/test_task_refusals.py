@@ -63,7 +63,7 @@ def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
     refused(
-        "--include-path .* is no directory",
+        "--include-path .* is not a directory",
         [place / "model"],
         "choice",
         include_path=tmp_path / "none",

@@ -1,4 +1,7 @@
-"""evaluate tasks: the harness on tiny models and local files, end to end; numbers, what is kept, refusals."""
+"""evaluate tasks: the harness on tiny models and local files, end to end.
+
+Numbers, what is kept, refusals.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ def score(report: dict[str, Any], variant: str, seed: int, task: str, metric: st
 
 
 def log_likelihood(directory: Path, context: str, continuation: str) -> tuple[float, bool]:
-    """Of the continuation by transformers alone, and whether it is what the model would have said."""
+    """Of the continuation by transformers alone.
+
+    And whether it is what the model would have said.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(directory))

@@ -1,4 +1,7 @@
-"""evaluate tasks with the harness's own sst2: data from the hub (here on loopback), then from the cache."""
+"""evaluate tasks with the harness's own sst2.
+
+Data from the hub (here on loopback), then from the cache.
+"""
 
 from __future__ import annotations
 

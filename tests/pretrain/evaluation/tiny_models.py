@@ -94,7 +94,10 @@ def facts_of(name: str, variant: str, seed: int) -> dict[str, Any]:
 
 
 def write_tasks(directory: Path, items: int = 24) -> Path:
-    """`choice` (multiple choice), `last_word` (shaped like lambada), and `both`, a group of two choices."""
+    """`choice` (multiple choice), `last_word` (shaped like lambada).
+
+    And `both`, a group of two choices.
+    """
     directory.mkdir(parents=True)
     choices = [
         {

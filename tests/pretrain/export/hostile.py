@@ -1,4 +1,7 @@
-"""Files of a stranger's export that run a program where they are believed, and a process that loads them."""
+"""Files of a stranger's export that run a program where they are believed.
+
+And a process that loads them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class _Program:
 
 
 def make_hostile(directory: Path, canary: Path) -> None:
-    """Put a program wherever transformers looks for one, and forge the list of files in export.json."""
+    """Put a program wherever transformers looks for one.
+
+    And forge the list of files in export.json.
+    """
     program = f"from pathlib import Path\nPath({str(canary)!r}).touch()\n"
     (directory / "evil.py").write_text(program)
     (directory / "custom_generate").mkdir()

@@ -1,4 +1,7 @@
-"""--push-to-hub, against a hub on loopback: huggingface_hub itself makes the repository and uploads."""
+"""--push-to-hub, against a hub on loopback.
+
+Huggingface_hub itself makes the repository and uploads.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """A hub's record: the requested repositories, and the files of each commit. It refuses `acme/closed`."""
+    """A hub's record: the requested repositories, and the files of each commit.
+
+    It refuses `acme/closed`.
+    """
 
     address: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""Corrections of an export's own classes, with random weights: formulas, decoding with a cache, padding."""
+"""Corrections of an export's own classes, with random weights.
+
+Formulas, decoding with a cache, padding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Import of foreign models: types and values are judged tensor by tensor, and odd files in one sentence."""
+"""Import of foreign models: types and values are judged tensor by tensor.
+
+And odd files in one sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""tokenizer.json from SentencePiece models: the same ids and texts, whatever is written in a text."""
+"""tokenizer.json from SentencePiece models.
+
+The same ids and texts, whatever is written in a text.
+"""
 
 from __future__ import annotations
 

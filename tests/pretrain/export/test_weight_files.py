@@ -1,4 +1,7 @@
-"""The files of an export that need no model: safetensors as its own package reads them; what is missing."""
+"""The files of an export that need no model: safetensors as its own package reads them.
+
+What is missing.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def test_metrics_by_hand() -> None:
     assert measure(TASKS["cola"], LABELS, FOUND) == pytest.approx({"matthews": MATTHEWS})
     assert score({"accuracy": 0.7, "f1": F1}) == pytest.approx((0.7 + F1) / 2)
     x, y = np.array([1.0, 2.0, 3.0, 5.0]), np.array([1.0, 3.0, 2.0, 9.0])
-    # Deviations (-1.75, -0.75, 0.25, 2.25) and (-2.75, -0.75, -1.75, 5.25); ranks differ by (0, 1, -1, 0).
+    # Deviations (-1.75, -0.75, 0.25, 2.25) and (-2.75, -0.75, -1.75, 5.25); ranks differ by (0, 1,
+    # -1, 0).
     pearson = 16.75 / math.sqrt(8.75 * 38.75)
     spearman = 1 - 6 * 2 / (4 * 15)
     assert measure(TASKS["stsb"], x, y) == pytest.approx({"pearson": pearson, "spearman": spearman})

@@ -1,4 +1,7 @@
-"""Fine-tuning of tiny exports: what is frozen stays so bit for bit, padding changes nothing, seeds repeat."""
+"""Fine-tuning of tiny exports.
+
+What is frozen stays so bit for bit, padding changes nothing, seeds repeat.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +205,10 @@ def test_rows_that_the_model_does_not_have_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["rotary", "learned"])
 def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> None:
-    """Every example gives the same numbers alone and beside a longer one: its own last token is read."""
+    """Every example gives the same numbers alone and beside a longer one.
+
+    Its own last token is read.
+    """
     tokenizer = load_tokenizer(models[name])
     begin(0)
     model = load_classifier(models[name], TASKS["rte"], tokenizer.start).eval()

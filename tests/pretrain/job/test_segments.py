@@ -59,7 +59,7 @@ def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> 
         (RUNNING, Ending(0, "UNKNOWN"), STOP, "the job is UNKNOWN"),
         (STOPPED, Ending(0, "RUNNING"), STOP, "as SIGTERM asked"),
         (STOPPED, Ending(0, "RUNNING", preempted=True), REQUEUE, "before preemption"),
-        (RUNNING, Ending(137, "RUNNING"), REQUEUE, "goes on from progress 0 (1 of 3 segments"),
+        (RUNNING, Ending(137, "RUNNING"), REQUEUE, "continues from progress 0 (1 of 3 segments"),
         (
             RUNNING,
             Ending(143, "RUNNING", refused="the loss is nan"),

@@ -79,7 +79,7 @@ def test_what_is_said_of_the_rest() -> None:
         "divisible by data.micro_batch_size=8 times 24 data-parallel ranks"
     )
     assert shape_to_use(Shape(1, 7), Batches(8, 2, 2))[1] == (
-        "trains on 4 ranks (1 x 4) of the job's 7 ranks (1 x 7): 7 is no multiple of "
+        "trains on 4 ranks (1 x 4) of the job's 7 ranks (1 x 7): 7 is not a multiple of "
         "parallel.tensor_model_parallel_size=2"
     )
 

@@ -1,9 +1,11 @@
-"""For drills and resumes, through PYTHONPATH: a program stops where a test wants to catch it, on any machine.
+"""For drills and resumes, through PYTHONPATH.
 
-HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a
-signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment
-rank 1 kills itself there, once the checkpoint of step 2 counts. HOLD_TASK=1: task 1 of a tokenize array, in
-its first life, waits before it writes.
+A program stops where a test wants to catch it, on any machine.
+
+HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5,
+until a signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3:
+in every segment rank 1 kills itself there, once the checkpoint of step 2 counts. HOLD_TASK=1: task
+1 of a tokenize array, in its first life, waits before it writes.
 """
 
 from __future__ import annotations
