@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.results import figures
 from benchmarks.results.__main__ import main, reports, sweeps
 from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
 from pretrain.study.seeds import group_runs, settings_of
@@ -153,6 +157,43 @@ def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:
     )
 
 
+# What is committed
+
+
+@pytest.mark.parametrize("page", ["headline", "a3_heads"])
+def test_the_published_numbers_come_from_the_committed_runs(page: str, tmp_path: Path) -> None:
+    """Gaps, intervals and tests at equal FLOPs, and the line through the gaps over a subject."""
+    (report,) = NAMED[page].reports
+    place = shutil.copytree(ROOT / "docs/results" / page, tmp_path / page)
+    assert figures.deviations(place, report) == []
+    runs = place / "runs.csv"
+    loss = next(iter(csv.DictReader(runs.open())))["validation_loss"]
+    runs.write_text(runs.read_text().replace(loss, str(float(loss) + 0.01)))
+    found = figures.deviations(place, report)
+    assert any("variants.csv: gap.mean of " in line for line in found)
+    assert any("report.md: lacks | " in line for line in found)
+
+
+@pytest.mark.parametrize("name", ["equal_flops/demo", "ladder"])
+def test_the_committed_figures_can_be_drawn_again(name: str, tmp_path: Path) -> None:
+    report, committed = NAMED[name].reports[0], ROOT / "docs/results" / name
+    figures.draw(committed, report, tmp_path / "again")
+    drawn = sorted((tmp_path / "again").iterdir())
+    assert [path.name for path in drawn] == sorted(path.name for path in committed.glob("*.svg"))
+    for path in drawn:
+        own, other = (
+            re.findall(r">([^<>\n]+)</text>", one.read_text())
+            for one in (path, committed / path.name)
+        )
+        assert own == other and len(own) > 10
+
+
+def test_a_page_shows_no_figure_that_is_not_committed() -> None:
+    for text in (ROOT / "docs/results").rglob("*.md"):
+        for shown in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text.read_text()):
+            assert shown.endswith(".svg") and (text.parent / shown).is_file(), f"{text}: {shown}"
+
+
 # What it makes
 
 
@@ -183,6 +224,18 @@ def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits
     assert [path.name for path in Path("out").iterdir()] == ["a1_init"]
     report = Path("out/a1_init/report.md").read_text()
     assert "Each of 20 runs" in report and "seed_9" not in report
+    assert sorted(path.name for path in Path("out/a1_init").iterdir() if path.is_file()) == [
+        "curves.csv",
+        "gap.svg",
+        "loss.svg",
+        "report.html",
+        "report.md",
+        "runs.csv",
+        "variants.csv",
+    ]
+    assert re.findall(r"\]\((\w+\.\w+)\)", report) == ["gap.svg", "loss.svg"]
+    (own,) = NAMED["a1_init"].reports
+    assert figures.deviations(Path("out/a1_init"), own) == []
 
     (ABLATIONS / "gaussian_naive-seed_5" / "state").write_text("running\n")
     assert main(["a1_init", "--no-training", "--out", "other"]) == 1

@@ -22,7 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.results.pages import PAGES, Page, runs_of
+from benchmarks.results.figures import settle
+from benchmarks.results.pages import PAGES, Page, Report, runs_of
 from pretrain.sweep.grid import expand, read_grid
 
 QUICK_OUT = Path("build/results-quick")
@@ -30,11 +31,13 @@ QUICK_OUT = Path("build/results-quick")
 
 @dataclass(frozen=True)
 class Step:
-    """A command for a page: a sweep, or a report, which is written into `out`."""
+    """A command for a page: a sweep, or a report of `runs`, which is written into `out`."""
 
     page: str
     arguments: tuple[str, ...]
     out: Path | None = None
+    report: Report | None = None
+    runs: tuple[Path, ...] = ()
 
 
 def sweeps(pages: Sequence[Page], quick: bool, jobs: int) -> list[Step]:
@@ -60,15 +63,13 @@ def reports(page: Page, out: Path, quick: bool) -> list[Step]:
     steps = []
     for report in page.reports[: 1 if quick else None]:
         place = out / (report.out or page.name)
-        chosen = [
-            str(run.path) for run in runs if quick or not report.cells or run.cell in report.cells
-        ]
+        chosen = [run.path for run in runs if quick or not report.cells or run.cell in report.cells]
         baseline = runs[0].path.name if quick and runs else report.baseline
         options = ["--baseline", baseline] if report.baseline else []
         options += ["--subject", report.subject] if report.subject else []
         options += report.quick if quick else report.options
-        arguments = (*report.verb.split(), *chosen, *options, "--out", str(place))
-        steps.append(Step(page.name, arguments, place))
+        arguments = (*report.verb.split(), *map(str, chosen), *options, "--out", str(place))
+        steps.append(Step(page.name, arguments, place, report, tuple(chosen)))
     return steps
 
 
@@ -136,7 +137,11 @@ def make(pages: Sequence[Page], out: Path, quick: bool, jobs: int, training: boo
     for batch in [pages] if quick else [[page] for page in pages]:
         if training:
             commands.run(sweeps(batch, quick, 1 if quick else jobs), at_a_time)
-        commands.run([step for page in batch for step in reports(page, out, quick)], at_a_time)
+        written = [step for page in batch for step in reports(page, out, quick)]
+        commands.run(written, at_a_time)
+        for step in written:
+            if step.out and step.report and not quick:
+                settle(step.out, step.report, step.runs)
 
 
 def lacks(page: Page, quick: bool) -> str:

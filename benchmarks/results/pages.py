@@ -21,7 +21,8 @@ class Runs:
 class Report:
     """`python -m pretrain VERB` on the page's runs of `cells`, or on all; `out` unless in the page's folder.
 
-    `options` are further ones of the verb, `quick` those in their place with --quick.
+    `options` are further ones of the verb, `quick` those in their place with --quick; `figures` are shown in
+    docs/results, the others are in a report that is made by hand.
     """
 
     verb: str
@@ -31,6 +32,7 @@ class Report:
     out: str = ""
     options: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Page:
         return bool(self.quick) or not self.runs
 
 
+GAP = ("gap",)
+
+
 def of_grid(name: str, grid: str, *reports: Report) -> Page:
     """A page of one grid, too long for --quick."""
     return Page(name, (Runs(grid),), reports)
@@ -58,15 +63,22 @@ def of_grid(name: str, grid: str, *reports: Report) -> Page:
 
 def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] = ()) -> Page:
     """A page of one grid, everything against vanilla; `quick` is the run to try out beside it."""
-    report = Report("compare", "vanilla", subject)
+    figures = ("trend",) if subject else GAP
+    report = Report("compare", "vanilla", subject, figures=figures)
     return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
 
 
 def among(
-    baseline: str, out: str, *cells: str, subject: str = "", options: tuple[str, ...] = ()
+    baseline: str,
+    out: str,
+    *cells: str,
+    subject: str = "",
+    options: tuple[str, ...] = (),
+    figures: tuple[str, ...] = (),
 ) -> Report:
-    """`compare` on some of the page's runs, into a folder of their own."""
-    return Report("compare", baseline, subject, cells, out, options)
+    """`compare` on some of the page's runs, into a folder of their own, or in the page's."""
+    shown = figures or (() if out else GAP)
+    return Report("compare", baseline, subject, cells, out, options, figures=shown)
 
 
 RATE = "optimizer.learning_rate"
@@ -74,7 +86,12 @@ FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
 CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
 VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
 BOTH = ("vanilla", "orthogonal")
-APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100")
+APPROXIMATION = Report(
+    "evaluate approximation",
+    options=("--seeds", "5"),
+    quick=("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100"),
+    figures=("approximation",),
+)
 TRAINED_OR_FROZEN = among(
     "orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable"
 )
@@ -112,7 +129,7 @@ PAGES = (
         "structured",
         (Runs("demo_structured"),),
         (
-            Report("compare", "vanilla"),
+            Report("compare", "vanilla", figures=GAP),
             among("orthogonal", "structured/to_orthogonal", *FROZEN),
             among("orthogonal+low_rank", "structured/to_orthogonal_low_rank", *CORRECTED),
         ),
@@ -133,7 +150,7 @@ PAGES = (
     of_grid(
         "frozen_designs",
         "demo_frozen_designs",
-        Report("compare", "vanilla"),
+        Report("compare", "vanilla", figures=("frontier", *GAP)),
         among(
             "vanilla_conv4-seed_1",
             "frozen_designs/to_vanilla_conv4",
@@ -151,7 +168,7 @@ PAGES = (
         of_grid(
             name,
             grid,
-            Report("compare", "vanilla"),
+            Report("compare", "vanilla", figures=GAP),
             among("vanilla_conv4-seed_1", f"{name}/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
             among("trained_shared_conv4-seed_1", f"{name}/to_trained_shared", *STUDIED),
         )
@@ -169,7 +186,9 @@ PAGES = (
         )
         for text in ("demo", "documentation")
     ),
-    of_grid("ladder", "documentation_ladder", Report("ladder", "vanilla_conv4")),
+    of_grid(
+        "ladder", "documentation_ladder", Report("ladder", "vanilla_conv4", figures=("ladder",))
+    ),
     *(
         of_grid(
             page,
@@ -198,6 +217,7 @@ PAGES = (
                 f"stability/warmup_{n}",
                 *(one.format(n) for one in BY_RATE),
                 subject=RATE,
+                figures=("trend",),
             )
             for n in (30, 60)
         ),
@@ -221,19 +241,19 @@ PAGES = (
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
-        (Report("compare", "vanilla", "tokens"),),
+        (Report("compare", "vanilla", "tokens", figures=("trend",)),),
         (Runs("a1_init", ("vanilla",)), Runs("demo_structured", ("orthogonal",))),
     ),
     Page(
         "rates",
         (Runs("demo_rates"),),
-        (Report("compare", "vanilla", RATE),),
+        (Report("compare", "vanilla", RATE, figures=GAP),),
         (Runs("demo_rates", ("vanilla-learning_rate_0.0015", "vanilla-learning_rate_0.003")),),
     ),
     Page(
         "diversity",
         (Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
-        (Report("evaluate diversity"),),
+        (Report("evaluate diversity", figures=("diversity", "maps")),),
         STRUCTURED_QUICK,
     ),
     Page(
@@ -242,19 +262,19 @@ PAGES = (
     Page(
         "length",
         (Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),
-        (Report("evaluate length"),),
+        (Report("evaluate length", figures=("length",)),),
         (Runs("a5_length", ("orthogonal_length_256",)),),
     ),
     Page(
         "approximation",
         (),
-        (Report("evaluate approximation", options=("--seeds", "5"), quick=APPROXIMATION_QUICK),),
+        (APPROXIMATION,),
     ),
     of_grid(
         "variants",
         "demo_variants",
         *(
-            among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS))
+            among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS), figures=GAP)
             for kind in ("rope", "learned")
         ),
     ),

@@ -1,23 +1,23 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-price.svg     what freezing costs against what it saves, from the comparison.json of three docs/results
+price.svg     what freezing costs against what it saves, from variants.csv and runs.csv of three docs/results
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import floor, log10
+from math import exp, floor, log10
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
-DESIGNS = HERE.parent / "results/frozen_designs/comparison.json"
-DOCUMENTATION = HERE.parent / "results/equal_flops/documentation/to_vanilla/comparison.json"
-DEMO = HERE.parent / "results/equal_flops/demo/to_vanilla/comparison.json"
+DESIGNS = HERE.parent / "results/frozen_designs"
+DOCUMENTATION = HERE.parent / "results/equal_flops/documentation/to_vanilla"
+DEMO = HERE.parent / "results/equal_flops/demo/to_vanilla"
 LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
@@ -198,8 +198,9 @@ def price() -> str:
 
 def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int, int]) -> list[str]:
     """A study between two heights of the drawing, which show these per cent of perplexity to vanilla's."""
-    designs = json.loads(study.read_text())["variants"]
-    (vanilla,) = (design for design in designs if design["gap"] is None)
+    designs, runs = (table(study / name) for name in ("variants.csv", "runs.csv"))
+    names = {run["variant"]: run["name"].rpartition("-")[0] for run in runs}
+    (vanilla,) = (design for design in designs if not design["gap.mean"])
     (top, bottom), x = places, scale(-0.8, 11.4, 70, 840)
     y = scale(*percents, bottom, top)
     parts = [text(70, top - 22, title, "title")]
@@ -217,26 +218,32 @@ def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int,
         )
         parts.append(line(70, y(percent), 840, y(percent), "grid" if percent else "axis dashed"))
     parts.append(text(836, y(0) + 18, "vanilla", "small end"))
-    return parts + [point(design, vanilla, x, y) for design in designs if design is not vanilla]
+    for design in designs:
+        if design is not vanilla:
+            flops = [float(own["theory.executed_flops_per_token"]) for own in (design, vanilla)]
+            place = x(100 * (1 - flops[0] / flops[1]))
+            parts.append(point(design, names[design["variant"]], place, y))
+    return parts
 
 
-def point(design: Mapping[str, Any], vanilla: Mapping[str, Any], x: Scale, y: Scale) -> str:
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def point(design: Mapping[str, str], name: str, place: float, y: Scale) -> str:
     """A design's gap, its interval and its name."""
-    name = design["runs"][0]["name"].rpartition("-")[0]
-    flops, frozen = (
-        [own["theory"][key] for own in (design, vanilla)]
-        for key in ("executed_flops_per_token", "frozen_parameters")
-    )
+    frozen = int(design["theory.frozen_parameters"]) > 0
     middle, low, high = (
-        y(100 * (design["gap"][f"perplexity_ratio{end}"] - 1)) for end in ("", "_low", "_high")
+        y(100 * (exp(float(design[f"gap.{key}"])) - 1)) for key in ("mean", "low", "high")
     )
-    place = x(100 * (1 - flops[0] / flops[1]))
     right, down, alignment = LABELS[name]
     at = high if name in AT_HIGH else low if name in AT_LOW else middle
-    mark = circle(place, middle) if frozen[0] else square(place, middle)
+    mark = circle(place, middle) if frozen else square(place, middle)
     bar = line(place, low, place, high)
     label = text(place + right, at + down, name, f"small {alignment}".strip())
-    return f'<g class="{"frozen" if frozen[0] else "trained"}">{bar}{mark}{label}</g>'
+    return f'<g class="{"frozen" if frozen else "trained"}">{bar}{mark}{label}</g>'
 
 
 def circle(x: float, y: float, radius: float = 5) -> str:

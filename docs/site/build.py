@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build/site-pages"
 PAGES = ("*.md", "docs/**/*.md", "ds_configs/*.md", "tests/*.md")
-BESIDE = ("docs/figures/*", "docs/results/**/*.png", "docs/results/**/*.svg")
+BESIDE = ("docs/figures/*", "docs/results/**/*.svg")
 NOTEBOOKS = ("docs/*.ipynb",)
 
 

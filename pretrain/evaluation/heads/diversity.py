@@ -330,7 +330,7 @@ def diversity_report(
                 asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
             ],
         },
-        figures={"diversity": lambda: _figure(groups, limits), "maps": lambda: maps_figure(drawn)},
+        figures={"diversity": lambda: diversity_figure(groups, limits), "maps": lambda: maps_figure(drawn)},
         captions={"maps": caption(drawn)},
         files={"maps.npz": numbers_file(drawn)},
     )
@@ -385,7 +385,8 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
     return notes
 
 
-def _figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limits) -> Figure:
+def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limits) -> Figure:
+    """Draw cosines, angles, divergence and entropy of each group over the layers."""
     figure, plots = new_figure(2, 2, height=2.8)
     panels = (
         ("Largest |cosine| of flattened W", "|cosine|", "cosine_max", limits.cosine),

@@ -216,7 +216,7 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
         tables=[_table(groups), _gain_table(groups)],
         notes=_notes(runs),
         content={"tolerance": tolerance, "runs": [_content(run) for run in runs]},
-        figures={"length": lambda: _figure(groups, tolerance)},
+        figures={"length": lambda: length_figure(groups, tolerance)},
     )
 
 
@@ -309,7 +309,8 @@ def _content(run: RunLengths) -> dict[str, Any]:
     }
 
 
-def _figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> Figure:
+def length_figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> Figure:
+    """Draw the change of perplexity by length, and what context gives by position."""
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, groups, tolerance)
     label(changes, "Change of perplexity", "length / trained length", "%")

@@ -1,0 +1,369 @@
+"""Figures and numbers of docs/results from what is committed there, without any run.
+
+    python -m benchmarks.results.figures [PAGE...] [--out docs/results]
+
+Derives the means, gaps, intervals and tests of each report from its runs.csv and compares them with
+variants.csv and the tables of report.md; then draws the figures. Costs come from variants.csv, loss
+curves from curves.csv, and the figures of `evaluate` and `ladder` from their JSON. The exit code is 1
+where a published number is not the derived one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from benchmarks.results.pages import PAGES, Report
+from pretrain.compare.comparison import Comparison, Cost, Variant
+from pretrain.compare.compute import EqualCompute
+from pretrain.compare.content import variants_csv
+from pretrain.compare.convergence import Stability, smoothed_loss
+from pretrain.compare.plots import frontier_figure, gap_figure, trend_figure
+from pretrain.compare.tables import gap_table
+from pretrain.compare.trend import Trend, fit_trends, trend_table
+from pretrain.reporting.plots import (
+    COLOURS,
+    DASHES,
+    in_lines,
+    label,
+    legend_below,
+    new_figure,
+    style_of,
+    write_figures,
+)
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import spread
+from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes, read_finished_run
+from pretrain.study.gaps import NATS, PairedGap, adjust, paired_gap
+from pretrain.study.seeds import Groups
+
+RESULTS = Path("docs/results")
+DERIVED = ("validation_loss.", "validation_perplexity.", "perplexity.", "gap.")
+"""Columns of variants.csv that runs.csv gives; the others are of the runs' records."""
+POINTS = 100
+"""Points of a run's curve in curves.csv, at evenly spaced tokens."""
+ALT = {
+    "gap": "Gap of each variant to its baseline, with the 95 % interval and the pairs of seeds",
+    "trend": "Gap to the baseline over the subject's values, with a line for each variant",
+    "frontier": "Gap of each variant over the FLOPs that a token saves",
+    "ladder": "Loss over tokens by size: runs, law, and predictions",
+    "length": "Change of perplexity by length, and what context gives by position",
+    "diversity": "Cosine, principal angle, KL divergence and entropy of the heads by layer",
+    "approximation": "Error by width and by depth",
+    "loss": "Training loss over tokens, mean over the seeds of each variant",
+}
+RINGS = (
+    "Of each variant every run, thin, over the baseline's mean, dashed; rings are validations.\n\n"
+)
+Row = Mapping[str, str]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rebuilt(place: Path, report: Report) -> Comparison:
+    """Return the comparison in the folder `place` as far as its CSV files tell it.
+
+    Args:
+        place: Folder with runs.csv and variants.csv.
+        report: The report that `compare` wrote there, for its subject and its match.
+
+    Returns:
+        The comparison with gaps, tests, trends and costs in FLOPs, without runs and their records.
+    """
+    rows, runs = table(place / "variants.csv"), table(place / "runs.csv")
+    members = {
+        row["variant"]: [run for run in runs if run["variant"] == row["variant"]] for row in rows
+    }
+    losses = {name: by_seed(own, "validation_loss") for name, own in members.items()}
+    gaps = adjust(
+        [
+            paired_gap(row["baseline"], losses[row["variant"]], losses[row["baseline"]], NATS)
+            if row["variant"] != row["baseline"]
+            else None
+            for row in rows
+        ]
+    )
+    variants = [
+        variant_of(row, members[row["variant"]], gap) for row, gap in zip(rows, gaps, strict=True)
+    ]
+    baselines = {row["baseline"]: row["label"] for row in rows if row["variant"] == row["baseline"]}
+    baseline = min(baselines) if len(baselines) == 1 else min(baselines.values())
+    subjects = (report.subject,) if report.subject else ()
+    match = "flops" if "flops" in report.options else "tokens"
+    groups = Groups[FinishedRun](baseline, (), {})
+    trends = trends_of(variants, members, report.subject)
+    return Comparison(baseline, subjects, tuple(variants), trends, (), groups, match)
+
+
+def by_seed(runs: Sequence[Row], column: str) -> dict[int, float]:
+    """Return {seed: number in the column} of the runs that have one."""
+    return {int(run["seed"]): float(run[column]) for run in runs if run[column]}
+
+
+def variant_of(row: Row, runs: Sequence[Row], gap: PairedGap | None) -> Variant:
+    """Return a variant from its row in variants.csv and its runs' rows in runs.csv."""
+    loss = spread([*by_seed(runs, "validation_loss").values()])
+    sources = [column for column in runs[0] if column.startswith("perplexity.")]
+    bits = number(row.get("validation_bits_per_byte"))
+    cost = number(row.get("compute.cost"))
+    return Variant(
+        name=row["variant"],
+        label=row["label"],
+        stratum=row["stratum"],
+        baseline=row["baseline"],
+        runs=(),
+        validation_loss=loss,
+        validation_perplexity=spread([*by_seed(runs, "validation_perplexity").values()]),
+        perplexity_by_source={
+            column.removeprefix("perplexity."): spread([*by_seed(runs, column).values()])
+            for column in sources
+        },
+        gap=gap,
+        source_gaps={},
+        reaches=(),
+        stability=Stability(None, None, None, spikes=0, records=0),
+        cost=NO_COST,
+        theory=None,
+        bytes_per_token=loss.mean / math.log(2) / bits if loss and bits else None,
+        compute=EqualCompute(
+            cost, number(row.get("compute.learned")), slope=number(row.get("compute.slope"))
+        ),
+    )
+
+
+NO_COST = Cost(
+    step_seconds=None,
+    tokens_per_second=None,
+    mfu=None,
+    hfu=None,
+    size=ModelSize(0, 0),
+    states=StateBytes(
+        weight_bytes=0,
+        frozen_bytes=0,
+        gradient_bytes=0,
+        optimizer_state_bytes=0,
+        checkpoint_bytes=0,
+    ),
+    peak_device_bytes=None,
+    peak_host_bytes=None,
+)
+
+
+def number(text: str | None) -> float | None:
+    """Return a cell of a CSV file as a number; None for an empty or a missing one."""
+    return float(text) if text else None
+
+
+def trends_of(
+    variants: Sequence[Variant], members: Mapping[str, Sequence[Row]], subject: str
+) -> tuple[Trend, ...]:
+    """Return the lines through the gaps over the subject, as `compare` fits them."""
+    gaps: dict[str, dict[float, PairedGap]] = {}
+    of_baseline = {variant.name: variant.stratum for variant in variants}
+    for variant in variants:
+        if subject and variant.gap and of_baseline[variant.baseline] == variant.stratum:
+            short = subject.rpartition(".")[2]
+            settings = dict(part.split("=") for part in variant.stratum.split())
+            text = settings.get(short) or members[variant.name][0]["tokens"]
+            value = float(text)
+            exact = int(value) if value.is_integer() else value
+            gaps.setdefault(variant.label, {})[exact] = variant.gap
+    return fit_trends(subject, gaps)[0]
+
+
+def deviations(place: Path, report: Report) -> list[str]:
+    """Return what of the published numbers is not as runs.csv has it, a sentence each."""
+    comparison = rebuilt(place, report)
+    derived = csv.DictReader(io.StringIO(variants_csv(comparison)))
+    found = [
+        f"{place}/variants.csv: {name} of {own['variant']} is {row[name]}, not {own[name]}"
+        for own, row in zip(derived, table(place / "variants.csv"), strict=True)
+        for name in own.keys() & row.keys()
+        if name.startswith(DERIVED) and not close(own[name], row[name])
+    ]
+    tables = [gap_table(comparison)] if comparison.others else []
+    tables += [trend_table(comparison.trends)] if comparison.trends else []
+    text = (place / "report.md").read_text()
+    lines = [line for own in tables for line in lines_as_published(own, text)]
+    return found + [f"{place}/report.md: lacks {line}" for line in lines if line not in text]
+
+
+def lines_as_published(derived: Table, text: str) -> list[str]:
+    """Return the lines of a table, without the columns that an older report in `text` does not have."""
+    start = "| " + " | ".join(derived.header[:2]) + " |"
+    header = next(line for line in text.splitlines() if line.startswith(start))
+    titles = header[2:-2].split(" | ")
+    kept: list[int] = []
+    for place, own in enumerate(derived.header):
+        if len(kept) < len(titles) and own == titles[len(kept)]:
+            kept.append(place)
+    return ["| " + " | ".join(row[place] for place in kept) + " |" for row in derived.rows]
+
+
+def close(one: str, other: str) -> bool:
+    """Return whether two cells are the same, as numbers up to rounding."""
+    if not (one and other):
+        return one == other
+    return math.isclose(float(one), float(other), rel_tol=1e-9, abs_tol=1e-12)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training loss of a run, mean of the last 5 % of its records, at evenly spaced tokens.
+
+    Attributes:
+        name: Name of the run.
+        tokens: Training tokens, `[points]`.
+        losses: Nats per token, `[points]`.
+    """
+
+    name: str
+    tokens: np.ndarray
+    losses: np.ndarray
+
+
+def read_curves(path: Path) -> list[Curve]:
+    """Return the curves of a curves.csv."""
+    curves = []
+    for row in table(path):
+        losses = np.array(row["losses"].split(), dtype=np.float64)
+        tokens = np.linspace(float(row["first"]), float(row["last"]), len(losses))
+        curves.append(Curve(row["name"], tokens, losses))
+    return curves
+
+
+def write_curves(paths: Sequence[Path], out: Path) -> None:
+    """Write the curves of finished runs to a curves.csv, in thousandths of a nat."""
+    lines = ["name,first,last,losses"]
+    for path in paths:
+        curves = read_finished_run(path).curves
+        smooth = smoothed_loss(curves)
+        there = np.isfinite(smooth)
+        first, last = curves.tokens[there][[0, -1]]
+        losses = np.interp(np.linspace(first, last, POINTS), curves.tokens[there], smooth[there])
+        lines.append(f"{path.name},{first},{last},{' '.join(f'{loss:.3f}' for loss in losses)}")
+    out.write_text("\n".join(lines) + "\n")
+
+
+def loss_figure(place: Path) -> Figure:
+    """Draw the mean curve of each variant's runs."""
+    curves = {curve.name: curve for curve in read_curves(place / "curves.csv")}
+    members: dict[str, list[Curve]] = {}
+    for run in table(place / "runs.csv"):
+        members.setdefault(run["variant"], []).append(curves[run["name"]])
+    figure, (plot,) = new_figure(1, 1, height=3.6 + 0.25 * len(members))
+    shown = []
+    for index, (name, own) in enumerate(members.items()):
+        first = max(curve.tokens[0] for curve in own)
+        tokens = np.linspace(first, min(curve.tokens[-1] for curve in own), POINTS)
+        mean = np.mean([np.interp(tokens, curve.tokens, curve.losses) for curve in own], axis=0)
+        shown += [mean[POINTS // 8 :].min(), mean[POINTS // 8 :].max()]
+        look = {"color": style_of(index, COLOURS), "linestyle": style_of(index, DASHES)}
+        named = f"{in_lines(name, 60)} (n = {len(own)})"
+        plot.plot(tokens, mean, linewidth=1.4, label=named, **look)
+    plot.set_ylim(min(shown) - 0.05, max(shown) + 0.05)  # the first steps would hide the rest
+    plot.xaxis.set_major_formatter(EngFormatter())
+    label(plot, "", "training tokens", "training loss, nats/token")
+    legend_below(figure, plot, rows=len(members), handle=4.5)
+    return figure
+
+
+FROM_TABLES: Mapping[str, Callable[[Comparison], Figure | None]] = {
+    "gap": gap_figure,
+    "trend": trend_figure,
+    "frontier": frontier_figure,
+}
+
+
+def draw(place: Path, report: Report, out: Path) -> None:
+    """Draw the figures of a report as SVG.
+
+    Args:
+        place: Folder with the report's data.
+        report: The report, whose `figures` are drawn; besides these `loss`, where there is a curves.csv.
+        out: Folder of the figures, made if missing.
+    """
+    makers: dict[str, Callable[[], Figure | None]] = {}
+    for name in report.figures:
+        if name in FROM_TABLES:
+            makers[name] = partial(FROM_TABLES[name], rebuilt(place, report))
+            continue
+        from benchmarks.results.recorded import FROM_JSON  # with torch, which takes seconds
+
+        if name in FROM_JSON:
+            file, make = FROM_JSON[name]
+            makers[name] = partial(make, json.loads((place / file).read_text()))
+    if (place / "curves.csv").exists():
+        makers["loss"] = partial(loss_figure, place)
+    out.mkdir(parents=True, exist_ok=True)
+    write_figures(makers, out)
+    for name in makers:
+        (out / f"{name}.png").unlink(missing_ok=True)
+
+
+def settle(place: Path, report: Report, runs: Sequence[Path]) -> None:
+    """Make of a report that `compare` or another verb wrote what is committed of it.
+
+    Args:
+        place: Folder of the report: other figures than its `figures` and comparison.json are removed.
+        report: The report.
+        runs: Its runs, whose curves are written where the report shows a figure of gaps.
+    """
+    if report.figures and report.verb == "compare":
+        write_curves(runs, place / "curves.csv")
+    draw(place, report, place)
+    kept = {f"{name}.svg" for name in report.figures}
+    kept |= {"loss.svg"} if (place / "curves.csv").exists() else set()
+    for path in place.iterdir():
+        drawn = path.suffix in (".png", ".svg") and path.name not in kept
+        if drawn or path.name == "comparison.json":
+            path.unlink()
+    text = (place / "report.md").read_text().replace(RINGS, "")
+
+    def link(found: re.Match[str]) -> str:
+        name = found[1]
+        there = (place / f"{name}.svg").exists()
+        return f"![{ALT.get(name, name)}]({name}.svg)\n\n" if there else ""
+
+    (place / "report.md").write_text(re.sub(r"!\[(\w+)\]\(\1\.png\)\n\n", link, text))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.results.figures", description=__doc__)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all")
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"default: {RESULTS}")
+    given = parser.parse_args(arguments)
+    named = {page.name: page for page in PAGES}
+    if unknown := [name for name in given.pages if name not in named]:
+        parser.error(f"there is no page '{unknown[0]}'; there are {', '.join(named)}")
+    found = []
+    for page in (named[name] for name in given.pages or named):
+        for report in page.reports:
+            name = report.out or page.name
+            if not (RESULTS / name).exists():
+                continue
+            draw(RESULTS / name, report, given.out / name)
+            found += deviations(RESULTS / name, report) if report.verb == "compare" else []
+    print("\n".join(found))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

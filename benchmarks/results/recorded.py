@@ -1,0 +1,72 @@
+"""Figures that `evaluate` and `ladder` made, from the JSON file of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import TypeAdapter
+
+from pretrain.compare.ladder import Cell, Ladder
+from pretrain.compare.ladder_report import ladder_figure
+from pretrain.evaluation.heads import approximation, diversity, length
+from pretrain.study.seeds import by_group
+
+
+@dataclass(frozen=True)
+class RecordedLengths(length.RunLengths):
+    """Losses of a run by length, as report.json of `evaluate length` has them."""
+
+    gains: Sequence[float] = ()
+
+    def gain(self) -> np.ndarray:
+        """Return what context gives, by position in the longest blocks, `[their length]`."""
+        return np.array(self.gains)
+
+
+def draw_lengths(content: Mapping[str, Any]) -> Figure:
+    """Draw the figure of `evaluate length` from its report.json."""
+    runs = []
+    for run in content["runs"]:
+        losses = {}
+        for factor, own in run["lengths"].items():
+            counts = np.full(own["length"], own["predictions"] / own["length"])
+            sums = counts * own["loss_by_position"]
+            losses[float(factor)] = length.LengthLoss(own["length"], sums, counts)
+        known = {key: run[key] for key in ("name", "group", "seed", "trained_length")}
+        gains = run["gain_by_position"]
+        runs.append(RecordedLengths(**known, losses=losses, reasons={}, gains=gains))
+    return length.length_figure(by_group(runs), content["tolerance"])
+
+
+def draw_diversity(content: Mapping[str, Any]) -> Figure:
+    """Draw the figure of `evaluate diversity` from its report.json."""
+    runs = TypeAdapter(list[diversity.RunDiversity]).validate_python(content["runs"])
+    return diversity.diversity_figure(by_group(runs), diversity.Limits(**content["limits"]))
+
+
+def draw_approximation(content: Mapping[str, Any]) -> Figure:
+    """Draw the figure of `evaluate approximation` from its report.json."""
+    grid = TypeAdapter(approximation.Grid).validate_python(content["settings"])
+    trials = [approximation.Trial(**trial) for trial in content["trials"]]
+    report = approximation.approximation_report(grid, trials, content["tolerance"])
+    return report.figures["approximation"]()
+
+
+def draw_ladder(content: Mapping[str, Any]) -> Figure:
+    """Draw the figure of `ladder` from its ladder.json."""
+    cells = TypeAdapter(list[Cell]).validate_python(content["cells"])
+    ladder = Ladder(cells, content["values"], content["factors"], ())
+    return ladder_figure(ladder, content["predictions"])
+
+
+FROM_JSON: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Figure]]] = {
+    "ladder": ("ladder.json", draw_ladder),
+    "length": ("report.json", draw_lengths),
+    "diversity": ("report.json", draw_diversity),
+    "approximation": ("report.json", draw_approximation),
+}
+"""{figure: (file beside it, function that draws it from the file's content)}"""
