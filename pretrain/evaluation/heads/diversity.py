@@ -330,7 +330,10 @@ def diversity_report(
                 asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
             ],
         },
-        figures={"diversity": lambda: diversity_figure(groups, limits), "maps": lambda: maps_figure(drawn)},
+        figures={
+            "diversity": lambda: diversity_figure(groups, limits),
+            "maps": lambda: maps_figure(drawn),
+        },
         captions={"maps": caption(drawn)},
         files={"maps.npz": numbers_file(drawn)},
     )
