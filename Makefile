@@ -62,7 +62,7 @@ TEST_JOBS ?= 5
 # Where the environment forbids it, every process would compile this program anew, and pytest rewrite all tests.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := -m pytest --no-loadscope-reorder
-TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(foreach folder,distributed slurm faults,--ignore=tests/$(folder))
+TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(foreach folder,distributed slurm,--ignore=tests/$(folder))
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
 	$(RUN) $(PYTEST) -n $(TEST_JOBS)
 
@@ -81,12 +81,12 @@ FAULTS ?= 60
 SEED ?= 1
 RECORD ?= build/faults.jsonl
 faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; goes on where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
-	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
+	$(RUN) -m tools.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
 
 # A score for the tests: how many small faults, planted in the product one at a time, fail a test of the fast suite.
 MUTANTS ?= 200
 mutants: $(VENV)/installed ## does the fast suite find 200 small faults planted one by one? About an hour; goes on where it was interrupted; MUTANTS=200 SEED=1
-	$(RUN) -m tests.mutants --mutants $(MUTANTS) --seed $(SEED)
+	$(RUN) -m tools.mutants --mutants $(MUTANTS) --seed $(SEED)
 
 # The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
 # are, each in an environment of its own for every Python. The newest megatron-core needs Python >= 3.12:
@@ -158,15 +158,15 @@ OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
 GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
 
 gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
-	$(VENV)/bin/python -m tests.gpu_check.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
+	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
 
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
-	$(GPU_RUN) -m tests.gpu_check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
+	$(GPU_RUN) -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
 gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about ten minutes
-	$(RUN) -m tests.gpu_dry
-	$(RUN) -m tests.gpu_dry.layers
-	$(RUN) -m tests.gpu_dry.selection
+	$(RUN) -m benchmarks.gpu_dry
+	$(RUN) -m benchmarks.gpu_dry.layers
+	$(RUN) -m benchmarks.gpu_dry.selection
 
 # No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
 $(GPU_PACKAGES)/installed: $(OFFLINE)

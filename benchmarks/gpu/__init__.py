@@ -1,6 +1,11 @@
-"""Measurements on a machine with a GPU, as stages of `make gpu-check` (tests/gpu_check).
+"""The check of a machine with a GPU, `make gpu-check`: see `__main__`, the command and its stages in waves.
 
+context       the context of a stage, and its result
+trainings     stages that train by the program's own command
+layers        layers of every kind compiled, and the kernel of structured banks
 card          the rates of a card
 steps         training steps of one shape, and each switch
 measurements  what a process measures before its time is over
+page          the report as a page
+wheels        packages for a machine without a network
 """

@@ -5,7 +5,7 @@ claimed where p_n ≤ κ(a) / n^1.25, at any n from 5 to 100. Under a true diffe
 p_5 ... p_100 has one distribution, whatever the standard deviation is, so κ(a) makes the probability that any
 of the 96 looks claims wrongly a itself: repeated confidence intervals (Jennison and Turnbull, J. R. Statist.
 Soc. B 51, 1989) at unknown variance. How many pairs are meant to be made does not enter: stopping, going on
-and planning by what has been seen are all free. κ anew: `python -m tests.simulations.trial_campaigns`.
+and planning by what has been seen are all free. κ anew: `python -m tools.simulations.trial_campaigns`.
 
 An answer "yes" uses bounds at 5 % each, "no" at 2.5 % each, so that either is wrong in at most 5 % of trials.
 """

@@ -22,8 +22,8 @@ from pretrain.sweep.plan import PlannedRun, plan_sweep
 from tests.command_line import assert_refused
 from tests.fabricated_runs import write_planned_run
 from tests.ranks import warm_cli
-from tests.simulations.ladder_coverage import FACTORS, LENGTHS, NEXT, SIZES, campaign, law
 from tests.tiny import tiny_overrides
+from tools.simulations.ladder_coverage import FACTORS, LENGTHS, NEXT, SIZES, campaign, law
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anyth
 
 @pytest.mark.distributed
 def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
-    """`python -m tests.simulations.ladder_coverage` has the share to the percent."""
+    """`python -m tools.simulations.ladder_coverage` has the share to the percent."""
     random, inside, factors = np.random.default_rng(2), [], []
     for _ in range(24):
         cells, ahead = campaign(random, seed_sd=0.02, run_sd=0.01)

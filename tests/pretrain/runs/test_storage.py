@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.storage import storage_sentence
-from tests.faults.inflict import STANDS, build_shim, failing_storage
 from tests.ranks import ROOT
+from tools.faults.inflict import STANDS, build_shim, failing_storage
 
 
 @pytest.mark.distributed

@@ -1,0 +1,239 @@
+"""The stages that train: whole runs by the program's own command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.context import StageContext, StageError, StageResult
+
+MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
+"""Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""
+PARITY_STEPS = 20
+SAME_FIRST_LOSS, SAME_LOSS = 1e-5, 1e-3
+"""CPU and GPU add up in another order in fp32. How far apart the first losses may be, in units of the loss,
+and any later ones, in nats: AdamW makes a whole step of the sign of a tiny gradient."""
+SAME_DOCUMENTS = 0.05
+"""bf16 attention by two kernels, nats."""
+
+
+def shards(context: StageContext) -> StageResult:
+    """The demo's corpus, tokenizer and shards, made offline from the Python that runs."""
+    corpus, tokenizer = context.work / "corpus", context.work / "tokenizer"
+    verbs = (
+        ["demo-corpus", corpus],
+        ["train-tokenizer", corpus, "--out", tokenizer, "--vocab-size", "4096"],
+        [
+            "tokenize",
+            corpus,
+            "--tokenizer",
+            f"{tokenizer}.model",
+            "--out",
+            context.shards,
+            "--name",
+            "demo",
+        ],
+    )
+    for words in verbs:
+        context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
+    return StageResult({"manifest": _manifest(context)["fingerprint"]})
+
+
+def parity(context: StageContext) -> StageResult:
+    """The first steps of four variants in fp32, no TF32, on the CPU and on the GPU."""
+    variants = MAIN_VARIANTS[1:2] if context.small else MAIN_VARIANTS
+    steps = 5 if context.small else PARITY_STEPS
+    sides = [(variant, device) for variant in variants for device in ("cpu", "auto")]
+
+    def side(variant: str, device: str) -> list[float]:
+        name = f"parity-{variant}-{device}"
+        settings = [
+            f"attention.variant={variant}",
+            f"run.device={device}",
+            "performance.compile=none",
+        ]
+        train(context, name, [*settings, f"schedule.steps={steps}"])
+        return column(context, name, "loss/train")
+
+    with ThreadPoolExecutor(context.at_once) as pool:
+        curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
+    found: dict[str, Any] = {}
+    checks: dict[str, bool] = {}
+    for variant in variants:
+        cpu, gpu = curves[variant, "cpu"], curves[variant, "auto"]
+        if isinstance(cpu, str) or isinstance(gpu, str):
+            found[variant] = {"cpu": cpu, "gpu": gpu}
+            checks[variant] = False
+            continue
+        apart = [abs(one - other) for one, other in zip(cpu, gpu, strict=True)]
+        found[variant] = {
+            "first": apart[0],
+            "largest": max(apart),
+            "last": apart[-1],
+            "cpu": cpu,
+            "gpu": gpu,
+        }
+        checks[variant] = apart[0] <= SAME_FIRST_LOSS * cpu[0] and max(apart) <= SAME_LOSS
+    return StageResult(found, checks)
+
+
+def demo(context: StageContext) -> StageResult:
+    """The demo in bf16 by its defaults, 200 steps, and what the audit found in its engine."""
+    steps = 20 if context.small else 200
+    settings = [f"schedule.steps={steps}", "attention.variant=orthogonal", *context.precision]
+    train(context, "demo", settings)
+    losses, last = column(context, "demo", "loss/train"), records(context, "demo")[-1]
+    audit = json.loads((context.runs / "demo/audit.json").read_text())
+    return StageResult(
+        {
+            "losses": losses[:: max(1, steps // 20)],
+            "last": {tag: value for tag, value in last.items() if not isinstance(value, str)},
+            "audit": audit["totals"],
+        },
+        {
+            "every loss is finite": len(losses) == steps and all(map(math.isfinite, losses)),
+            "the loss falls": sum(losses[-5:]) < 0.95 * sum(losses[:5]),
+            "no frozen weight is in ZeRO": audit["frozen_in_zero"] == 0
+            and audit["totals"]["frozen_elements"] > 0,
+        },
+    )
+
+
+def documents(context: StageContext) -> StageResult:
+    """Documents that stand alone: the flash kernel for any lengths beside a mask of all pairs."""
+    curves = {}
+    for way in ("flash", "mask"):
+        settings = ["data.reset_at_document_end=true", f"performance.document_attention={way}"]
+        settings += ["performance.compile=none", "schedule.steps=10", *context.precision]
+        train(context, f"documents-{way}", settings)
+        curves[way] = column(context, f"documents-{way}", "loss/train")
+    apart = [abs(one - other) for one, other in zip(curves["flash"], curves["mask"], strict=True)]
+    return StageResult(
+        {"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS}
+    )
+
+
+def profile(context: StageContext) -> StageResult:
+    """telemetry.profile, in the program's own run."""
+    settings = ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *context.precision]
+    train(context, "profile", settings)
+    written = sorted(path.name for path in (context.runs / "profile/profile").iterdir())
+    kernels = json.loads((context.runs / "profile/profile/kernels_rank_0.json").read_text())
+    return StageResult(
+        {"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written}
+    )
+
+
+def resume_compiled(context: StageContext) -> StageResult:
+    """Kill and resume with run.deterministic, as a run is by default."""
+    return _resume(context, "resume-compiled", [])
+
+
+def resume_eager(context: StageContext) -> StageResult:
+    """The same with layers that are not compiled."""
+    return _resume(context, "resume-eager", ["performance.compile=none"])
+
+
+def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageResult:
+    """A run that nobody disturbs beside one that is killed behind a checkpoint and goes on from it."""
+    steps, every = (40, 8) if context.small else (240, 40)
+    common = [
+        *("run.deterministic=true", "model.dropout=0.1", "data.global_batch_size=8"),
+        *(f"schedule.steps={steps}", f"checkpoint.every={every}", *context.precision, *settings),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        straight = pool.submit(train, context, f"{name}-straight", common)
+        killed_at = _kill_behind(context, f"{name}-killed", common, 2 * every)
+        straight.result()
+    train(context, f"{name}-killed", common, start="again")
+    found: dict[str, Any] = {"killed_after_step": killed_at}
+    checks = {}
+    for tag in ("loss/train", "optim/grad_norm"):
+        ours, theirs = (column(context, f"{name}-{kind}", tag) for kind in ("killed", "straight"))
+        found[f"{tag}: last"] = [ours[-1], theirs[-1]]
+        found[f"{tag}: largest difference"] = max(
+            abs(a - b) for a, b in zip(ours, theirs, strict=True)
+        )
+        checks[f"{tag} is the same in all {steps} steps"] = ours == theirs and len(ours) == steps
+    digests = [_digests(context.runs / f"{name}-{kind}", steps) for kind in ("killed", "straight")]
+    checks["the last checkpoint is the same to the bit"] = digests[0] == digests[1] != {}
+    checks["it was killed before its end"] = killed_at < steps
+    return StageResult(found, checks)
+
+
+def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step: int) -> int:
+    """Start a run, kill it once the checkpoint of `step` is complete; the last step that it recorded."""
+    done = context.runs / name / f"checkpoints/step_{step:08d}/COMPLETE"
+    with context.started(name, training(context, name, settings)) as process:
+        while not done.exists():
+            if process.poll() is not None:
+                ended = f"{name} ended with {process.poll()} before it was killed"
+                raise StageError(f"{ended}:\n{context.tail(name)}")
+            if context.seconds_left <= 0:
+                raise StageError("the time of this stage was over")
+            time.sleep(0.01)
+    return int(records(context, name)[-1]["step"])
+
+
+def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
+    """Train to the end; what it printed is in a log of that name."""
+    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
+
+
+def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
+    """The command of a run of the demo on one rank."""
+    fixed = [
+        f"run.name={name}",
+        f"run.directory={context.runs}",
+        f"data.directory={context.shards}",
+        f"model.vocab_size={_manifest(context)['tokenizer']['vocab_size']}",
+        *(
+            "parallel.tensor_model_parallel_size=1",
+            "data.validate_every=0",
+            "data.validation_samples=16",
+        ),
+        *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
+    ]
+    if context.small:
+        fixed += ["model.num_layers=2", "model.hidden_size=32"]
+        fixed += ["data.sequence_length=32", "schedule.warmup_steps=2"]
+    last_given = dict(word.split("=", 1) for word in [*fixed, *settings])
+    words = [f"{key}={value}" for key, value in last_given.items()]
+    return [sys.executable, "-m", "pretrain", "train", "demo", *words]
+
+
+def _manifest(context: StageContext) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
+    return found
+
+
+def records(context: StageContext, name: str) -> list[dict[str, Any]]:
+    """Return what the run recorded, whole lines only, each step as it was recorded last."""
+    lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
+    found = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
+    return [found[step] for step in sorted(found)]
+
+
+def column(context: StageContext, name: str, tag: str) -> list[float]:
+    """Return one quantity, step by step."""
+    return [record[tag] for record in records(context, name) if tag in record]
+
+
+def _or_error(work: Any, *arguments: Any) -> Any:
+    """Return what the work gives, or the sentence of its failure: the other variants still count."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _digests(run: Path, step: int) -> dict[str, str]:
+    files = (run / f"checkpoints/step_{step:08d}").glob("*.safetensors")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

@@ -1,0 +1,305 @@
+"""Costs of a training step on a GPU, counted without one: host waits, copies, types, kernels.
+
+    make gpu-dry                                                 # or: python -m benchmarks.gpu_dry [DESIGN …]
+
+The program's own training step runs on pretended CUDA tensors (`pretended`), `large` cut to two layers, in
+bf16, without dropout, in eager mode. Rank 0 alone runs, and its collectives leave everything as it is. Every
+count has a bound, and one above it is an error: a step has come to ask for more. Where a count has sunk,
+lower its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "gpu-dry"
+KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
+"""Columns of the table. `host wait` has the one at the end, where the loop reads its numbers; `a layer` is
+kernels of a layer and micro batch; `copy` those of 1 MiB or more; `fp32` results of 2^20 numbers or more;
+`fp64` all results, of which the loss has some with a number for each token.
+"""
+MICRO_BATCHES, SAMPLES = 2, 25
+
+
+@dataclass(frozen=True)
+class Design:
+    """A variant and its layout, and the largest count of each of KINDS."""
+
+    variant: str
+    bounds: tuple[int, ...]
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    stage: int = 1
+    settings: tuple[str, ...] = ()
+    """Further overrides of `large`."""
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return the overrides of `large`."""
+        return [
+            f"attention.variant={self.variant}",
+            f"deepspeed.config=zero{self.stage}",
+            f"parallel.tensor_model_parallel_size={self.tensor_parallel_size}",
+            f"parallel.sequence_parallel={self.tensor_parallel_size > 1}",
+            f"data.micro_batch_size={SAMPLES}",
+            f"data.global_batch_size={MICRO_BATCHES * SAMPLES * self.data_parallel_size}",
+            "model.dropout=0",
+            "performance.compile=none",
+            *self.settings,
+        ]
+
+
+HELPERS = "[short_convolution, query_key_bias, channel_scale]"
+DESIGNS = {
+    "vanilla": Design("vanilla", (1, 105, 3761, 216, 8, 786, 37, 0, 0)),
+    "orthogonal": Design("orthogonal", (1, 105, 3647, 216, 8, 794, 39, 0, 0)),
+    "monarch": Design("monarch", (1, 105, 3647, 216, 8, 802, 41, 0, 0)),
+    "tp2": Design("orthogonal", (1, 59, 1877, 112, 20, 658, 53, 0, 0), tensor_parallel_size=2),
+    "dp8": Design("orthogonal", (1, 105, 3553, 219, 8, 801, 40, 0, 0), data_parallel_size=8),
+    "dp8_zero2": Design(
+        "orthogonal", (4, 138, 4652, 207, 8, 817, 48, 0, 0), data_parallel_size=8, stage=2
+    ),
+    "dp8_zero3": Design(
+        "orthogonal", (31, 162, 4361, 228, 18, 944, 59, 0, 0), data_parallel_size=8, stage=3
+    ),
+    "fp32": Design(
+        "orthogonal",
+        (1, 22, 1363, 365, 8, 668, 35, 0, 0),
+        stage=0,
+        settings=("precision.dtype=fp32",),
+    ),
+    "dropout": Design(
+        "orthogonal", (1, 105, 3647, 216, 8, 814, 43, 0, 0), settings=("model.dropout=0.1",)
+    ),
+    "gqa_rope": Design(
+        "orthogonal",
+        (1, 105, 3565, 212, 8, 833, 51, 0, 0),
+        settings=("model.num_query_groups=4", "model.position_embedding=rope"),
+    ),
+    "shared_monarch": Design(
+        "monarch",
+        (1, 101, 3438, 216, 8, 1024, 96, 0, 0),
+        settings=("attention.shared=true", f"attention.adapters={HELPERS}"),
+    ),
+    "thin": Design(
+        "low_rank",
+        (1, 101, 3438, 216, 8, 1034, 99, 0, 0),
+        settings=("attention.low_rank=3", "attention.adapters=[short_convolution, channel_scale]"),
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Count the designs that are named, or all; return 1 if a bound is passed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry", description=__doc__)
+    parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
+    parser.add_argument(
+        "--places", action="store_true", help="print where each count but kernels comes from"
+    )
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.in_this_process:
+        print("\n" + json.dumps(count(DESIGNS[options.designs[0]])), flush=True)
+        os._exit(0)  # no library may tidy up what was never there
+    passed = []
+    print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
+    for name in options.designs or DESIGNS:
+        counts, places = counted_apart("benchmarks.gpu_dry", name)
+        print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
+        if options.places:
+            print(*places, sep="\n")
+        for kind, number, bound in zip(KINDS, counts, DESIGNS[name].bounds, strict=True):
+            if number > bound:
+                passed.append(f"{name}: {kind} {number}, at most {bound}")
+    print(*passed, sep="\n", file=sys.stderr)
+    return 1 if passed else 0
+
+
+def counted_apart(module: str, design: str) -> Any:
+    """Return what `module` counts of a design in a process of its own."""
+    command = [sys.executable, "-m", module, design, "--in-this-process"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
+
+
+def count(design: Design) -> tuple[list[int], list[str]]:
+    """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
+    (one, _), (two, places) = costs_of_steps([(design, 1), (design, 2)])
+    two["a layer"] = (two["kernel"] - one["kernel"]) / MICRO_BATCHES
+    return [round(two[kind]) for kind in KINDS], places
+
+
+def costs_of_steps(
+    asked: Sequence[tuple[Design, int]],
+) -> Iterator[tuple[dict[str, float], list[str]]]:
+    """Yield, for designs of one layout and numbers of layers, what a step costs by kind, and lines on places.
+
+    `a layer` is not among the kinds.
+    """
+    load_guard()
+    from benchmarks.gpu_dry.pretended import PretendedGpu
+
+    with PretendedGpu() as gpu:
+        context = pretend_ranks(asked[0][0])
+        put_in_place(gpu)
+        for design, layers in asked:
+            _run_steps(gpu, context, design, layers)
+            found = sorted(gpu.costs.found.items())
+            places = [
+                f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"
+            ]
+            yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
+
+
+def load_guard() -> None:
+    """Load the device guard, compiled once; torch looks for devices once, when it is imported."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None and "torch" not in sys.modules
+    folder, source = Path(spec.origin).parent, Path(__file__).with_name("cuda_guard.cpp")
+    made_of = f"{version('torch')} {sys.version} {zlib.crc32(source.read_bytes())}".encode()
+    library = BUILD / f"cuda_guard-{zlib.crc32(made_of):08x}.so"
+    includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
+    if not library.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        own = library.with_suffix(f".{os.getpid()}")
+        command = [
+            os.environ.get("CXX", "g++"),
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            "-O1",
+            str(source),
+            *includes,
+        ]
+        subprocess.run([*command, "-o", str(own)], check=True)
+        own.rename(library)
+    for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def pretend_ranks(design: Design) -> Any:
+    """Return the context of rank 0 beside ranks that are not there; DeepSpeed gets the pretended device."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    import deepspeed.accelerator.real_accelerator as accelerators
+    import torch.distributed as dist
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from megatron_patches.engine.compat import prepare_imports
+    from pretrain.ranks.environment import LaunchEnvironment
+    from pretrain.ranks.groups import initialize_distributed
+
+    prepare_imports()
+    accelerators.ds_accelerator = CUDA_Accelerator()
+    dist.init_process_group("fake", rank=0, world_size=design.world_size, store=FakeStore())
+    launch = LaunchEnvironment(0, 0, design.world_size)
+    return initialize_distributed(launch, design.tensor_parallel_size, timeout_seconds=600)
+
+
+def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
+    """Run two steps; what the second took is then in `gpu.costs`."""
+    import torch
+
+    from pretrain.config.load import load_config
+    from pretrain.runs.position import Position
+    from pretrain.training import loop
+    from pretrain.training.phase_engine import PhasedEngine
+
+    config = load_config("large", [f"model.num_layers={layers}", *design.overrides])
+    phased = PhasedEngine(config, context)
+    shape = (MICRO_BATCHES, SAMPLES, config.data.sequence_length + 1)
+    run: Any = SimpleNamespace(
+        config=config,
+        context=context,
+        phased=phased,
+        engine=phased.engine,
+        watch=SimpleNamespace(at=lambda what: None),
+        data=SimpleNamespace(boundary=None),
+        has_error=lambda: False,
+        batches=SimpleNamespace(
+            at=lambda first: torch.zeros(shape, dtype=torch.int64).pin_memory(),
+            read=lambda first: None,
+        ),
+    )
+    signals: Any = SimpleNamespace(stop=False, continue_later=False)
+    for _ in range(2):
+        gpu.costs.found.clear()
+        loop.train_step(run, Position(), signals)
+
+
+def put_in_place(gpu: Any) -> None:
+    """Build models with contents, which initialisation needs, and move them; ask nothing of other ranks.
+
+    ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is this one.
+
+    Attention is torch's flash kernel, in fp32 its memory-efficient one, as on a GPU: there torch chooses by
+    the card.
+    """
+    import torch
+    from deepspeed.runtime.zero import partitioned_param_coordinator
+    from megatron.core.tensor_parallel import random
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    from megatron_patches.attention import scores
+    from pretrain.model.build import build_model
+    from pretrain.training import engine, phase_engine
+
+    def build(config: Any, context: Any, phase: int) -> Any:
+        model: Any
+        with _disable_current_modes(), patch.object(torch.cuda, "current_device", lambda: "cpu"):
+            model = build_model(config, replace(context, device=torch.device("cpu")), phase)
+        gpu.move(model)
+        model.to = model.bfloat16 = lambda *device: (
+            model
+        )  # DeepSpeed's engine asks for what is done
+        return model
+
+    def flash(
+        query: Any, key: Any, value: Any, dropout_p: float, scale: float, **settings: Any
+    ) -> Any:
+        assert settings["is_causal"]
+        aten = torch.ops.aten
+        if query.dtype == torch.bfloat16:
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, True, scale=scale
+            )[0]
+        efficient = aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, None, True, dropout_p, True, scale=scale)[0]
+
+    replaced: Any = phase_engine
+    replaced.build_model, replaced.choose_structured_products = build, lambda *asked: None
+    replaced = partitioned_param_coordinator
+    replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add(
+        "host wait", "rank 0's order", 2
+    )
+    replaced = engine
+    replaced.audit = lambda *held: {}
+    replaced = random
+    replaced._get_cuda_rng_state = lambda **asked: torch.cuda.get_rng_state()
+    replaced._set_cuda_rng_state = lambda state, **asked: None
+    replaced = scores
+    replaced.scaled_dot_product_attention = flash
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""`make gpu-check` on the CPU: the stages that a GPU runs, in small sizes; no stage takes another with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu_check
+from benchmarks.gpu.card import attention_curve, card_of
+from benchmarks.gpu.context import StageContext, StageReport, StageResult
+from benchmarks.gpu.page import write_page
+from pretrain.plan.roofline import find_gpu
+from tests.ranks import ROOT, rank_environment
+
+STAGES = ("card", "parity", "structured", "large_2048")
+
+
+@pytest.mark.full
+def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--out",
+        str(out),
+        "--shards",
+        str(tiny_shards),
+    ]
+    done = subprocess.run(
+        [*command, "--stages", *STAGES],
+        cwd=ROOT,
+        env=rank_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "gpu-check.json").read_text())
+    stages = report["stages"]
+    assert {name: stage["state"] for name, stage in stages.items()} == dict.fromkeys(STAGES, "ok")
+    assert report["gpu"] == "none" and not (out / "README.md").exists()
+
+    curves = stages["parity"]["found"]["orthogonal"]
+    assert (
+        curves["cpu"] == curves["gpu"] and len(curves["cpu"]) == 5
+    )  # without a GPU it is the CPU twice
+    steps = stages["large_2048"]["found"]
+    assert not steps["failed"] and not steps["left_out"]
+    assert all(entry["step_seconds"] > 0 for entry in steps["contenders"].values())
+    assert steps["contenders"]["vanilla"]["step_time_over"].keys() == {"orthogonal", "plain"}
+    assert {"product", "optimizer"} <= steps["contenders"]["orthogonal"]["kernels"].keys()
+    assert steps["switches"]["deepspeed.config=zero1"]["zero_stage"] == 1
+    assert steps["switches"]["performance.recompute=full"]["step_time_over_default"]["median"] > 0
+
+    structured = stages["structured"]
+    assert len(structured["checks"]) == 20 and not structured["found"]["failed"]
+    assert structured["found"]["sizes"].keys() == {"128, bfloat16", "192, float32"}
+
+    # The card and the page of a GPU are made of the same values.
+    rates = stages["card"]["found"]["rates"]
+    card, notes = card_of(
+        rates, {"name": "NVIDIA H200", "memory_bytes": 150e9, "power.limit": "700.00"}
+    )
+    file = tmp_path / "card.json"
+    file.write_text(card.model_dump_json())
+    assert find_gpu(str(file)) == card and card.peak_tflops == 989.4 and len(notes) == 1
+    write_page(report | {"gpu": "NVIDIA H200"}, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "| two products |" in page
+    assert (
+        "| orthogonal |" in page
+        and "`deepspeed.config=zero1`" in page
+        and "What failed" not in page
+    )
+
+
+def test_attention_is_fitted_through_what_was_measured() -> None:
+    most, half = attention_curve(
+        {length: 300 * length / (length + 500) for length in (512, 2048, 8192)}
+    )
+    assert (most, half) == (pytest.approx(300), pytest.approx(500))
+
+
+def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(context: StageContext) -> StageResult:
+        raise ZeroDivisionError("a mistake of ours")
+
+    def fails(context: StageContext) -> StageResult:
+        context.run("fails", [sys.executable, "-c", "raise SystemExit('no kernel image')"])
+        return StageResult({})
+
+    def hangs(context: StageContext) -> StageResult:
+        context.run(
+            "hangs",
+            [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(300)"],
+        )
+        return StageResult({})
+
+    def wrong(context: StageContext) -> StageResult:
+        return StageResult({"number": 2}, {"two is three": False, "two is two": True})
+
+    works = {
+        "broken": broken,
+        "fails": fails,
+        "hangs": hangs,
+        "wrong": wrong,
+        "good": lambda _: StageResult({}),
+    }
+    waves = tuple(
+        (gpu_check.Stage(name, work, 3 / gpu_check.PATIENCE_ON_CPU),)
+        for name, work in works.items()
+    )
+    monkeypatch.setattr(gpu_check, "WAVES", waves)
+    report = StageReport(tmp_path / "report.json")
+    until = time.monotonic() + 100
+    context = StageContext(tmp_path / "work", tmp_path, until, False, 1, gpu_check.environment())
+    gpu_check.run_waves(context, report, works)
+    stages = json.loads((tmp_path / "report.json").read_text())["stages"]
+    states = dict.fromkeys(works, "failed") | {"good": "ok"}
+    assert {name: stage["state"] for name, stage in stages.items()} == states
+    assert "a mistake of ours" in stages["broken"]["error"]
+    assert "no kernel image" in stages["fails"]["error"]
+    assert (
+        "time of this stage was over" in stages["hangs"]["error"]
+        and "begun" in stages["hangs"]["error"]
+    )
+    assert stages["hangs"]["seconds"] < 30
+
+    facts = {
+        "gpu": "a",
+        "date": "d",
+        "commit": "c",
+        "python": "3",
+        "seconds": 1.0,
+        "seconds_allowed": 2.0,
+    }
+    write_page(report.values | facts, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "no kernel image" in page and "* not so: two is three" in page
+
+    gpu_check.run_waves(gpu_check.replace(context, until=time.monotonic()), report, ["good"])
+    assert report.values["stages"]["good"]["state"] == "no time was left for it"

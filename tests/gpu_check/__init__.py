@@ -1,8 +1,0 @@
-"""The check of a machine with a GPU, `make gpu-check`: see `__main__`, the command and its stages in waves.
-
-context    the context of a stage, and its result
-trainings  stages that train by the program's own command
-layers     layers of every kind compiled, and the kernel of structured banks
-page       the report as a page
-wheels     packages for a machine without a network
-"""

@@ -1,0 +1,289 @@
+"""A case: a run from nothing or from a checkpoint, its fault, the start after it, and the verdict."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.faults.inflict import (
+    ERRORS,
+    Disturbance,
+    bytes_written,
+    damage,
+    failing_storage,
+    make_room,
+    set_clock_back,
+    small_disk,
+)
+from tools.faults.judge import differences
+from tools.faults.outside import Outside
+from tools.faults.plan import (
+    DAMAGE,
+    OUTSIDE,
+    STEPS,
+    STORAGE,
+    SUSPENDED_SECONDS,
+    WAITING,
+    Case,
+    Fault,
+    Layout,
+    overrides_for,
+)
+from tools.faults.references import PAGE, Half, Reference, References, size_on_disk
+from tools.faults.starts import End, Start, run_start
+
+LONGEST_SENTENCE = 1.5 * SUSPENDED_SECONDS + 3.0
+"""Seconds within which a suspended rank must be named: the timeout, then one look at the others' signs, on a
+busy machine."""
+WORDS = {
+    Fault.DISK_FULL: "No space left on device",
+    Fault.IO_ERROR: "Input/output error",
+    Fault.STORAGE_STANDS: "takes no byte",
+}
+
+
+@dataclass
+class Outcome:
+    """The result of a case.
+
+    Attributes:
+        happened: the fault came before the run had ended.
+        in_save: while a checkpoint was being written.
+        sentence: the one sentence with which the disturbed start ended, if it did.
+        waited: seconds from a SIGSTOP to that sentence.
+        wrong_end, left, different: what is wrong, in words; empty where nothing is.
+        commit: what was tried, for outcomes of several days.
+    """
+
+    case: Case
+    happened: bool = False
+    in_save: bool = False
+    sentence: str = ""
+    waited: float | None = None
+    wrong_end: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    commit: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self.wrong_end, *self.left, *self.different]
+
+
+class Cases:
+    """Runs cases in directories of their own below `directory`."""
+
+    def __init__(
+        self, directory: Path, shards: Path, shim: Path | None, references: References
+    ) -> None:
+        self._directory, self._shards, self._shim, self._references = (
+            directory,
+            shards,
+            shim,
+            references,
+        )
+        self._outside = Outside(directory, shards.parent / "corpus", references)
+
+    def close(self) -> None:
+        """End what was started for several cases."""
+        self._outside.close()
+
+    def run(self, case: Case) -> Outcome:
+        """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
+        began, outcome = time.monotonic(), Outcome(case)
+        directory = self._directory / case.name
+        directory.mkdir(parents=True)
+        with ExitStack() as stack:
+            try:
+                if case.fault in OUTSIDE:
+                    self._outside.run(case, directory, outcome)
+                else:
+                    self._run(case, outcome, directory, stack)
+            except Exception as error:  # of this program: a campaign goes on, and says so
+                outcome.wrong_end.append(f"the case itself failed: {type(error).__name__}: {error}")
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def _run(self, case: Case, outcome: Outcome, directory: Path, stack: ExitStack) -> None:
+        reference = self._references.of(case.layout)
+        runs = directory / "runs"
+        half = self._references.half_of(case.layout) if case.resumed else None
+        size = _disk_size(case, reference, half)
+        on_disk = case.fault is Fault.DISK_FULL and stack.enter_context(small_disk(runs, size))
+        runs.mkdir(exist_ok=True)
+        if half is not None:
+            shutil.copytree(half.run, runs / "run")
+        if case.fault in DAMAGE:
+            end = self._damaged(case, outcome, directory, runs)
+        elif case.fault in STORAGE:
+            after = int(case.place * reference.bytes_written * _share_left(half))
+            end = self._without_room(case, outcome, directory, runs, after, on_disk)
+        else:
+            first = half.step + 1 if half is not None else 1
+            disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
+            end = self._disturbed(case, outcome, directory, runs, disturb)
+        outcome.left += [f"left by the first start: {each}" for each in end.left]
+        if end.hung:
+            outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
+        if case.fault is Fault.CLOCK_BACK:
+            set_clock_back(runs / "run")
+        if case.fault is Fault.TWO_STARTERS:
+            self._both_go_on(case, outcome, directory, runs, reference)
+        else:
+            self._go_on(case, outcome, directory, runs, reference)
+
+    def _disturbed(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, disturb: Disturbance
+    ) -> End:
+        more = (
+            [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault is Fault.SUSPEND else []
+        )
+        end = self._start(case.layout, directory / "disturbed.log", runs, more, disturb)
+        outcome.happened, outcome.in_save = disturb.happened, disturb.in_save
+        outcome.waited = disturb.seconds_to_sentence
+        if case.fault is Fault.SUSPEND:
+            if outcome.happened and end.code != 0:
+                _expect_sentence(outcome, end, f"rank {case.rank}")
+            if outcome.waited is not None and outcome.waited > LONGEST_SENTENCE:
+                outcome.wrong_end.append(f"the rank was named after {outcome.waited:.1f} s only")
+        elif case.fault is Fault.KILL_ONE:
+            if len(end.sentences) > 1 or end.has_traceback:
+                also = ", and a traceback" if end.has_traceback else ""
+                outcome.wrong_end.append(f"{len(end.sentences)} sentences{also}: {_last_line(end)}")
+        elif case.fault in (Fault.TERMINATE, Fault.CONTINUE):
+            _expect_order(outcome, end, runs / "run")
+        return end
+
+    def _without_room(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, after: int, on_disk: bool
+    ) -> End:
+        environment, counter = {}, directory / "written"
+        if not on_disk:
+            if self._shim is None:
+                outcome.wrong_end.append("not tried: there is no C compiler")
+                return End(0, 0.0, "", "", False, ())
+            environment = failing_storage(self._shim, runs, counter, after, ERRORS[case.fault])
+        more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
+        end = self._start(
+            case.layout, directory / "disturbed.log", runs, more, environment=environment
+        )
+        outcome.happened = end.code != 0 or (not on_disk and bytes_written(counter) > after)
+        if outcome.happened:
+            _expect_sentence(outcome, end, WORDS[case.fault], str(runs))
+        if on_disk:
+            make_room(runs)
+        return end
+
+    def _damaged(self, case: Case, outcome: Outcome, directory: Path, runs: Path) -> End:
+        newest = max((runs / "run/checkpoints").glob("step_????????"))
+        damage(newest, case)
+        outcome.happened = True
+        end = self._start(case.layout, directory / "disturbed.log", runs)
+        if end.code != 0:  # some bytes mean nothing: white space in JSON
+            _expect_sentence(outcome, end, newest.name)
+        return end
+
+    def _go_on(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
+    ) -> None:
+        """The same command again must finish the run, and make it the undisturbed one."""
+        more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
+        end = self._start(case.then, directory / "resumed.log", runs, more)
+        outcome.left += [f"left by the next start: {each}" for each in end.left]
+        if end.hung or end.code != 0:
+            how = "hung" if end.hung else f"exit code {end.code}: {_last_line(end)}"
+            outcome.different.append(f"does not go on ({how})")
+            return
+        outcome.different += differences(runs / "run", reference.run, case.then == case.layout)
+
+    def _both_go_on(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
+    ) -> None:
+        """Start the run twice at once: one must finish it, and the other say that somebody trains it."""
+        with ThreadPoolExecutor(2) as pool:
+            logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
+            ends = list(pool.map(lambda log: self._start(case.then, log, runs), logs))
+        codes = sorted(end.code for end in ends)
+        if codes != [0, 2]:
+            outcome.different.append(f"two starts ended with exit codes {codes}, not 0 and 2")
+        for end in ends:
+            if end.code == 2:
+                _expect_sentence(outcome, end, str(runs / "run"))
+        if 0 in codes:
+            outcome.different += differences(runs / "run", reference.run, True)
+
+    def _start(
+        self,
+        layout: Layout,
+        log: Path,
+        runs: Path,
+        more: list[str] | None = None,
+        disturb: Disturbance | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> End:
+        overrides = [*overrides_for(layout, self._shards, runs), *(more or [])]
+        return run_start(overrides, layout, runs / "run", log, disturb or _leave_alone, environment)
+
+
+def _leave_alone(start: Start) -> None:
+    """Nothing happens to this one."""
+
+
+def _share_left(half: Half | None) -> float:
+    """Return the share of the steps that a start still has to make."""
+    return 1.0 if half is None else 1 - half.step / STEPS
+
+
+def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
+    """Return the size of the disk: the run's present files and a share of the space it still needs."""
+    has = size_on_disk(half.run) if half is not None else 0
+    needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
+    return has + PAGE + int(case.place * max(0, needs - has))
+
+
+def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
+    """The start ended with exit code 2 and one sentence, which has every one of `fragments`."""
+    if end.hung:
+        return
+    sentences = end.sentences
+    if end.code != 2:
+        outcome.wrong_end.append(f"exit code {end.code}, not 2: {_last_line(end)}")
+    if len(sentences) != 1 or end.has_traceback:
+        also = ", and a traceback" if end.has_traceback else ""
+        outcome.wrong_end.append(f"{len(sentences)} sentences{also}, not 1: {_last_line(end)}")
+        return
+    outcome.sentence = sentences[0]
+    missing = [
+        fragment
+        for fragment in fragments
+        if not re.search(rf"{re.escape(fragment)}\b", sentences[0])
+    ]
+    if missing:
+        outcome.wrong_end.append(f"the sentence does not say {missing[0]!r}: {sentences[0]}")
+
+
+def _expect_order(outcome: Outcome, end: End, run: Path) -> None:
+    """After a signal to stop: saved and exit code 0; or, before the handlers were there, ended by it."""
+    if end.hung:
+        return
+    number = signal.SIGTERM if outcome.case.fault is Fault.TERMINATE else signal.SIGUSR1
+    state = run / "state"
+    saved = state.is_file() and state.read_text() != "running\n"
+    by_signal = end.code in (-number, 128 + number) and outcome.case.in_start
+    if not by_signal and (end.code != 0 or not saved):
+        outcome.wrong_end.append(f"exit code {end.code}: {_last_line(end)}")
+    if end.has_traceback:
+        outcome.wrong_end.append("a traceback")
+
+
+def _last_line(end: End) -> str:
+    lines = [line for line in (end.errors or end.output).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "nothing was said"

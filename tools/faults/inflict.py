@@ -1,0 +1,187 @@
+"""The faults of a start: signals at a random moment, file systems that fail, damage to a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tools.faults.plan import STEPS, Case, Fault
+from tools.faults.starts import Start
+
+SHIM = Path(__file__).parent / "storage_fault.c"
+NEVER = -1
+
+
+@dataclass
+class Disturbance:
+    """A signal to a start, when its time has come; then what happened.
+
+    Attributes:
+        start_seconds: what a start takes up to its first step, in the undisturbed run.
+        step_seconds: what a step takes there.
+        first_step: the step that this start makes first.
+        happened: whether the run had not ended before.
+        in_save: whether a checkpoint was being written then.
+        seconds_to_sentence: from the signal to the first sentence on stderr.
+    """
+
+    case: Case
+    start_seconds: float
+    step_seconds: float
+    first_step: int
+    happened: bool = False
+    in_save: bool = False
+    seconds_to_sentence: float | None = None
+
+    def __call__(self, start: Start) -> None:
+        self._wait_for_moment(start)
+        if not start.alive:
+            return
+        start.note_ports()
+        ranks = start.ranks()
+        self.happened = self._strike(start, ranks)
+        self.in_save = bool(unfinished_checkpoints(start.run))
+        if self.happened and self.case.fault is Fault.SUSPEND:
+            struck, errors = time.monotonic(), start.log.with_suffix(".errors")
+            if start.until(lambda: "error: " in errors.read_text()):
+                self.seconds_to_sentence = time.monotonic() - struck
+
+    def _wait_for_moment(self, start: Start) -> None:
+        case = self.case
+        if case.in_start:
+            moment = case.moment * self.start_seconds
+            start.until(lambda: start.seconds > moment)
+            return
+        step = self.first_step + int(case.moment * (STEPS - self.first_step))
+        records = start.run / "metrics.jsonl"
+        if start.until(lambda: bool(start.ranks()) and lines_in(records) >= step):
+            time.sleep(case.within * self.step_seconds)
+
+    def _strike(self, start: Start, ranks: list[psutil.Process]) -> bool:
+        """Send the signal; whether anyone got it."""
+        case = self.case
+        single = ranks[case.rank : case.rank + 1] or [start.launcher]
+        family = ranks if case.whole_family and ranks else [start.launcher]
+        number, targets = {
+            Fault.KILL_ONE: (signal.SIGKILL, single),
+            Fault.KILL_ALL: (signal.SIGKILL, family),
+            Fault.OTHER_LAYOUT: (signal.SIGKILL, family),
+            Fault.CLOCK_BACK: (signal.SIGKILL, family),
+            Fault.TWO_STARTERS: (signal.SIGKILL, family),
+            Fault.SUSPEND: (signal.SIGSTOP, single),
+            Fault.TERMINATE: (signal.SIGTERM, [start.launcher]),
+            Fault.CONTINUE: (signal.SIGUSR1, [start.launcher]),
+        }[case.fault]
+        sent = False
+        for process in targets:
+            with suppress(psutil.Error, ProcessLookupError):
+                process.send_signal(number)
+                sent = True
+        return sent
+
+
+def lines_in(path: Path) -> int:
+    """Whole lines of a file that may not be there yet."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes().count(b"\n")
+    return 0
+
+
+def unfinished_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints without a marker, but for those that a start has kept aside."""
+    found = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
+    return [path for path in found if not (path / "COMPLETE").exists()]
+
+
+def build_shim(directory: Path) -> Path | None:
+    """The library that makes writing fail; None where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    library = directory / "storage_fault.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", SHIM, "-o", library, "-ldl"], check=True, timeout=60
+    )
+    return library
+
+
+def failing_storage(
+    shim: Path, root: Path, counter: Path, after: int, error: int
+) -> dict[str, str]:
+    """The environment in which no byte from `after` on (NEVER: all are) can be written below `root`."""
+    counter.write_bytes(bytes(8))
+    return {
+        "LD_PRELOAD": str(shim),
+        "STORAGE_ROOT": str(root),
+        "STORAGE_COUNTER": str(counter),
+        "STORAGE_AFTER": str(after),
+        "STORAGE_ERROR": str(error),
+    }
+
+
+def bytes_written(counter: Path) -> int:
+    return int.from_bytes(counter.read_bytes(), "little")
+
+
+STANDS = 0
+"""In place of an error number: who writes waits for ever."""
+ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO, Fault.STORAGE_STANDS: STANDS}
+
+
+@contextmanager
+def small_disk(directory: Path, size: int) -> Iterator[bool]:
+    """A file system of `size` bytes (whole pages) at `directory`; False where this user may not mount one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={max(size, 1)}", "none", str(directory)]
+    try:
+        mounted = not subprocess.run(command, capture_output=True, timeout=20).returncode
+    except FileNotFoundError:
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True, timeout=20)
+
+
+def make_room(directory: Path) -> None:
+    """Let the file system of `small_disk` grow."""
+    subprocess.run(["mount", "-o", "remount,size=1g", str(directory)], check=True, timeout=20)
+
+
+AHEAD_SECONDS = 3600.0
+
+
+def set_clock_back(run: Path) -> None:
+    """Date all that a killed run has left, if anything, an hour ahead, as after the correction of a clock."""
+    for path in [*run.rglob("*"), run]:
+        if path.exists() and not path.is_symlink():
+            then = path.stat().st_mtime + AHEAD_SECONDS
+            os.utime(path, (then, then))
+
+
+def damage(checkpoint: Path, case: Case) -> Path:
+    """Flip a bit of, or cut, one of the checkpoint's files, or remove its marker; which one."""
+    if case.fault is Fault.MARKER_LOST:
+        (checkpoint / "COMPLETE").unlink()
+        return checkpoint / "COMPLETE"
+    files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
+    file = files[int(case.file * len(files))]
+    at = int(case.place * file.stat().st_size)
+    if case.fault is Fault.CUT:
+        os.truncate(file, at)
+        return file
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1 << case.bit
+    file.write_bytes(content)
+    return file

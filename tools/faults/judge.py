@@ -1,0 +1,124 @@
+"""The comparison of a disturbed run with the undisturbed one: weights, records, TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tools.faults.inflict import unfinished_checkpoints
+from tools.faults.plan import STEPS
+
+LOSS_ROUNDING = 1e-6
+"""Largest relative difference of a loss after another layout, in fp32."""
+ROUNDING = 1e-3
+"""The same of other records and of weights, relative to the largest of a tensor: AdamW divides by the root of
+a second moment, which makes much of the rounding of a small gradient."""
+ALL_STEPS = list(range(1, STEPS + 1))
+SCALARS = ("loss/train", "optim/grad_norm")
+OF_THE_LAYOUT = ("memory/", "counters/micro_steps")
+"""Records and counters that another layout has other values of."""
+
+
+def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
+    """Return the differences from the undisturbed run, a few words each.
+
+    Args:
+        same_layout: all of it ran at one layout, so that every bit must be equal; else up to rounding.
+    """
+    state = run / "state"
+    if not state.is_file() or state.read_text() != "finished\n":
+        return ["not finished"]
+    found = []
+    if (steps := logged_steps(run)) != ALL_STEPS:
+        found.append(f"metrics.jsonl has {_steps_in_words(steps)}")
+    else:
+        found += _other_records(run, reference, same_layout)
+    found += _other_weights(run, reference, same_layout)
+    found += _other_events(run, reference, same_layout)
+    found += [f"{path.name} is left unfinished" for path in unfinished_checkpoints(run)]
+    return found
+
+
+def _other_records(run: Path, reference: Path, same_layout: bool) -> list[str]:
+    found = []
+    for ours, theirs in zip(
+        deterministic_metrics(run), deterministic_metrics(reference), strict=True
+    ):
+        if ours.keys() != theirs.keys():
+            found.append(
+                f"step {ours['step']} records {sorted(ours.keys() ^ theirs.keys())} or not"
+            )
+        else:
+            found += [
+                f"step {ours['step']}: {tag} is {value}, not {theirs[tag]}"
+                for tag, value in ours.items()
+                if not _near(tag, value, theirs[tag], same_layout)
+            ]
+    return found[:3]
+
+
+def _near(tag: str, ours: Any, theirs: Any, same_layout: bool) -> bool:
+    if not same_layout and tag.startswith(OF_THE_LAYOUT):
+        return True
+    if not same_layout and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(
+            _near(tag, ours[key], theirs[key], False) for key in ours
+        )
+    if same_layout or not isinstance(theirs, float) or not isinstance(ours, float):
+        return equal(ours, theirs)
+    return math.isclose(ours, theirs, rel_tol=LOSS_ROUNDING if tag == "loss/train" else ROUNDING)
+
+
+def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
+    last = f"checkpoints/step_{STEPS:08d}"
+    if not (run / last / "COMPLETE").is_file():
+        return ["the last checkpoint is missing"]
+    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(reference / last)
+    if ours.keys() != theirs.keys():
+        return ["the last checkpoint holds other tensors"]
+    different = []
+    for place, tensor in ours.items():
+        if same_layout or not torch.is_tensor(tensor):
+            near = _near(place, tensor, theirs[place], same_layout)
+        else:
+            near = float((tensor - theirs[place]).abs().max()) <= ROUNDING * float(
+                theirs[place].abs().max()
+            )
+        if not near:
+            different.append(place)
+    return [f"{len(different)} of {len(ours)} weights differ: {different[0]}"] if different else []
+
+
+def _other_events(run: Path, reference: Path, same_layout: bool) -> list[str]:
+    """Each step of TensorBoard is there once, with the value of metrics.jsonl's undisturbed run."""
+    found = []
+    ours, theirs = (
+        EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+        for path in (run, reference)
+    )
+    for tag in SCALARS:
+        events = ours.Scalars(tag) if tag in ours.Tags()["scalars"] else []
+        expected = theirs.Scalars(tag)
+        if (steps := [event.step for event in events]) != ALL_STEPS:
+            found.append(f"TensorBoard's {tag} has {_steps_in_words(steps)}")
+        elif any(
+            not _near(tag, a.value, b.value, same_layout)
+            for a, b in zip(events, expected, strict=True)
+        ):
+            found.append(f"TensorBoard's {tag} differs")
+    return found
+
+
+def _steps_in_words(steps: list[int]) -> str:
+    twice = sorted({step for step in steps if steps.count(step) > 1})
+    missing = sorted(set(ALL_STEPS) - set(steps))
+    words = [f"steps {twice} twice"] if twice else []
+    return (
+        " and ".join(words + ([f"steps {missing} missing"] if missing else []))
+        or "its steps in disorder"
+    )

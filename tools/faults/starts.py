@@ -1,0 +1,221 @@
+"""A start of the real command: its end, its output, and what it left on the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pretrain.ranks.launch import prepare_child
+from tests.ranks import ROOT, rank_environment
+from tools.faults.plan import Layout
+
+MARK = "FAULTS_START"
+"""In the environment of every process of a start, so that it is found wherever it has gone."""
+LONGEST_START = 600.0
+"""Seconds after which a start that has not ended counts as hung: up to the fault, and again after it."""
+SHARED_MEMORY = Path("/dev/shm")
+POLL_SECONDS = 0.005
+BURIAL_SECONDS = 10.0
+"""A killed process of many threads is a zombie before the last of them has let go of its ports."""
+
+
+@dataclass
+class Start:
+    """A start under way; `ranks` is empty until the launcher has started them."""
+
+    run: Path
+    launcher: psutil.Popen
+    mark: str
+    began: float
+    log: Path
+    ports: set[int] = field(default_factory=set)
+    waited: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.launcher.poll() is None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def ranks(self) -> list[psutil.Process]:
+        """The ranks, in their order; those that have ended, too, as long as the launcher has not noticed."""
+        with suppress(psutil.Error):
+            return sorted(self.launcher.children(), key=lambda child: child.pid)
+        return []
+
+    def note_ports(self) -> None:
+        """Remember at which ports its processes listen now."""
+        for process in self.family():
+            with suppress(psutil.Error):
+                found = process.net_connections(kind="tcp")
+                self.ports |= {
+                    each.laddr.port for each in found if each.status == psutil.CONN_LISTEN
+                }
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process of this start."""
+        return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for it; False if the start ends or its time is over before."""
+        before = time.monotonic()
+        while self.alive and self.waited < LONGEST_START:
+            if condition():
+                return True
+            time.sleep(POLL_SECONDS)
+            # A machine that stood still itself has waited for nobody.
+            self.waited, before = (
+                self.waited + min(1.0, time.monotonic() - before),
+                time.monotonic(),
+            )
+        return False
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a start.
+
+    Attributes:
+        code: of the launcher; negative for a signal.
+        hung: it had not ended after LONGEST_START, and was killed.
+        left: processes, ports and files of shared memory that were there afterwards, each in words.
+    """
+
+    code: int
+    seconds: float
+    output: str
+    errors: str
+    hung: bool
+    left: tuple[str, ...]
+
+    @property
+    def sentences(self) -> list[str]:
+        return [line for line in self.errors.splitlines() if line.startswith("error: ")]
+
+    @property
+    def has_traceback(self) -> bool:
+        return "Traceback" in self.errors or "Traceback" in self.output
+
+
+def run_start(
+    overrides: Sequence[str],
+    layout: Layout,
+    run: Path,
+    log: Path,
+    disturb: Callable[[Start], None] = lambda start: None,
+    environment: Mapping[str, str] | None = None,
+) -> End:
+    """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and the rest as `run_command`."""
+    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
+    command += ["--local-ranks", str(layout.ranks)]
+    return run_command(command, run, log, disturb, environment)
+
+
+def run_command(
+    command: Sequence[str],
+    run: Path,
+    log: Path,
+    disturb: Callable[[Start], None] = lambda start: None,
+    environment: Mapping[str, str] | None = None,
+) -> End:
+    """Start a command, disturb it, and wait for its end.
+
+    Args:
+        run: the directory that it makes.
+        log: its output goes there, its errors beside it.
+        environment: is added to the usual one.
+    """
+    mark, shared_before = uuid.uuid4().hex, _shared_files()
+    env = rank_environment() | dict(environment or {}) | {MARK: mark}
+    errors = log.with_suffix(".errors")
+    with log.open("w") as out, errors.open("w") as err:
+        launcher = psutil.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            preexec_fn=prepare_child,  # a campaign that is killed leaves nothing behind either
+        )
+        start = Start(run, launcher, mark, time.monotonic(), log)
+        try:
+            disturb(start)
+            start.waited = 0.0  # for the end, however long the way to the fault was
+            start.until(lambda: False)
+            hung, seconds = start.alive, start.seconds
+            left = () if hung else tuple(_left_behind(start, shared_before))
+        finally:
+            _kill(start)
+    return End(launcher.wait(10), seconds, log.read_text(), errors.read_text(), hung, left)
+
+
+def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
+    """Return what is left after the launcher has ended; the kernel gets a moment to reap the ranks."""
+    deadline = time.monotonic() + BURIAL_SECONDS
+    while True:
+        family, ports = start.family(), start.ports & _listening(start.mark)
+        if not (family or ports) or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    for process in family:
+        yield f"process {process.pid}"
+    for port in sorted(ports):
+        yield f"port {port}"
+    new = _shared_files() - shared_before
+    for name in sorted(new - (_mapped() if new else set())):
+        yield f"{SHARED_MEMORY / name}"
+
+
+def _kill(start: Start) -> None:
+    for process in [*start.family(), start.launcher]:
+        with suppress(psutil.Error, ProcessLookupError):
+            process.send_signal(signal.SIGKILL)
+    start.launcher.wait(30)
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+def _listening(mark: str) -> set[int]:
+    """Ports at which someone listens who is not of another start: those may have been given out again."""
+    found = set()
+    for each in psutil.net_connections(kind="tcp"):
+        if each.status == psutil.CONN_LISTEN:
+            owner = each.pid
+            with suppress(psutil.Error, OSError):
+                if owner is not None and psutil.Process(owner).environ().get(MARK) != mark:
+                    continue
+            found.add(each.laddr.port)
+    return found
+
+
+def _shared_files() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+
+
+def _mapped() -> set[str]:
+    """Files of shared memory that a living process uses: those of other cases and programs."""
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            paths = [each.path for each in process.memory_maps()]
+            paths += [each.path for each in process.open_files()]
+            used |= {Path(path).name for path in paths if path.startswith(f"{SHARED_MEMORY}/")}
+    return used

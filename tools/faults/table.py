@@ -1,0 +1,137 @@
+"""The outcome of a campaign in Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from tests.ranks import ROOT
+from tools.faults.cases import Outcome
+from tools.faults.outside import not_drawn
+from tools.faults.plan import STEPS, Fault, draw
+
+BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
+HEADS = (
+    "fault",
+    "tried",
+    "came in time",
+    "in a start",
+    "in a save",
+    "ended well",
+    "same run",
+    "nothing left",
+)
+
+
+def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
+    """The table by fault, what stands above it, and a line for each problem."""
+    good = sum(not outcome.problems for outcome in outcomes)
+    commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
+    rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
+    lines = [
+        f"`{command}`, commit {', '.join(commits) or commit()}, {platform.system()} {platform.machine()}, "
+        f"{seconds / 60:.0f} minutes:",
+        f"**{good} of {len(outcomes)}** went on as if nothing had happened.",
+        "",
+        f"| {' | '.join(HEADS)} |",
+        f"| --- |{' ---: |' * (len(HEADS) - 1)}",
+        *[row for row in rows if row],
+        _row("all", list(outcomes)),
+    ]
+    tried = {outcome.case.fault for outcome in outcomes}
+    if absent := [
+        f"{kind.value} ({why})" for kind, why in not_drawn().items() if kind not in tried
+    ]:
+        lines += ["", f"Not drawn: {'; '.join(absent)}."]
+    waited = [outcome.waited for outcome in outcomes if outcome.waited is not None]
+    if waited:
+        lines += ["", f"A suspended rank was named after {min(waited):.1f} to {max(waited):.1f} s."]
+    bad = [outcome for outcome in outcomes if outcome.problems]
+    if bad:
+        lines += ["", "Not as it should be:", ""]
+    for outcome in bad:
+        case, problems = outcome.case, "; ".join(outcome.problems)
+        lines.append(
+            f"* seed {case.seed}, case {case.number}, {case.fault.value}, {case.layout}: {problems}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, outcomes: list[Outcome]) -> str:
+    if not outcomes:
+        return ""
+    numbers = (
+        len(outcomes),
+        sum(outcome.happened for outcome in outcomes),
+        sum(outcome.happened and outcome.case.in_start for outcome in outcomes),
+        sum(outcome.in_save for outcome in outcomes),
+        sum(not outcome.wrong_end for outcome in outcomes),
+        sum(not outcome.different for outcome in outcomes),
+        sum(not outcome.left for outcome in outcomes),
+    )
+    return f"| {name} | {' | '.join(map(str, numbers))} |"
+
+
+def as_json(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    """Everything, for scripts."""
+    return {
+        "commit": commit(),
+        "steps": STEPS,
+        "seconds": round(seconds, 1),
+        "cases": [
+            asdict(outcome)
+            | {"case": asdict(outcome.case) | {"fault": outcome.case.fault.value}}
+            | {"good": not outcome.problems}
+            for outcome in outcomes
+        ],
+    }
+
+
+def as_record(outcome: Outcome) -> dict[str, Any]:
+    """A line of a campaign's record; the case itself follows from the seed and its number."""
+    return asdict(outcome) | {"case": outcome.case.number, "seed": outcome.case.seed}
+
+
+def recorded(path: Path) -> list[Outcome]:
+    """The outcomes in a campaign's record; a torn last line, of a killed campaign, is removed."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    path.write_text("".join(line + "\n" for line in lines))
+    entries = [json.loads(line) for line in lines]
+    own = {(entry["seed"], entry["case"]): entry for entry in entries}
+    names = [each.name for each in fields(Outcome) if each.name != "case"]
+    return [
+        Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)
+    ]
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the two marks of a page.
+
+    Raises:
+        ValueError: it has not got them.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} lacks {BEGIN} or {END}")
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+
+
+def commit() -> str:
+    """The commit that is tried."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30
+        )
+        return done.stdout.strip()
+
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", "pretrain", "data_pipeline"
+    )
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{' with changes' if changed else ''}"
