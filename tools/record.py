@@ -160,7 +160,7 @@ def bank(place: Workplace) -> Entries:
             yield from _bank_rows(f"{name}/{hidden_size}x{head_dim}", hidden_size, head_dim, recipe)
     for variant in VARIANTS:
         with _refusals() as allowed:
-            made = load_config("small", [f"attention.variant={variant}"]).recipe()
+            made = load_config("small", [f"attention.variant={variant}"]).recipe
             if isinstance(made, BankRecipe):
                 for role in ROLES:
                     rows = bank_rows(made, 1, role, [0, 3])
