@@ -328,20 +328,18 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
     Example: python -m pretrain list grids
     """
     from dataclasses import fields
-    from importlib.resources import files
     from itertools import takewhile
     from textwrap import fill
 
     from megatron_patches.recipe.policy import VARIANTS
+    from pretrain.config.sources import shipped_files
+    from pretrain.sweep.grid import GRIDS
 
-    folder = files("pretrain") / "configs" / (what.value if what is Named.GRIDS else "")
     about = {}
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".yaml"):
-            comment = takewhile(lambda line: line.startswith("# "), file.read_text().splitlines())
-            about[file.name.removesuffix(".yaml")] = " ".join(
-                line[2:] for line in comment
-            ).partition(". ")[0]
+    place = GRIDS if what is Named.GRIDS else ("pretrain.configs", "*.yaml")
+    for name, path in shipped_files(*place).items():
+        comment = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
+        about[name] = " ".join(line[2:] for line in comment).partition(". ")[0]
     if what is Named.VARIANTS:  # what the policy has that is not the default
         about = {
             name: ", ".join(

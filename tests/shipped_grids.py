@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import cache
 
 from pretrain.config.sources import shipped_files
-from pretrain.sweep.grid import Grid, read_grid
+from pretrain.sweep.grid import GRIDS, Grid, read_grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 
 
 def shipped_grids() -> list[str]:
-    return list(shipped_files("pretrain.configs.grids", ".yaml"))
+    return list(shipped_files(*GRIDS))
 
 
 @cache

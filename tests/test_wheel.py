@@ -110,7 +110,7 @@ def test_the_wheel_holds_the_program_and_nothing_else(installed: Installed) -> N
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", *DATA) and "__pycache__" not in path.parts
     }
-    assert len(expected) > 100 and "pretrain/configs/grids/demo_variants.yaml" in expected
+    assert len(expected) > 100 and "pretrain/configs/grids/studies/demo_variants.yaml" in expected
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert installed.wheel.name == f"ora_pretrain-{pretrain.__version__}-py3-none-any.whl"
 

@@ -218,7 +218,7 @@ def settings_digest(config: Config) -> str | None:
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
-    shipped = shipped_files("ds_configs", ".json")
+    shipped = shipped_files("ds_configs", "*.json")
     path = shipped.get(name_or_path, Path(name_or_path))
     if not is_file(path):
         known = ", ".join([AUTO, *shipped])

@@ -242,10 +242,9 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def shipped_files(package: str, ending: str) -> dict[str, Path]:
-    """Return {name without ending: path} of the files that a package ships, sorted by name."""
-    paths = (Path(str(entry)) for entry in files(package).iterdir() if entry.name.endswith(ending))
-    return {path.stem: path for path in sorted(paths)}
+def shipped_files(package: str, pattern: str) -> dict[str, Path]:
+    """Return {name without ending: path} of the files that a package ships, sorted by path."""
+    return {path.stem: path for path in sorted(Path(str(files(package))).glob(pattern))}
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
@@ -255,13 +254,23 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def locate(
-    name_or_path: str, kind: str = "config", package: str = "pretrain.configs"
+    name_or_path: str,
+    kind: str = "config",
+    package: str = "pretrain.configs",
+    pattern: str = "*.yaml",
 ) -> tuple[Path, str]:
-    """Return a YAML file and its name in messages: by the name of a file that `package` ships, else a path.
+    """Return a YAML file and its name in messages.
 
-    Raises UserError: there is neither.
+    Args:
+        name_or_path: Name of one of the shipped files, or else a path.
+        kind: What the file is, for the message.
+        package: Package that ships files of the kind.
+        pattern: Pattern of these files' paths below the package.
+
+    Raises:
+        UserError: There is neither.
     """
-    shipped = shipped_files(package, ".yaml")
+    shipped = shipped_files(package, pattern)
     if name_or_path in shipped:
         return shipped[name_or_path], f"{name_or_path}.yaml"
     if is_file(Path(name_or_path)):

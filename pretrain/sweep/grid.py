@@ -40,7 +40,8 @@ from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
-_SHIPPED = "pretrain.configs.grids"
+GRIDS = ("pretrain.configs.grids", "*/*.yaml")
+"""Package of the shipped grids, and the pattern of their paths in it."""
 _TRUNK = "schedule.branch_from"
 OWN_KEYS = {
     "run.name": "the sweep names its runs; an entry of `list` may have a `name`",
@@ -111,7 +112,7 @@ def read_grid(name_or_path: str) -> Grid:
 
     Raises UserError: no such file, not YAML, unknown or impossible keys, or a key given twice.
     """
-    path, shown_as = locate(name_or_path, "grid", _SHIPPED)
+    path, shown_as = locate(name_or_path, "grid", *GRIDS)
     draft = read_yaml(path, shown_as)
     known = [info.alias or name for name, info in GridFile.model_fields.items()]
     for key in draft.values:

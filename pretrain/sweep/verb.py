@@ -31,7 +31,7 @@ MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
 
 
 GridArgument = Annotated[
-    str, typer.Argument(help="A name in pretrain/configs/grids or a YAML file.", metavar="GRID")
+    str, typer.Argument(help="A shipped grid (see `list grids`) or a YAML file.", metavar="GRID")
 ]
 OverridesArgument = Annotated[
     list[str] | None,

@@ -119,8 +119,9 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
     text = printed(pretrain.__main__, "list", what)
     assert_fits(f"{text}\n\n\n")
-    folder = ROOT / "pretrain/configs" / ("grids" if what == "grids" else "")
-    names = [*VARIANTS] if what == "variants" else [path.stem for path in folder.glob("*.yaml")]
+    pattern = "grids/*/*.yaml" if what == "grids" else "*.yaml"
+    found = [path.stem for path in (ROOT / "pretrain/configs").glob(pattern)]
+    names = [*VARIANTS] if what == "variants" else found
     assert sorted(line.split()[0] for line in text.splitlines() if line[0] != " ") == sorted(names)
     assert all(line in text for line in some)
 
