@@ -28,6 +28,7 @@ import torch.distributed as dist
 from benchmarks.step.contenders import Layout, Shape, benchmark_config
 from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
 from pretrain.checkpoint.identity import bank_digests
+from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
@@ -95,11 +96,12 @@ class Bench:
         layout = Layout(1, context.data_parallel_size)
         self.config = benchmark_config(shape, "orthogonal", layout, settings)
         self.context = context
-        self.trainer = PhasedEngine(self.config, context)
+        resolved = resolve(self.config, context.world_size)
+        self.trainer = PhasedEngine(resolved, context)
         bank = bank_digests(self.trainer.engine.module, context)
         identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
         self.checkpoints = Checkpoints(
-            self.config, context, identity, None, DeferredError(context.device)
+            resolved, context, identity, resumed=None, errors=DeferredError(context.device)
         )
         generator = torch.Generator().manual_seed(context.rank)
         size = (shape.batch, shape.length + 1)

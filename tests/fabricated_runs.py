@@ -138,7 +138,7 @@ def _files(
     config = parse_config(tree)
     totals = AUDIT_TOTALS if config.policy.trainable else FROZEN_TOTALS
     return {
-        "config": config.resolved(),
+        "config": config.as_dict(),
         "environment": {
             "device": "cpu",
             "cpu_kernels": "AVX2",

@@ -62,7 +62,7 @@ class Trained:
 def as_trained(run: PlacedRun) -> Trained:
     config = planned(run.grid)[run.path].config
     return Trained(
-        run.path, run.path.name, config.attention.variant, config.run.seed, config.resolved()
+        run.path, run.path.name, config.attention.variant, config.run.seed, config.as_dict()
     )
 
 

@@ -151,10 +151,12 @@ def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
 
 def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
     program = (
-        "from pretrain.config.deepspeed import zero_stage\n"
         "from pretrain.config.load import load_config\n"
+        "from pretrain.config.resolved import resolve\n"
+        "only = 'parallel.tensor_model_parallel_size=1'\n"
         "for stage in (1, 2, 3):\n"
-        "    print(zero_stage(load_config('demo', [f'deepspeed.config=zero{stage}']), 1))\n"
+        "    config = load_config('demo', [f'deepspeed.config=zero{stage}', only])\n"
+        "    print(resolve(config, 1).layout.zero_stage)\n"
     )
     assert installed.output("python", "-c", program).split() == ["1", "2", "3"]
 

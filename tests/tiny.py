@@ -4,6 +4,9 @@ sample.
 
 from pathlib import Path
 
+from pretrain.config.tree import Config
+from pretrain.config.types import Section
+
 VOCAB_SIZE = 512
 
 
@@ -32,3 +35,9 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
         **changes,
     }
     return [f"{key.replace('__', '.', 1)}={value}" for key, value in values.items()]
+
+
+def with_sections(config: Config, **sections: Section) -> Config:
+    """The configuration with whole sections replaced, and nothing kept that followed from the old ones."""
+    own = {name: getattr(config, name) for name in Config.model_fields}
+    return Config(**{**own, **sections})

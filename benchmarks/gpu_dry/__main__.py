@@ -221,12 +221,13 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
     import torch
 
     from pretrain.config.load import load_config
+    from pretrain.config.resolved import resolve
     from pretrain.runs.position import Position
     from pretrain.training import loop
     from pretrain.training.phase_engine import PhasedEngine
 
     config = load_config("large", [f"model.num_layers={layers}", *design.overrides])
-    phased = PhasedEngine(config, context)
+    phased = PhasedEngine(resolve(config, context.world_size), context)
     shape = (MICRO_BATCHES, SAMPLES, config.data.sequence_length + 1)
     run: Any = SimpleNamespace(
         config=config,

@@ -99,6 +99,7 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     put_in_place(gpu)
     describe_card(80)
     from pretrain.config.load import load_config
+    from pretrain.config.resolved import resolve
     from pretrain.model.build import compile_layers
     from pretrain.plan.roofline import _elementwise
     from pretrain.plan.workload import workload_of
@@ -140,7 +141,7 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     compiling = load_config(
         "large", ["model.num_layers=1", *design.overrides, "performance.compile=layers"]
     )
-    return passes, _elementwise(workload_of(compiling, design.world_size)) / unit
+    return passes, _elementwise(workload_of(resolve(compiling, design.world_size))) / unit
 
 
 def _name(node: Any) -> str:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
 from pretrain.config.load import config_from_draft
+from pretrain.config.resolved import resolve
 from pretrain.config.sources import Draft, apply_overrides
 from pretrain.config.tree import Config
 from pretrain.model.build import token_losses
@@ -103,7 +104,7 @@ class Ours:
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.config = config
-        self.trainer = PhasedEngine(config, context, 0)
+        self.trainer = PhasedEngine(resolve(config, context.world_size), context)
         self.engine: Any = self.trainer.engine
         self.model: torch.nn.Module = self.engine.module
         self.zero_stage: int | None = self.engine.zero_optimization_stage()

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 
 from pretrain.checkpoint.format import ABOUT, About
-from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
-from pretrain.config.tree import Config
+from pretrain.config.resolved import Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
 from pretrain.runs.directory import (
@@ -32,7 +31,6 @@ from pretrain.runs.directory import (
     INCOMPLETE_SUFFIX,
     MARKER,
     WITHDRAWN,
-    RunDirectory,
     free_name,
     write_text_atomically,
 )
@@ -95,14 +93,16 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: Config,
+        resolved: Resolved,
         context: ParallelContext,
         identity: dict[str, Any],
         resumed: Path | None,
         errors: DeferredError,
     ) -> None:
-        self.run = RunDirectory(config.run_path)
-        self.config = config
+        self.run = resolved.config.run_directory
+        self._layout = resolved.layout
+        self._keep_last = resolved.config.checkpoint.keep_last
+        self._timeout = resolved.config.parallel.timeout_seconds
         self.context = context
         self.identity = identity
         self.errors = errors
@@ -139,16 +139,18 @@ class Checkpoints:
         if self.errors.recorded_anywhere():
             self.errors.raise_together()
         snapshot = take_snapshot(engine, self.context, self._buffer)
-        layout = Layout.of(self.config, self.context).as_dict()
         about = About(
-            **self.identity, position=position, counters=counters_of(engine), layout=layout
+            **self.identity,
+            position=position,
+            counters=counters_of(engine),
+            layout=self._layout.as_dict(),
         )
         self._saving = Saving(
             path,
             snapshot,
             about if self.context.is_first else None,
             self.context.world_size,
-            self.config.parallel.timeout_seconds,
+            self._timeout,
             self._on_complete,
         )
         if not in_background:
@@ -233,7 +235,7 @@ class Checkpoints:
         started, waited = time.perf_counter(), 0.0
         while True:
             if self._saving is not None and self._saving.running:
-                self._saving.join(min(LONGEST_SILENCE, self.config.parallel.timeout_seconds / 4))
+                self._saving.join(min(LONGEST_SILENCE, self._timeout / 4))
                 self._saving.require_progress(started)
                 waited = time.perf_counter() - started
             failed = self.has_failed()
@@ -264,7 +266,7 @@ class Checkpoints:
         """
         if self._saving is not None:
             if wait:
-                self._saving.finish(self.config.parallel.timeout_seconds)
+                self._saving.finish(self._timeout)
             self._saving.abandon()
             self._saving.join(LONGEST_SILENCE)  # it ends after the chunk or the fsync that it is in
             self._saving = None
@@ -342,7 +344,7 @@ class Checkpoints:
         """Keep the last few checkpoints, and the last one that is known good."""
         newest_first = self.run.complete_checkpoints()
         good = [path for path in newest_first if (path / GOOD).exists()][:1]
-        for old in newest_first[max(1, self.config.checkpoint.keep_last) :]:
+        for old in newest_first[max(1, self._keep_last) :]:
             if old in good:
                 continue
             # First, so that a half-deleted directory is never taken for a checkpoint.

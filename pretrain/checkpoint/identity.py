@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
-from pretrain.config.deepspeed import zero_stage
 from pretrain.config.keys import KEYS, Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -35,16 +34,20 @@ _DEFAULTS: dict[str, Any] = {
 """Values that checkpoints mean by saying nothing: their keys are younger."""
 
 
-def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
+def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     """Return all that must be equal for a resume to continue the same run, as JSON.
 
-    The layout over ranks is no part of the identity (see `layout`). `bank`: digests of the frozen bank,
-    `bank_digests(...)`; empty if they are not known yet.
+    The layout over ranks is not a part of the identity. The digests of the frozen bank (`bank_digests`) are
+    still missing: they are known once the model is built.
+
+    Args:
+        config: the run's configuration.
+        blend: the run's data.
     """
     recipe = config.recipe
     keys = {
         f"{section}.{key}": value
-        for section, values in config.resolved().items()
+        for section, values in config.as_dict().items()
         for key, value in values.items()
         if KEYS[f"{section}.{key}"].identity
     }
@@ -57,7 +60,7 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
     return {
         "keys": keys,
         "data": blend.describe(),
-        "frozen_bank": {"recipe": recipe.as_dict() if recipe else None, "sha256": dict(bank)},
+        "frozen_bank": {"recipe": recipe.as_dict() if recipe else None, "sha256": {}},
     }
 
 
@@ -131,45 +134,6 @@ def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, 
                 f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
                 "set attention.seed (or run.seed) and the attention section back"
             )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The parallel layout of a run, which does not change the trained weights, up to rounding.
-
-    `dtype`: of the computation; recorded only, because a resume refuses another one (see `identity`).
-    """
-
-    world_size: int
-    tensor_model_parallel_size: int
-    data_parallel_size: int
-    sequence_parallel: bool
-    zero_stage: int
-    micro_batch_size: int
-    dtype: str
-
-    @classmethod
-    def of(cls, config: Config, context: ParallelContext) -> Layout:
-        return cls(
-            world_size=context.world_size,
-            tensor_model_parallel_size=context.tensor_parallel_size,
-            data_parallel_size=context.data_parallel_size,
-            sequence_parallel=config.parallel.sequence_parallel,
-            zero_stage=zero_stage(config, context.world_size),
-            micro_batch_size=config.data.micro_batch_size,
-            dtype=config.precision.dtype,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def changes_from(self, earlier: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from an earlier layout, given as `as_dict` returns it."""
-        return [
-            Change(key, earlier[key], value)
-            for key, value in self.as_dict().items()
-            if key in earlier and earlier[key] != value
-        ]
 
 
 _NAMES = {

@@ -13,10 +13,12 @@ import torch.distributed as dist
 
 from pretrain.checkpoint.branching import branch_points
 from pretrain.checkpoint.format import About, DamagedCheckpoint
-from pretrain.checkpoint.identity import Layout, accept_identity, layout_line
+from pretrain.checkpoint.identity import accept_identity, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
+from pretrain.config.resolved import Resolved
+from pretrain.config.sections import CheckpointSection
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
@@ -56,16 +58,17 @@ class Start:
         return self.about.position if self.about is not None else Position()
 
 
-def find_start(config: Config, context: ParallelContext, identity: dict[str, Any]) -> Start:
+def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str, Any]) -> Start:
     """Find the newest checkpoint and verify it: the run's own or, without one, its trunk's (collective).
 
     `identity`: this run's `run_identity`; its bank is not compared here (see `check_bank`). Raises UserError:
     on every rank: ranks see different checkpoints, or the newest one is damaged, of another model or of other
     data.
     """
-    newest, notes = _newest_whole(config, context)
-    run, fall_back = RunDirectory(config.run_path), config.checkpoint.fall_back
-    notes += together(lambda: _check_not_behind(run, newest, fall_back))
+    config = resolved.config
+    section = config.checkpoint
+    newest, notes = _newest_whole(config.run_directory, section, context)
+    notes += together(lambda: _check_not_behind(config.run_directory, newest, section.fall_back))
     source, trunk = config.schedule.branch_from, None
     if newest is None and source is not None:
         trunk = RunDirectory(source)
@@ -73,7 +76,7 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
     if newest is None:
         return Start(notes=tuple(notes))
     stored = together(lambda: StoredCheckpoint(newest))
-    changes = Layout.of(config, context).changes_from(stored.about.layout)
+    changes = resolved.layout.changes_from(stored.about.layout)
     if changes:
         notes.append(layout_line(changes, config.model.dropout))
     notes += [
@@ -84,9 +87,10 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
     return Start(newest, state, stored.about, trunk, tuple(changes), tuple(notes))
 
 
-def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None, list[str]]:
+def _newest_whole(
+    run: RunDirectory, section: CheckpointSection, context: ParallelContext
+) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint, or None, and a note for every checkpoint set aside."""
-    run = RunDirectory(config.run_path)
     notes: list[str] = []
     while True:
         together(partial(_check_permissions, run))
@@ -99,10 +103,10 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
         if newest is None:
             return None, notes
         try:
-            _verify(newest, config, context)
+            _verify(newest, section, context)
             return newest, notes
         except DamagedCheckpoint as error:
-            if not config.checkpoint.fall_back:
+            if not section.fall_back:
                 raise
             notes.append(_keep_aside(run, newest, error, context))
 
@@ -117,7 +121,7 @@ def _newest_of_trunk(
     notes: list[str] = []
     for point in points:
         try:
-            _verify(point, config, context)
+            _verify(point, config.checkpoint, context)
             break
         except DamagedCheckpoint as error:
             if not config.checkpoint.fall_back or point == points[-1]:
@@ -126,9 +130,9 @@ def _newest_of_trunk(
     return point, notes
 
 
-def _verify(checkpoint: Path, config: Config, context: ParallelContext) -> None:
+def _verify(checkpoint: Path, section: CheckpointSection, context: ParallelContext) -> None:
     """Check a checkpoint's files, each rank its share (collective)."""
-    by_hash, share = config.checkpoint.verify == "full", (context.rank, context.world_size)
+    by_hash, share = section.verify == "full", (context.rank, context.world_size)
     say = partial(print, flush=True) if context.is_first else lambda line: None
     together(partial(verify, checkpoint, by_hash, share, say))
 

@@ -42,7 +42,7 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
         )
     cells: dict[tuple[Any, ...], Cell] = {}
     for own, loss in (*known, *((own, math.nan) for own in ahead)):
-        shaped = parse_config({**arms[baseline].resolved(), "model": own.resolved()["model"]})
+        shaped = parse_config({**arms[baseline].as_dict(), "model": own.as_dict()["model"]})
         size = count_parameters(shaped.shape, shaped.policy).total
         cell = Cell(
             design_of(own.run.name, own.run.seed), size, own.total_steps * own.tokens_per_step, {}

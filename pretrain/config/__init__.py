@@ -9,7 +9,8 @@ keys        all keys with their records; changes at a resume
 sources     YAML files, overrides, and where each value came from
 refusals    combinations that cannot be
 load        the way to get a configuration: sources, then tree, then refusals; sentences about mistakes
-deepspeed   the dictionary for DeepSpeed
+deepspeed   the settings for DeepSpeed
+resolved    a configuration on a number of ranks: layout and DeepSpeed settings, worked out once
 schedule    learning rate and training phases as functions of the step
 show        the verb of that name
 """

@@ -73,12 +73,13 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 }
 
 
-def zero_stage(config: Config, world_size: int) -> int:
-    """Return the ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
+def zero_stage(settings: Mapping[str, Any]) -> int:
+    """Return the ZeRO stage (0 to 3) of settings for DeepSpeed.
 
-    Raises UserError as `deepspeed_settings`.
+    Raises:
+        UserError: they name another stage.
     """
-    stage = deepspeed_settings(config, world_size).get("zero_optimization", {}).get("stage", 0)
+    stage = settings.get("zero_optimization", {}).get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise UserError(f"deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
     return int(stage)
@@ -113,6 +114,10 @@ def bytes_that_zero_saves(config: Config, world_size: int) -> float:
 
     Whole, the optimizer has the states of each parameter; split, a rank has its share of them and of
     a master copy.
+
+    Args:
+        config: shape and policy, of which the trainable parameters are counted.
+        world_size: ranks of the run.
     """
     inventory, rules = tensors(config.shape, config.policy), config.optimizer.rules
     ranks = max(1, config.data_parallel_size(world_size))
@@ -121,60 +126,24 @@ def bytes_that_zero_saves(config: Config, world_size: int) -> float:
 
 
 def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """Return the JSON that `deepspeed.config` names, overrides merged in, names checked, nothing filled in.
+    """Return the settings for DeepSpeed: the JSON, overrides merged in, our own keys filled in.
+
+    DeepSpeed is not imported: `check_zero_section` lets it judge its own section.
+
+    Args:
+        config: `deepspeed` names the JSON and the overrides; other sections give the filled-in values.
+        world_size: ranks of the run.
+
+    Returns:
+        The argument of `deepspeed.initialize(config=...)`.
 
     Raises:
-        UserError: no such JSON, not JSON, a key DeepSpeed does not know, or one this program cannot honour.
+        UserError: no such JSON, not JSON, a key that DeepSpeed does not know or this program cannot honour,
+            or one that contradicts our configuration.
     """
     settings = _merge(_read(settings_name(config, world_size)), config.deepspeed.overrides)
-    for key in settings:
-        if key in REFUSED:
-            raise UserError(f"deepspeed key '{key}': {REFUSED[key]}")
-        if key not in PASSED_ON:
-            hint = did_you_mean(key, sorted(PASSED_ON))
-            raise UserError(f"deepspeed key '{key}' is not one that DeepSpeed knows{hint}")
-    for section in ("zero_optimization", "bf16", "data_types", "checkpoint"):
-        if not isinstance(settings.get(section, {}), Mapping):
-            raise UserError(
-                f"deepspeed key '{section}' is {settings[section]!r}; it must hold keys of its own"
-            )
-    for (section, key), (harmless, reason) in REFUSED_INSIDE.items():
-        if settings.get(section, {}).get(key) not in (None, harmless):
-            raise UserError(f"deepspeed key '{section}.{key}': {reason}")
-    return settings
-
-
-def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return the argument of `deepspeed.initialize(config=...)`.
-
-    Raises UserError as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it: later that
-    would be a traceback in every rank.
-    """
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    settings = filled_settings(config, world_size)
-    try:
-        DeepSpeedZeroConfig(**settings.get("zero_optimization", {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        fields = DeepSpeedZeroConfig.model_fields
-        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
-        hint = did_you_mean(key, known, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
-        raise UserError(
-            f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
-        ) from None
-    return settings
-
-
-def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """Return `deepspeed_settings` and the keys that follow from our configuration; imports no DeepSpeed.
-
-    Raises UserError as `deepspeed_settings`, or a key contradicts our configuration.
-    """
-    settings = deepspeed_settings(config, world_size)
-    for path, (value, ours) in owned_keys(config, world_size).items():
+    _check_keys(settings)
+    for path, (value, ours) in _owned_keys(config, world_size).items():
         place = settings
         for part in path[:-1]:
             place = place.setdefault(part, {})
@@ -189,7 +158,47 @@ def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
     return settings
 
 
-def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
+def _check_keys(settings: Mapping[str, Any]) -> None:
+    """Refuse keys that DeepSpeed does not know, and those that this program cannot honour."""
+    for key in settings:
+        if key in REFUSED:
+            raise UserError(f"deepspeed key '{key}': {REFUSED[key]}")
+        if key not in PASSED_ON:
+            hint = did_you_mean(key, sorted(PASSED_ON))
+            raise UserError(f"deepspeed key '{key}' is not one that DeepSpeed knows{hint}")
+    for section in ("zero_optimization", "bf16", "data_types", "checkpoint"):
+        if not isinstance(settings.get(section, {}), Mapping):
+            raise UserError(
+                f"deepspeed key '{section}' is {settings[section]!r}; it must hold keys of its own"
+            )
+    for (section, key), (harmless, reason) in REFUSED_INSIDE.items():
+        if settings.get(section, {}).get(key) not in (None, harmless):
+            raise UserError(f"deepspeed key '{section}.{key}': {reason}")
+
+
+def check_zero_section(settings: Mapping[str, Any]) -> None:
+    """Let DeepSpeed judge its ZeRO section: later that would be a traceback in every rank.
+
+    Raises:
+        UserError: DeepSpeed's own model of the section rejects a key or a value.
+    """
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**settings.get("zero_optimization", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        fields = DeepSpeedZeroConfig.model_fields
+        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
+        hint = did_you_mean(key, known, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
+        raise UserError(
+            f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}"
+        ) from None
+
+
+def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
     """Return the DeepSpeed keys that follow from our configuration: path -> (value, our key behind it)."""
     data = config.data
     return {
@@ -211,9 +220,9 @@ def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[A
     }
 
 
-def settings_digest(config: Config) -> str | None:
-    """Return the SHA-256 of the file that `deepspeed.config` names, or None where that is no path."""
-    path = Path(config.deepspeed.config)
+def settings_digest(name_or_path: str) -> str | None:
+    """Return the SHA-256 of the file that `deepspeed.config` names, or None where that is not a path."""
+    path = Path(name_or_path)
     return hash_file(path) if is_file(path) else None
 
 

@@ -39,7 +39,7 @@ def effective_changes(before: Mapping[str, Any], config: Config) -> Iterator[Cha
     `before`: the resolved configuration that the run had, as config.yaml holds it. Keys that are missing
     there, because an older version wrote the file, count as unchanged.
     """
-    for section, values in config.resolved().items():
+    for section, values in config.as_dict().items():
         had = before.get(section, {})
         for key, value in values.items():
             was = had.get(key, value) if isinstance(had, Mapping) else value

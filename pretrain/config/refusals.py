@@ -1,8 +1,7 @@
 """Refusals: combinations of configuration values that cannot be, before any process group exists.
 
 Each message is one sentence that names the keys and their values. `check_tree` needs no world size, and
-`load` calls it on every `Config` it makes; `check_layout` also judges the number of ranks and the DeepSpeed
-settings.
+`load` calls it on every `Config` it makes; `resolved` calls the checks that need ranks or DeepSpeed settings.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from importlib.util import find_spec
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
 from megatron_patches.recipe.tensors import tensors
-from pretrain.config.deepspeed import filled_settings, zero_stage
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -37,10 +35,15 @@ def check_tree(config: Config) -> None:
     _check_initial_weights(config)
 
 
-def check_layout(config: Config, world_size: int) -> None:
-    """Refuse what this number of ranks, or DeepSpeed at this ZeRO stage, cannot do.
+def check_ranks(config: Config, world_size: int) -> None:
+    """Refuse what this number of ranks cannot do.
 
-    Raises UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
+    Args:
+        config: sizes of tensor parallelism and of batches.
+        world_size: ranks of the run, over all nodes.
+
+    Raises:
+        UserError: too few ranks, or a batch that does not divide.
     """
     size = config.parallel.tensor_model_parallel_size
     if world_size < size:
@@ -61,10 +64,6 @@ def check_layout(config: Config, world_size: int) -> None:
             f"data.micro_batch_size={config.data.micro_batch_size} times {ranks} data-parallel ranks; "
             "change either batch size or the number of processes"
         )
-    filled_settings(config, world_size)
-    _check_stage(config, zero_stage(config, world_size))
-    if config.telemetry.wandb:
-        _require_wandb()
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -217,7 +216,7 @@ def _check_initial_weights(config: Config) -> None:
     given = config.given_weights
     if given is None:
         return
-    described = config.resolved()["model"]
+    described = config.as_dict()["model"]
     for key, value in given.model.items():
         if key == "max_positions":
             if config.data.sequence_length > value:
@@ -232,8 +231,16 @@ def _check_initial_weights(config: Config) -> None:
             )
 
 
-def _check_stage(config: Config, stage: int) -> None:
-    """Refuse what a ZeRO stage cannot do."""
+def check_stage(config: Config, stage: int) -> None:
+    """Refuse what a ZeRO stage cannot do.
+
+    Args:
+        config: precision, policy, tensor parallelism and compilation.
+        stage: of ZeRO, 0 to 3.
+
+    Raises:
+        UserError: DeepSpeed would fail there, or train something else.
+    """
     policy, size = config.policy, config.parallel.tensor_model_parallel_size
     if config.precision.dtype == "bf16" and stage == 0:
         if size > 1:  # under tensor parallelism DeepSpeed takes a rank's norm for the model's
@@ -279,8 +286,12 @@ def _check_same_parameters(config: Config) -> None:
                 )
 
 
-def _require_wandb() -> None:
-    """Refuse where the package cannot be imported; a directory `wandb`, as it makes them, is no package."""
+def require_wandb() -> None:
+    """Refuse where the package cannot be imported; a directory `wandb`, as it makes them, is not a package.
+
+    Raises:
+        UserError: wandb is not installed.
+    """
     spec = find_spec("wandb")
     if spec is None or spec.origin is None:
         raise UserError(

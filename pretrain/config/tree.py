@@ -22,6 +22,7 @@ from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
+from pretrain.runs.directory import RunDirectory
 
 
 class Config(Section):
@@ -112,8 +113,13 @@ class Config(Section):
 
     @property
     def run_path(self) -> Path:
-        """Return the run directory."""
+        """Return the path of the run directory."""
         return self.run.directory / self.run.name
+
+    @cached_property
+    def run_directory(self) -> RunDirectory:
+        """Return the run directory, with the names of its files."""
+        return RunDirectory(self.run_path)
 
     def data_parallel_size(self, world_size: int) -> int:
         """Return the number of copies of the model among `world_size` ranks."""
@@ -189,7 +195,7 @@ class Config(Section):
             tied_embeddings=self.model.tied_embeddings,
         )
 
-    def resolved(self) -> dict[str, dict[str, Any]]:
+    def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the tree as plain values, with unset keys filled in; parsing them gives the same run."""
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
         values["model"].update(
@@ -202,5 +208,5 @@ class Config(Section):
         return values
 
     def to_yaml(self) -> str:
-        """Return `resolved` as YAML that `load_config` reads back."""
-        return dump_yaml(self.resolved())
+        """Return `as_dict` as YAML that `load_config` reads back."""
+        return dump_yaml(self.as_dict())

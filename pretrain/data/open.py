@@ -1,4 +1,4 @@
-"""The data of a run: what is refused before a rank starts, samples, held-out sets, data.json's content."""
+"""The data of a run: what is refused before a rank starts, samples, held-out sets, content of data.json."""
 
 from __future__ import annotations
 
@@ -9,19 +9,39 @@ from typing import Any
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.samples import ValidationSamples
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import Resolved, resolve
+from pretrain.config.sections import DataSection
 from pretrain.config.tree import Config
-from pretrain.data.prompts import read_prompts
+from pretrain.data.prompts import Prompts, read_prompts
 from pretrain.errors import UserError
 
 
-def check_inputs(config: Config, world_size: int) -> Blend:
+@dataclass(frozen=True)
+class Inputs:
+    """A configuration that fits its ranks and its data.
+
+    Attributes:
+        prompts: of `telemetry.sample_prompts`; None: there are none.
+    """
+
+    resolved: Resolved
+    blend: Blend
+    prompts: Prompts | None
+
+
+def check_inputs(config: Config, world_size: int) -> Inputs:
     """Refuse all that can be refused without starting a rank: layout, prompts, the data against the model.
 
-    Raises UserError, DataError.
+    Args:
+        config: a configuration that `load` has judged.
+        world_size: ranks of the run, over all nodes.
+
+    Raises:
+        UserError: as `resolve` and `read_prompts`, or the tokenizer has another number of tokens.
+        DataError: as `read_blend` and `read_prompts`.
     """
-    check_layout(config, world_size)
-    blend = read_blend(config)
+    resolved = resolve(config, world_size)
+    blend = read_blend(config.data)
     tokenizer = blend.parts[0].manifest.tokenizer
     if config.model.vocab_size != tokenizer.vocab_size:
         raise UserError(
@@ -29,28 +49,34 @@ def check_inputs(config: Config, world_size: int) -> Blend:
             f"{blend.manifests[0].directory} has {tokenizer.vocab_size} pieces; "
             f"set model.vocab_size={tokenizer.vocab_size} (model.vocab_multiple adds rows to it)"
         )
-    read_prompts(config, blend)
-    return blend
+    prompts = read_prompts(config.telemetry, config.data.sequence_length, blend)
+    return Inputs(resolved, blend, prompts)
 
 
-def read_blend(config: Config) -> Blend:
+def read_blend(data: DataSection) -> Blend:
     """Read the manifests of data.directory or data.blend, checked against each other.
 
-    Raises DataError: a directory is not a finished shard directory, or they do not go together.
+    Raises:
+        DataError: a directory is not a finished shard directory, or they do not go together.
     """
-    if config.data.directory is not None:
-        return make_blend([Member(read_manifest(config.data.directory))])
-    entries = config.data.blend or ()
+    if data.directory is not None:
+        return make_blend([Member(read_manifest(data.directory))])
+    entries = data.blend or ()
     return make_blend([Member(read_manifest(e.directory), e.weight, e.sources) for e in entries])
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The training and validation data of a run."""
+    """The training and validation data of a run.
+
+    Attributes:
+        boundary: the end-of-document id where attention is masked across documents; None where it is not.
+        sequence_length: tokens of a sample that the model predicts.
+    """
 
     blend: Blend
     boundary: int | None
-    """The end-of-document id where documents of a sample stand alone; None where they do not."""
+    sequence_length: int
     samples: BlendedSamples
     validation: Mapping[str, ValidationSamples]
 
@@ -58,17 +84,24 @@ class RunData:
 def open_data(config: Config, blend: Blend) -> RunData:
     """Open every shard.
 
-    Raises DataError: a shard cannot be opened, or a part of the blend is too small for one sample.
+    Args:
+        config: lengths, seed of the sample order and its cache.
+        blend: what `read_blend` has read.
+
+    Raises:
+        DataError: a shard cannot be opened, or a part of the blend is too small for one sample.
     """
     length = config.data.sequence_length
-    samples = blend.training_samples(length, config.data_seed, config.sample_cache)
-    boundary = blend.eod_id if config.data.reset_at_document_end else None
     return RunData(
-        blend, boundary, samples, blend.validation_samples(length, config.data.validation_samples)
+        blend=blend,
+        boundary=blend.eod_id if config.data.reset_at_document_end else None,
+        sequence_length=length,
+        samples=blend.training_samples(length, config.data_seed, config.sample_cache),
+        validation=blend.validation_samples(length, config.data.validation_samples),
     )
 
 
-def data_facts(config: Config, data: RunData) -> dict[str, Any]:
+def data_facts(data: RunData) -> dict[str, Any]:
     """Return the content of data.json."""
     blend = data.blend
     parts = [
@@ -84,7 +117,7 @@ def data_facts(config: Config, data: RunData) -> dict[str, Any]:
     return {
         "directory": ", ".join(str(manifest.directory) for manifest in blend.manifests),
         "fingerprint": blend.fingerprint,
-        "sequence_length": config.data.sequence_length,
+        "sequence_length": data.sequence_length,
         "parts": parts,
         "train_tokens": blend.train_tokens(),
         "validation_tokens": blend.validation_tokens(),

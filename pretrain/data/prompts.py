@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from data_pipeline.shards.blend import Blend
 from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
-from pretrain.config.tree import Config
+from pretrain.config.sections import TelemetrySection
 from pretrain.errors import UserError
 
 
@@ -36,20 +36,28 @@ class Prompts:
         )
 
 
-def read_prompts(config: Config, blend: Blend) -> Prompts | None:
-    """Read the prompts in ids; None: there are none.
+def read_prompts(telemetry: TelemetrySection, length: int, blend: Blend) -> Prompts | None:
+    """Read the prompts of a run in ids.
 
-    Raises UserError: one is longer than there is room for, or nothing is left of it; DataError: the tokenizer
-    of the shards cannot be read.
+    Args:
+        telemetry: names the prompts, and the tokens to add to each.
+        length: tokens of a training sample (`data.sequence_length`).
+        blend: the data, whose tokenizer encodes them.
+
+    Returns:
+        The prompts; None: there are none.
+
+    Raises:
+        UserError: a prompt is longer than there is room for, or nothing is left of it.
+        DataError: the tokenizer of the shards cannot be read.
     """
-    telemetry = config.telemetry
     if not telemetry.sample_prompts:
         return None
     named = [
         (f"telemetry.sample_prompts.{n}", text) for n, text in enumerate(telemetry.sample_prompts)
     ]
     tokens = ("telemetry.sample_tokens", telemetry.sample_tokens)
-    return encode_prompts(named, tokens, config.data.sequence_length, blend)
+    return encode_prompts(named, tokens, length, blend)
 
 
 def encode_prompts(

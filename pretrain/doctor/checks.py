@@ -90,7 +90,7 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
         DataError: as `check_inputs`.
         Unfit: names the first file that differs from the manifest.
     """
-    blend = check_inputs(config, world_size)
+    blend = check_inputs(config, world_size).blend
     files = 0
     for manifest in blend.manifests if every_file else ():
         for path, size, _ in expected_files(manifest):

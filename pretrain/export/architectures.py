@@ -66,7 +66,7 @@ class Architecture:
         """
         values = self._class_settings() | self._positions() | dict(self.model_class.required)
         length = self.config.data.sequence_length
-        own = self.config.resolved()["model"] | {"max_positions": length}
+        own = self.config.as_dict()["model"] | {"max_positions": length}
         values |= {theirs: own[ours] for ours, theirs in self.model_class.settings.items()}
         values |= dict.fromkeys(self.model_class.dropouts, self.config.model.dropout)
         return values | {

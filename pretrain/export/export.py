@@ -174,7 +174,7 @@ def _facts(
         },
         "run": config.run.name,
         "variant": config.attention.variant,
-        "attention": config.resolved()["attention"],
+        "attention": config.as_dict()["attention"],
         "seed": config.run.seed,
         "step": run.step,
         "tokens": run.record.get("tokens"),

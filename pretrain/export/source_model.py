@@ -233,7 +233,7 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
         stated = {"format": FORMAT, "model": model, "heads": heads}
         write_weights(made / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.
-        values = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).resolved()
+        values = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).as_dict()
         values["model"]["initial_weights"] = str(out / WEIGHTS)
         write_text_atomically(made / CONFIG, dump_yaml(values))
     return load_config(str(out / CONFIG))

@@ -86,7 +86,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     about = read_about(checkpoint)
     config = load_config(str(run.config), ONE_PROCESS)
     _check_settings(checkpoint, about.keys, config)
-    return TrainedRun(path, config, checkpoint, about.frozen_bank, read_blend(config))
+    return TrainedRun(path, config, checkpoint, about.frozen_bank, read_blend(config.data))
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
@@ -109,7 +109,7 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
 
 def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
     """Check that config.yaml describes the checkpoint's model: weights do not show all of it."""
-    resolved = config.resolved()
+    resolved = config.as_dict()
     for key, was in keys.items():
         section, _, name = key.partition(".")
         if (

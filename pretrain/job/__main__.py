@@ -242,7 +242,7 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
 
     Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node,
     then the one on the fewest nodes. The shape is `given` itself where nothing fits, because there
-    are fewer ranks than one copy of the model needs: `check_layout` refuses that.
+    are fewer ranks than one copy of the model needs: `resolve` refuses that.
 
     Args:
         given: the job's ranks.

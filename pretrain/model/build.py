@@ -17,7 +17,6 @@ from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
 from megatron_patches.recipe.tensors import tensors
-from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.packing import document_layout
@@ -67,11 +66,6 @@ def flash_documents(config: Config, device: torch.device) -> bool:
         and kernel
         and not config.policy.synthesizer
     )
-
-
-def compiles_layers(config: Config, device: torch.device, world_size: int) -> bool:
-    """Return whether training runs the layers compiled: `performance.compile`, with `auto` resolved."""
-    return config.performance.compiles(device.type == "cuda", zero_stage(config, world_size))
 
 
 def compile_layers(model: GPT, backend: str) -> None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_patches.errors import MethodError
-from pretrain.config.deepspeed import zero_stage
 from pretrain.config.load import parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -49,24 +48,22 @@ class Fit:
         return self.peak_bytes <= self.memory_bytes
 
 
-def fit_of(config: Config, world_size: int, memory: int) -> Fit:
+def fit_of(resolved: Resolved, memory: int) -> Fit:
     """Return what fits a card with `memory` bytes."""
-    peak = _peak(config, world_size)
-    largest, at_largest = _largest_micro_batch(config, world_size, memory)
-    changes = _changes(config, world_size, memory, peak, largest) if peak > memory else ()
+    peak = _peak(resolved)
+    largest, at_largest = _largest_micro_batch(resolved, memory)
+    changes = _changes(resolved, memory, peak, largest) if peak > memory else ()
     return Fit(memory, peak, largest, at_largest, tuple(changes))
 
 
-def _peak(config: Config, world_size: int) -> int:
-    return memory_of(workload_of(config, world_size)).peak
+def _peak(resolved: Resolved) -> int:
+    return memory_of(workload_of(resolved)).peak
 
 
-def _largest_micro_batch(
-    config: Config, world_size: int, memory: int
-) -> tuple[int | None, int | None]:
+def _largest_micro_batch(resolved: Resolved, memory: int) -> tuple[int | None, int | None]:
     """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
-    work = workload_of(config, world_size)
-    sizes = divisors(config.data.global_batch_size // config.data_parallel_size(world_size))
+    work = workload_of(resolved)
+    sizes = divisors(resolved.config.data.global_batch_size // resolved.layout.data_parallel_size)
 
     def peak(size: int) -> int:
         return memory_of(replace(work, batch=size)).peak
@@ -76,29 +73,27 @@ def _largest_micro_batch(
 
 
 def _changes(
-    config: Config, world_size: int, memory: int, now: int, micro_batch: int | None
+    resolved: Resolved, memory: int, now: int, micro_batch: int | None
 ) -> Iterator[Change]:
     """Yield each change that is allowed and brings the peak below `now` bytes."""
-    for settings in _candidates(config, world_size, micro_batch):
+    for settings in _candidates(resolved, micro_batch):
         try:
-            changed = _changed(config, settings)
-            check_layout(changed, world_size)
+            changed = resolve(_changed(resolved.config, settings), resolved.layout.world_size)
         except (UserError, MethodError):
             continue  # this run cannot have it
-        peak = _peak(changed, world_size)
+        peak = _peak(changed)
         if peak < now:
             named = tuple(override_text(key, value) for key, value in settings.items())
             yield Change(named, peak, peak <= memory)
 
 
-def _candidates(
-    config: Config, world_size: int, micro_batch: int | None
-) -> Iterator[dict[str, Any]]:
+def _candidates(resolved: Resolved, micro_batch: int | None) -> Iterator[dict[str, Any]]:
     yield {"data.micro_batch_size": micro_batch or 1}
     yield {"performance.cross_entropy": "chunked"}
     yield {"performance.recompute": "attention"}
     yield {"performance.recompute": "full"}
-    stage, size = zero_stage(config, world_size), config.parallel.tensor_model_parallel_size
+    layout = resolved.layout
+    stage, size = layout.zero_stage, layout.tensor_model_parallel_size
     for higher in range(max(1, stage + 1), 4):
         yield {"deepspeed.config": f"zero{higher}"}
     for larger in (2, 4, 8):
@@ -107,7 +102,7 @@ def _candidates(
                 "parallel.tensor_model_parallel_size": larger,
                 "parallel.sequence_parallel": True,
             }
-    if size > 1 and not config.parallel.sequence_parallel:
+    if size > 1 and not layout.sequence_parallel:
         yield {"parallel.sequence_parallel": True}
     yield {
         "data.micro_batch_size": 1,
@@ -118,7 +113,7 @@ def _candidates(
 
 
 def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
-    values = config.resolved()
+    values = config.as_dict()
     for path, value in settings.items():
         section, key = path.split(".")
         values[section][key] = value

@@ -15,7 +15,7 @@ from megatron_patches.recipe.counting import (
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.load import load_config, parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
@@ -134,27 +134,25 @@ def make_plan(request: Request) -> Plan:
     alone = config.attention.variant == request.baseline
     beside = None if alone else _with_variant(config, request.baseline)
     try:
-        check_layout(config, request.gpus)
+        resolved = resolve(config, request.gpus)
     except UserError as error:
         raise UserError(f"{error}{nearest_counts(config, request.gpus)}") from None
     return Plan(
         request=request,
         config=config,
-        work=workload_of(config, request.gpus),
+        work=workload_of(resolved),
         gpu=gpu,
         nodes=_nodes(request.gpus, gpu),
-        chosen=estimate(config, gpu, request),
-        baseline=None if beside is None else estimate(beside, gpu, request),
-        fit=fit_of(config, request.gpus, int(gpu.memory_gb * 1e9)),
+        chosen=estimate(resolved, gpu, request),
+        baseline=None if beside is None else estimate(resolve(beside, request.gpus), gpu, request),
+        fit=fit_of(resolved, int(gpu.memory_gb * 1e9)),
     )
 
 
-def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
+def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
     """Return the estimate of one configuration."""
-    work, passes = (
-        workload_of(config, request.gpus),
-        config.gradient_accumulation_steps(request.gpus),
-    )
+    config, work = resolved.config, workload_of(resolved)
+    passes = config.gradient_accumulation_steps(request.gpus)
     count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
     seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
     tokens, nodes = config.tokens_per_step, _nodes(request.gpus, gpu)
@@ -238,7 +236,7 @@ def _nodes(gpus: int, gpu: Gpu) -> int:
 
 def _with_variant(config: Config, variant: str) -> Config:
     """Return the same run with another variant, and none of the axes that were set for its own."""
-    values = config.resolved()
+    values = config.as_dict()
     values["attention"] = {"variant": variant}
     try:
         return parse_config(values)

@@ -9,9 +9,8 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.optimizers import Rule
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
-from pretrain.config.deepspeed import deepspeed_settings, zero_stage
+from pretrain.config.resolved import Resolved
 from pretrain.config.sections import PerformanceSection
-from pretrain.config.tree import Config
 
 BYTES = {"fp32": 4, "bf16": 2}
 FP32 = 4
@@ -158,15 +157,20 @@ class Workload:
         return tuple(layers)
 
 
-def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Workload:
-    """Return the workload of each of `world_size` ranks. Raises UserError as `deepspeed_settings`."""
-    settings = deepspeed_settings(config, world_size)
+def workload_of(resolved: Resolved, on_cuda: bool = True) -> Workload:
+    """Return the workload of each rank.
+
+    Args:
+        resolved: a configuration that fits its ranks.
+        on_cuda: whether the ranks are GPUs.
+    """
+    config, settings = resolved.config, resolved.deepspeed
     zero = settings.get("zero_optimization", {})
     layout = Layout(
-        world_size=world_size,
+        world_size=resolved.layout.world_size,
         tensor_parallel_size=config.parallel.tensor_model_parallel_size,
         sequence_parallel=config.parallel.sequence_parallel,
-        zero_stage=zero_stage(config, world_size),
+        zero_stage=resolved.layout.zero_stage,
         dtype=config.precision.dtype,
         grad_accum_dtype=config.precision.grad_accum_dtype,
         immediate_grad_update=bool(settings.get("bf16", {}).get("immediate_grad_update")),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
 from pretrain.config.load import config_from_draft, parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
@@ -77,7 +77,7 @@ def plan_sweep(
             for choice in run.choices:
                 place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
             config = config_from_draft(draft)
-            (check_inputs if check_data else check_layout)(config, ranks_of(config))
+            (check_inputs if check_data else resolve)(config, ranks_of(config))
             standing = _standing(config)
         except (UserError, DataError, MethodError) as error:
             raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None
@@ -108,7 +108,7 @@ def seal_plan(
     Raises UserError: a hypothesis names no design of theirs.
     """
     settings = {
-        design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs
+        design_of(r.name, r.config.run.seed): design_settings(r.config.as_dict()) for r in runs
     }
     named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
     if unknown := sorted(named - settings.keys()):
@@ -128,7 +128,7 @@ def seal_plan(
         },
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
-        "data": sorted({read_blend(config).fingerprint for config in blends.values()}),
+        "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
         **(more or {}),
     }
     begun = [run.name for run in runs if run.standing != "new"]
@@ -136,7 +136,7 @@ def seal_plan(
 
 
 def _identity(config: Config) -> str:
-    values = config.resolved()
+    values = config.as_dict()
     del values["run"]["name"]
     return json.dumps(values, sort_keys=True)
 
@@ -148,12 +148,12 @@ def _standing(config: Config) -> Standing:
     if not run.config.is_file():
         return "new"
     try:  # keys that are newer than the file stand at their defaults
-        earlier = parse_config(read_yaml(run.config, str(run.config)).values).resolved()
+        earlier = parse_config(read_yaml(run.config, str(run.config)).values).as_dict()
     except (UserError, MethodError) as error:
         raise UserError(
             f"{run.config} is not a configuration of this version ({error}); delete that directory"
         ) from None
-    differences = list(_differences(earlier, config.resolved()))
+    differences = list(_differences(earlier, config.as_dict()))
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (

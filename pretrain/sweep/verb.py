@@ -235,7 +235,9 @@ def ladder(
     grid = None if predict is None else read_grid(predict)
     ranks = attrgetter("parallel.tensor_model_parallel_size")
     planned = plan_sweep(grid, None, (), ranks, check_data=True, only=only or ()) if grid else []
-    if any(read_blend(run.config).fingerprint != finished[0].data_fingerprint for run in planned):
+    if any(
+        read_blend(run.config.data).fingerprint != finished[0].data_fingerprint for run in planned
+    ):
         raise UserError(f"grid {predict} has other data than {paths[0]}; a law is of one text")
     cells = cells_of(fitted, [run.config for run in planned], baseline)
     ahead = [cell for cell in cells if math.isnan(cell.loss)]

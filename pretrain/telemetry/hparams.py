@@ -30,7 +30,7 @@ FIRST = ("attention.adapters", "attention.variant", "optimizer.learning_rate", "
 
 def hparams(config: Config) -> dict[str, HParam]:
     """Return {section.key: value} of the keys that are declared as hyperparameters."""
-    resolved = config.resolved()
+    resolved = config.as_dict()
     values: dict[str, HParam] = {}
     for name in (name for name, key in KEYS.items() if key.hparam):
         section, _, key = name.partition(".")

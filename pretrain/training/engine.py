@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from megatron_patches.engine.freeze import audit, reduce_partial_gradients
-from pretrain.config.deepspeed import deepspeed_config, zero_stage
-from pretrain.config.tree import Config
+from pretrain.config.deepspeed import check_zero_section
+from pretrain.config.resolved import Resolved
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
 from pretrain.training.adamw import build_adamw, clip_in_update
 from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
 
 
 def wrap_model(
-    model: torch.nn.Module, config: Config, context: ParallelContext
+    model: torch.nn.Module, resolved: Resolved, context: ParallelContext
 ) -> tuple[Any, OverlappedReduction | None, dict[str, Any]]:
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
@@ -27,8 +27,9 @@ def wrap_model(
     audit. Raises MethodError: ZeRO holds a frozen weight.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
-    settings = deepspeed_config(config, context.world_size)
-    precision, stage = config.precision, zero_stage(config, context.world_size)
+    config, stage = resolved.config, resolved.layout.zero_stage
+    settings, precision = dict(resolved.deepspeed), config.precision
+    check_zero_section(settings)
     clips_itself = precision.dtype == "fp32" and stage == 0
     clips_by_outer_norm = (
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 import torch.distributed as dist
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.manifest import check_shards
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
@@ -22,8 +21,8 @@ from pretrain.checkpoint.identity import bank_digests, check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
-from pretrain.data.open import RunData, check_inputs, open_data
-from pretrain.data.prompts import Prompts, read_prompts
+from pretrain.data.open import Inputs, RunData, check_inputs, open_data
+from pretrain.data.prompts import Prompts
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
@@ -35,7 +34,6 @@ from pretrain.ranks.groups import (
     shutdown_distributed,
 )
 from pretrain.ranks.watch import Watch, watching
-from pretrain.runs.directory import RunDirectory
 from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
 from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
@@ -90,7 +88,7 @@ class Run:
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
-                write_audit(self.config, self.phased)
+                write_audit(self.config.run_directory, self.phased)
             facts = run_facts(self.config, self.context, self.phased)
             self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
@@ -107,7 +105,7 @@ class Run:
         `durable`: wait until this record and all before it are on the disk.
         """
         if self.telemetry is not None:
-            with self.errors.recording(RunDirectory(self.config.run_path).metrics):
+            with self.errors.recording(self.config.run_directory.metrics):
                 self.telemetry.log(record)
                 if durable:
                     self.telemetry.sync()
@@ -159,14 +157,14 @@ class Run:
         """Write the state that the run is left in (rank 0)."""
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
-                RunDirectory(self.config.run_path).write_state(state)
+                self.config.run_directory.write_state(state)
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
         self.profile.close()
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
-                close_run_files(self.config, self.telemetry, state)
+                close_run_files(self.config.run_directory, self.telemetry, state)
         self.settle()
 
 
@@ -177,12 +175,12 @@ def open_run(config: Config) -> Iterator[Run]:
     Nothing is written into the run directory before every refusal that is possible.
     """
     launch = LaunchEnvironment.read()
-    blend = check_inputs(config, launch.world_size)
+    inputs = check_inputs(config, launch.world_size)
     use_arithmetic(
         deterministic=config.run.deterministic,
         reduced_precision_reduction=config.performance.reduced_precision_reduction,
     )
-    record_collectives(RunDirectory(config.run_path).collectives)
+    record_collectives(config.run_directory.collectives)
     context = initialize_distributed(
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
@@ -190,9 +188,9 @@ def open_run(config: Config) -> Iterator[Run]:
         with watching(
             launch, config.parallel.timeout_seconds, partial(_standing, config.run_path)
         ) as watch:
-            lock = _lock(config, context, watch)
+            lock = _lock(config.run_path, context, watch)
             try:
-                yield from _opened(_build(config, context, blend, watch, lock))
+                yield from _opened(_build(inputs, context, watch, lock))
             finally:
                 if lock is not None:
                     lock.release()
@@ -224,13 +222,13 @@ def _opened(run: Run) -> Iterator[Run]:
     run.phased.close()
 
 
-def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
+def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
     """Lock the run directory on rank 0 (collective); None on the other ranks.
 
     Raises UserError: on every rank: another process is training the run.
     """
     watch.at("the lock of the run directory")
-    lock, waiting = RunLock(config.run_path), False
+    lock, waiting = RunLock(run), False
     while True:
         took_lock = _on_first_rank(context, lock.take)
         if agree([float(took_lock is False)], context.device)[0] == 0:
@@ -241,9 +239,10 @@ def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | N
         time.sleep(PAUSE)
 
 
-def _build(
-    config: Config, context: ParallelContext, blend: Blend, watch: Watch, lock: RunLock | None
-) -> Run:
+def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock | None) -> Run:
+    resolved = inputs.resolved
+    config = resolved.config
+    blend = inputs.blend
     watch.at("the comparison of config and data")
     require_equal_on_all_ranks(
         "the config", config.to_yaml(), "start every rank with the same config and overrides"
@@ -255,24 +254,27 @@ def _build(
         _on_first_rank(context, partial(check_shards, manifest))
     data = open_data(config, blend)
     watch.at("finding the newest checkpoint")
-    start = find_start(config, context, run_identity(config, {}, blend))
+    identity = run_identity(config, blend)
+    start = find_start(resolved, context, identity)
     position = start.position
     own = start.checkpoint if start.trunk is None else None  # a trunk is only read
     watch.at("building the model")
-    phased = PhasedEngine(config, context, position.step, start.state)
-    identity = run_identity(config, bank_digests(phased.engine.module, context), blend)
+    phased = PhasedEngine(resolved, context, position.step, start.state)
+    identity["frozen_bank"]["sha256"] = bank_digests(phased.engine.module, context)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
-    checkpoints = Checkpoints(config, context, identity, own, errors)
+    checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
-        check_steps_left(config, position)
+        check_steps_left(config.run_directory, config.total_steps, position.step)
         checkpoints.name_latest(own)
         changes = changes_since(config, start)
-        write_run_files(config, context, data, phased, start, [*start.layout_changes, *changes])
-        telemetry = open_telemetry(config, context, phased, position)
+        write_run_files(
+            resolved, context, data, phased, start=start, changes=[*start.layout_changes, *changes]
+        )
+        telemetry = open_telemetry(config, run_facts(config, context, phased), position.step)
         telemetry.say(headline(config, context, phased.audit, start, changes))
         for note in start.notes:
             telemetry.say(note)
@@ -288,11 +290,9 @@ def _build(
         checkpoints=checkpoints,
         position=position,
         telemetry=_on_first_rank(context, open_run_files, config.run_path),
-        prompts=read_prompts(config, blend),
+        prompts=inputs.prompts,
         batches=Batches(config, context, data),
-        profile=StepProfile(
-            config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank
-        ),
+        profile=StepProfile(config.telemetry.profile, config.run_directory.profile, context.rank),
         watch=watch,
         errors=errors,
         lock=lock,

@@ -17,8 +17,8 @@ import torch
 
 from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.resuming import together
-from pretrain.config.tree import Config
-from pretrain.model.build import build_model, compile_layers, compiles_layers
+from pretrain.config.resolved import Resolved
+from pretrain.model.build import build_model, compile_layers
 from pretrain.model.structured_products import (
     StructuredProducts,
     choose_structured_products,
@@ -46,14 +46,15 @@ class PhasedEngine:
 
     def __init__(
         self,
-        config: Config,
+        resolved: Resolved,
         context: ParallelContext,
         step: int = 0,
         state: StoredState | None = None,
     ) -> None:
-        self._config = config
+        self._resolved = resolved
+        self._config = resolved.config
         self._context = context
-        self.phase = config.phase_at(step)
+        self.phase = self._config.phase_at(step)
         self.engine: Any  # its attributes are dynamic, so it cannot be typed usefully
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
@@ -96,8 +97,9 @@ class PhasedEngine:
         use_structured_products(model, self.structured_products)
         if state is not None:
             together(partial(state.give_weights, model))
-        self.engine, self._reduction, self.audit = wrap_model(model, self._config, self._context)
-        if compiles_layers(self._config, self._context.device, self._context.world_size):
+        self.engine, self._reduction, self.audit = wrap_model(model, self._resolved, self._context)
+        on_cuda = self._context.device.type == "cuda"
+        if self._config.performance.compiles(on_cuda, self._resolved.layout.zero_stage):
             compile_layers(model, "inductor")
         if state is not None:
             together(partial(state.give_optimizer, self.engine))

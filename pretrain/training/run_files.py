@@ -12,10 +12,10 @@ import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
-from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.deepspeed import settings_digest
 from pretrain.config.keys import Change, effective_changes
+from pretrain.config.resolved import Resolved
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
@@ -33,7 +33,6 @@ from pretrain.runs.directory import (
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.finished import summary_of
 from pretrain.runs.metrics_file import last_record
-from pretrain.runs.position import Position
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
@@ -49,15 +48,23 @@ ENDINGS = {
 }
 
 
-def check_steps_left(config: Config, position: Position) -> None:
-    """Refuse an end earlier than the trained steps; a finished run may start again, with nothing to do."""
-    if position.step < config.total_steps:
+def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
+    """Refuse an end earlier than the trained steps; a finished run may start again, with nothing to do.
+
+    Args:
+        run: the run's directory.
+        total_steps: where the schedule ends.
+        trained: steps of the checkpoint that the run starts from.
+
+    Raises:
+        UserError: the run has trained further, or up to there without a validation.
+    """
+    if trained < total_steps:
         return
-    last = last_record(RunDirectory(config.run_path).metrics)
-    if position.step > config.total_steps or VALIDATION_LOSS.tag not in last:
+    if trained > total_steps or VALIDATION_LOSS.tag not in last_record(run.metrics):
         raise UserError(
-            f"{config.run_path} has trained {position.step} steps and the schedule ends at "
-            f"{config.total_steps}; set schedule.steps, tokens or flops to more than that, or choose "
+            f"{run.path} has trained {trained} steps and the schedule ends at "
+            f"{total_steps}; set schedule.steps, tokens or flops to more than that, or choose "
             "another run.name"
         )
 
@@ -67,14 +74,17 @@ def changes_since(config: Config, start: Start) -> list[Change]:
 
     So does another content of the file of deepspeed.config.
     """
-    run, position = start.trunk or RunDirectory(config.run_path), start.position
+    run, position = start.trunk or config.run_directory, start.position
     try:
         before = yaml.safe_load(run.config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
         return []
     if not position.step or not isinstance(before, dict):
         return []
-    was, digest = _on_disk(run.environment).get(DEEPSPEED_FACT), settings_digest(config)
+    was, digest = (
+        _on_disk(run.environment).get(DEEPSPEED_FACT),
+        settings_digest(config.deepspeed.config),
+    )
     content = (
         [Change("the content of deepspeed.config", was, digest)] if was and was != digest else []
     )
@@ -82,7 +92,7 @@ def changes_since(config: Config, start: Start) -> list[Change]:
 
 
 def write_run_files(
-    config: Config,
+    resolved: Resolved,
     context: ParallelContext,
     data: RunData,
     phased: PhasedEngine,
@@ -94,17 +104,19 @@ def write_run_files(
     environment.json tells of the segment that starts, and in `segments` of it and all before. A branch begins
     with its trunk's records and audit.
     """
-    run, position, trunk = RunDirectory(config.run_path), start.position, start.trunk
+    config = resolved.config
+    run = config.run_directory
+    position, trunk = start.position, start.trunk
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
     if trunk is not None:
         take_records(trunk, run, position.step)
-    write_audit(config, phased, trunk)
+    write_audit(run, phased, trunk)
     layout = {
         "device": device_name(context.device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
         "cpu_threads": torch.get_num_threads(),  # sums are in another order with others
-        **Layout.of(config, context).as_dict(),
+        **resolved.layout.as_dict(),
     }
     if phased.structured_products is not None:
         layout["structured_products"] = phased.structured_products.as_dict()
@@ -118,15 +130,20 @@ def write_run_files(
     earlier = (
         _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
     )
-    digest = {DEEPSPEED_FACT: settings_digest(config)}
+    digest = {DEEPSPEED_FACT: settings_digest(config.deepspeed.config)}
     write_json(run.environment, {**environment, **digest, "segments": [*earlier, segment]})
-    write_json(run.data, data_facts(config, data))
+    write_json(run.data, data_facts(data))
     run.write_state(RUNNING)
 
 
-def write_audit(config: Config, phased: PhasedEngine, trunk: RunDirectory | None = None) -> None:
-    """Write the audit of the live engine beside those of the phases before, in this run or its trunk."""
-    run = RunDirectory(config.run_path)
+def write_audit(run: RunDirectory, phased: PhasedEngine, trunk: RunDirectory | None = None) -> None:
+    """Write the audit of the live engine beside those of the phases before.
+
+    Args:
+        run: the run's directory.
+        phased: the live engine.
+        trunk: the run that this one begins as a branch of, whose audit has the phases before.
+    """
     write_json(run.audit, phased.audit_of_phases(_on_disk((trunk or run).audit)))
 
 
@@ -139,9 +156,14 @@ def _on_disk(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
-    """Say how this segment ended; of a finished run, its summary and HParams too. The state comes last."""
-    run = RunDirectory(config.run_path)
+def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None:
+    """Say how this segment ended; of a finished run, its summary and HParams too. The state comes last.
+
+    Args:
+        run: the run's directory.
+        telemetry: to be closed.
+        state: a key of `ENDINGS`.
+    """
     telemetry.say(f"{state}: {run.path}{ENDINGS[state]}")
     if state == FINISHED:
         write_json(run.summary, summary_of(last_record(run.metrics)))
@@ -151,20 +173,24 @@ def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
     run.write_state(state)
 
 
-def open_telemetry(
-    config: Config, context: ParallelContext, phased: PhasedEngine, position: Position
-) -> Telemetry:
-    """Open telemetry that goes on after `position`."""
+def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemetry:
+    """Open telemetry that continues after a step.
+
+    Args:
+        config: the run's configuration.
+        facts: what `run_facts` returns for the phase of that step.
+        resume_step: the last trained step; 0: none.
+    """
     return Telemetry(
         config.run_path,
-        run_facts(config, context, phased),
+        facts,
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
         wandb=config.telemetry.wandb,
         variance_window=config.telemetry.variance_window,
         hparams=hparams(config),
         total_steps=config.total_steps,
-        resume_step=position.step,
+        resume_step=resume_step,
     )
 
 

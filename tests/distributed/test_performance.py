@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron_patches.engine.documents import Documents, attend_within_documents
 from pretrain.config.load import load_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
-from pretrain.model.build import compile_layers, compiles_layers, flash_documents
+from pretrain.model.build import compile_layers, flash_documents
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
@@ -276,11 +276,11 @@ def test_compiled_layers_and_zero_3_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"performance.compile=layers .* set performance.compile=none or"
     ):
-        check_layout(config, 1)
-    assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"), 1)
-    assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"), 1)
-    zero3 = load_config("demo", overrides(deepspeed__config="zero3"))
-    assert not compiles_layers(zero3, torch.device("cuda"), 1)
+        resolve(config, 1)
+    automatic = load_config("demo", overrides()).performance
+    assert not automatic.compiles(on_cuda=False, zero_stage=1)
+    assert automatic.compiles(on_cuda=True, zero_stage=1)
+    assert not automatic.compiles(on_cuda=True, zero_stage=3)
 
 
 def test_a_missing_compiler_is_named_before_the_first_step(

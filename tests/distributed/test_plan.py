@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.plan.activations import INT64, activation_bytes
 from pretrain.plan.memory import layer_gradient_bytes, logit_bytes, rank_states, rank_tensors
@@ -170,7 +171,7 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
     )
     assert len(audits[number]) == RANKS
     for rank in audits[number]:
-        work = workload_of(config, RANKS)
+        work = workload_of(resolve(config, RANKS))
         states = rank_states(rank_tensors(work, rank["tensor_parallel_rank"]), work.layout)
         assert {
             "trainable": states.weights,
@@ -196,7 +197,7 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
     kept: list[tuple[Config, list[int]]], number: int
 ) -> None:
     config, measured = kept[number]
-    work = workload_of(config, len(measured), on_cuda=False)
+    work = workload_of(resolve(config, len(measured)), on_cuda=False)
     for rank, found in enumerate(measured):
         assert activation_bytes(work, rank) + logits_kept(work) == pytest.approx(found, rel=0.05)
 
@@ -209,6 +210,6 @@ def logits_kept(work: Workload) -> int:
 
 def test_the_peak_of_a_pass_is_the_allocators() -> None:
     for config, measured in of_passes(PEAKS, "peaks"):
-        work = workload_of(config, len(measured), on_cuda=False)
+        work = workload_of(resolve(config, len(measured)), on_cuda=False)
         planned = activation_bytes(work, 0) + max(logit_bytes(work), layer_gradient_bytes(work, 0))
         assert measured == pytest.approx([planned] * len(measured), rel=0.05), config.to_yaml()

@@ -19,6 +19,7 @@ from megatron_patches.engine.freeze import FROZEN_BUFFERS, audit_rank, frozen_la
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
@@ -28,6 +29,7 @@ from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.tiny import with_sections
 
 
 def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
     model = build_model(config, context)
     corrupt(model)
     try:
-        wrap_model(model, config, context)
+        wrap_model(model, resolve(config, context.world_size), context)
         complaint = ""
     except MethodError as error:
         complaint = str(error)
@@ -191,7 +193,7 @@ def _plain_torch(config: Config) -> dict[str, Any]:
     parallel = config.parallel.model_copy(
         update={"tensor_model_parallel_size": 1, "sequence_parallel": False}
     )
-    single = Config(**{**dict(config), "parallel": parallel})
+    single = with_sections(config, parallel=parallel)
     size = config.data.global_batch_size
     samples = TrainingSamples(
         read_manifest(config.data.directory), config.data.sequence_length, config.data_seed

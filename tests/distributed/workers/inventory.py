@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
 from pretrain.ranks.environment import LaunchEnvironment
@@ -34,7 +35,7 @@ def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
     model = build_model(config, context, phase)
     assert model.inventory == tensors(config.shape, config.policy, phase)
-    engine, _, _ = wrap_model(model, config, context)
+    engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
     own = _live(model, engine.optimizer)
     release_engine(engine)
     live: list[Any] = [None] * context.world_size

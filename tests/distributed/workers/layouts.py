@@ -9,7 +9,6 @@ from typing import Any
 import torch.distributed as dist
 
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import (
     HostBuffer,
@@ -19,6 +18,7 @@ from pretrain.checkpoint.writing import (
     write_snapshot,
 )
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import run_steps
@@ -73,7 +73,7 @@ def _save_beside(run: Run, path: Path) -> None:
         **run.checkpoints.identity,
         position=run.position,
         counters=counters_of(run.engine),
-        layout=Layout.of(run.config, run.context).as_dict(),
+        layout=resolve(run.config, run.context.world_size).layout.as_dict(),
     )
     if run.context.is_first:
         declare_complete(

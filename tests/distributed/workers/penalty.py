@@ -14,6 +14,7 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.tiny import with_sections
 
 TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
 
@@ -43,7 +44,7 @@ def _reference(config: Config) -> dict[str, list[float]]:
         plain = config.attention.model_copy(
             update={"variant": "orthogonal_trainable", "penalty": None}
         )
-        model = build_model(Config(**{**dict(config), "attention": plain}), run.context)
+        model = build_model(with_sections(config, attention=plain), run.context)
         optimizer = plain_optimizer(model, config)
         for step in range(1, config.total_steps + 1):
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)

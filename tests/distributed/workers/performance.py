@@ -13,6 +13,7 @@ from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.freeze import reduce_partial_gradients
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, compile_layers, token_losses
@@ -164,7 +165,7 @@ def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
 
 
 def _engine_losses(context: ParallelContext, config: Config) -> list[float]:
-    trainer = PhasedEngine(config, context, 0)
+    trainer = PhasedEngine(resolve(config, context.world_size), context)
     numbers = []
     for step in range(3):
         set_seeds(config.run.seed, step, context.data_parallel_rank, context.tensor_parallel_rank)

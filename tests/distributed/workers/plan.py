@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron_patches.engine.freeze import audit_rank
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.environment import LaunchEnvironment
@@ -32,7 +33,7 @@ def audits(payload: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 def _audit(config: Config) -> list[dict[str, Any]]:
     context, model = _model(config)
-    engine, _, _ = wrap_model(model, config, context)
+    engine, _, _ = wrap_model(model, resolve(config, context.world_size), context)
     own = audit_rank(engine) | {"tensor_parallel_rank": context.tensor_parallel_rank}
     release_engine(engine)
     del engine, model

@@ -34,7 +34,10 @@ def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, bool, bool]]:
     run = open_trained_run(path, step)
-    model, prompts = load_model(run, context), read_prompts(run.config, run.blend)
+    model, prompts = (
+        load_model(run, context),
+        read_prompts(run.config.telemetry, run.config.data.sequence_length, run.blend),
+    )
     assert prompts is not None
     found = []
     for number, prompt in enumerate(prompts.ids):

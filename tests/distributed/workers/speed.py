@@ -11,6 +11,7 @@ from megatron.core.models.gpt import GPTModel
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
 from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
@@ -26,7 +27,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     """Losses and gradient norms of our engine and of the plain peer, from the same weights and tokens."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    trainer = PhasedEngine(config, context, 0)
+    trainer = PhasedEngine(resolve(config, context.world_size), context)
     engine, plain = trainer.engine, PlainGPT(config)
     _take_weights(plain, engine.module)
     optimizer = plain_adamw(plain, config)
@@ -139,7 +140,7 @@ def environment(payload: dict[str, Any]) -> dict[str, Any]:
     config = load_config("demo", payload["overrides"])
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    trainer = PhasedEngine(config, context, 0)
+    trainer = PhasedEngine(resolve(config, context.world_size), context)
     found = {
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         "throughput timer": trainer.engine.tput_timer.config.enabled,

@@ -29,6 +29,7 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.training.held_out import held_out_losses
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
+from tests.tiny import with_sections
 
 
 def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class _Models:
             "attention": self.config.attention.model_copy(update={"variant": variant}),
             "model": self.config.model.model_copy(update=model),
         }
-        return build_model(Config(**{**dict(self.config), **changed}), self.context)
+        return build_model(with_sections(self.config, **changed), self.context)
 
     def score_sd(self, variant: str, position: str) -> float:
         """Standard deviation of q·k/√head_dim at initialisation, over position pairs, heads and layers."""

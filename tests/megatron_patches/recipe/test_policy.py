@@ -96,7 +96,7 @@ def test_an_axis_is_a_key_with_its_meaning(name: str) -> None:
     key = AttentionSection.model_fields[name]
     assert key.description == AXES[name].meaning
     assert key.default is None
-    assert name in load_config("demo").resolved()["attention"]
+    assert name in load_config("demo").as_dict()["attention"]
 
 
 def test_the_section_has_its_own_keys_and_the_axes_in_their_order() -> None:
@@ -111,10 +111,10 @@ def test_what_is_written_of_a_policy_makes_the_same_policy(variant: str) -> None
     config = load_config("demo", [f"attention.variant={variant}"])
     assert config.policy == VARIANTS[variant]
     written = written_axes(config.policy)
-    assert written.items() <= config.resolved()["attention"].items()
+    assert written.items() <= config.as_dict()["attention"].items()
     for name, value in written.items():
         assert value is None or AXES[name].fits(config.policy, getattr(config.policy, name))
-    assert parse_config(config.resolved()).policy == config.policy
+    assert parse_config(config.as_dict()).policy == config.policy
 
 
 def test_low_rank_is_judged_with_the_adapters_that_are_given_beside_it() -> None:

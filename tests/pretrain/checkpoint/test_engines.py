@@ -14,7 +14,7 @@ import torch
 
 from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import Layout, bank_digests, layout_line
+from pretrain.checkpoint.identity import bank_digests, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
 from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
 from pretrain.checkpoint.writing import (
@@ -26,6 +26,7 @@ from pretrain.checkpoint.writing import (
 )
 from pretrain.config.keys import Change
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import ParallelContext
@@ -69,7 +70,7 @@ def engine_of(context: ParallelContext, stage: str, dtype: str, stored: Path | N
     state = None if stored is None else StoredState(StoredCheckpoint(stored), 0, 1)
     if state is not None:
         state.give_weights(model)
-    engine, *_ = wrap_model(model, config, context)
+    engine, *_ = wrap_model(model, resolve(config, context.world_size), context)
     if state is not None:
         state.give_optimizer(engine)
     set_learning_rate(engine, 0.01)
@@ -252,9 +253,16 @@ def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
         StoredCheckpoint(stored)._read(piece.file, "master", WEIGHT, 30, 40)
 
 
-def test_changes_of_the_layout_are_said(context: ParallelContext) -> None:
-    config = load_config("demo", ["data.micro_batch_size=4", "deepspeed.config=zero2"])
-    layout = Layout.of(config, context)
+def test_changes_of_the_layout_are_said() -> None:
+    config = load_config(
+        "demo",
+        [
+            "data.micro_batch_size=4",
+            "deepspeed.config=zero2",
+            "parallel.tensor_model_parallel_size=1",
+        ],
+    )
+    layout = resolve(config, 1).layout
     assert layout.as_dict() == {
         "world_size": 1,
         "tensor_model_parallel_size": 1,

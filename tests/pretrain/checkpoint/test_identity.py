@@ -107,10 +107,10 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     blend = cast(Blend, SimpleNamespace(describe=lambda: DATA))
 
     def found(*overrides: str) -> dict[str, Any]:
-        return run_identity(load_config("demo", [*overrides]), BANK["sha256"], blend)
+        return run_identity(load_config("demo", [*overrides]), blend)
 
     plain = found()
-    assert plain["data"] == DATA and plain["frozen_bank"]["sha256"] == BANK["sha256"]
+    assert plain["data"] == DATA and plain["frozen_bank"]["sha256"] == {}
     assert plain["frozen_bank"]["recipe"]["hidden_size"] == plain["keys"]["model.hidden_size"]
     assert plain["keys"]["model.initial_weights"] is None
     assert found("attention.variant=vanilla")["frozen_bank"]["recipe"] is None

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.config.deepspeed import PASSED_ON, REFUSED, deepspeed_config, zero_stage
+from pretrain.config.deepspeed import PASSED_ON, REFUSED, check_zero_section
 from pretrain.config.load import load_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -23,6 +23,17 @@ STAGES = ["zero1", "zero2", "zero3"]
 
 def demo(*overrides: str) -> Config:
     return load_config("demo", ["data.micro_batch_size=2", "data.global_batch_size=16", *overrides])
+
+
+def settings_of(config: Config, world_size: int) -> dict[str, Any]:
+    """The settings that DeepSpeed is started with, judged by DeepSpeed too."""
+    settings = dict(resolve(config, world_size).deepspeed)
+    check_zero_section(settings)
+    return settings
+
+
+def stage_of(config: Config, world_size: int) -> int:
+    return resolve(config, world_size).layout.zero_stage
 
 
 def json_file(directory: Path, content: Any) -> str:
@@ -36,7 +47,7 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     config = demo(
         f"deepspeed.config={stage}", "precision.dtype=bf16", "optimizer.gradient_clip=0.5"
     )
-    given = deepspeed_config(config, world_size=4)
+    given = settings_of(config, 4)
     assert given["train_batch_size"] == 16
     assert given["train_micro_batch_size_per_gpu"] == 2
     assert given["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
@@ -45,21 +56,21 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     assert given["bf16"].get("immediate_grad_update", False) == (stage == "zero1")
     assert given["data_types"] == {"grad_accum_dtype": "fp32"}
     assert given["communication_data_type"] == "fp32"
-    assert given["zero_optimization"]["stage"] == zero_stage(config, 4) == int(stage[-1])
+    assert given["zero_optimization"]["stage"] == stage_of(config, 4) == int(stage[-1])
 
 
 def test_fp32_switches_bf16_off() -> None:
-    assert deepspeed_config(demo(), 4)["bf16"]["enabled"] is False
+    assert settings_of(demo(), 4)["bf16"]["enabled"] is False
 
 
 def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
     config = demo("precision.dtype=bf16", "precision.grad_accum_dtype=bf16")
-    assert deepspeed_config(config, 4)["communication_data_type"] == "bf16"
+    assert settings_of(config, 4)["communication_data_type"] == "bf16"
 
 
 def test_communication_data_type_is_the_users_to_change() -> None:
     config = demo("precision.dtype=bf16", "deepspeed.overrides.communication_data_type=bf16")
-    assert deepspeed_config(config, 4)["communication_data_type"] == "bf16"
+    assert settings_of(config, 4)["communication_data_type"] == "bf16"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -72,7 +83,7 @@ def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) 
         f"deepspeed.config={stage}",
         f"precision.dtype={dtype}",
     )
-    given = deepspeed_config(config, world_size=1)
+    given = settings_of(config, 1)
     read = DeepSpeedConfig(given)
     assert read.zero_optimization_stage == int(stage[-1])
     assert read.gradient_accumulation_steps == 8
@@ -104,9 +115,7 @@ def test_the_known_keys_are_deepspeeds() -> None:
 
 
 def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
-    given = deepspeed_config(
-        demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4
-    )
+    given = settings_of(demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4)
     assert given["zero_optimization"]["reduce_bucket_size"] == 1000
     assert given["zero_optimization"]["stage"] == 1
 
@@ -115,8 +124,8 @@ def test_a_json_of_ones_own(tmp_path: Path) -> None:
     config = demo(
         json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
     )
-    assert zero_stage(config, 4) == 2
-    assert deepspeed_config(config, 4)["gradient_clipping"] == 1.0
+    assert stage_of(config, 4) == 2
+    assert settings_of(config, 4)["gradient_clipping"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -140,11 +149,10 @@ def test_auto_splits_where_there_is_something_to_split(
 ) -> None:
     config = demo(*overrides)
     assert config.deepspeed.config == "auto"
-    check_layout(config, world_size)
-    assert zero_stage(config, world_size) == stage
+    assert stage_of(config, world_size) == stage
     shipped = json.loads((ROOT / f"ds_configs/zero{stage}.json").read_text())
     assert (
-        deepspeed_config(config, world_size)["zero_optimization"].keys()
+        settings_of(config, world_size)["zero_optimization"].keys()
         >= shipped["zero_optimization"].keys()
     )
 
@@ -162,16 +170,16 @@ def test_show_says_what_auto_stands_for() -> None:
     assert shown("precision.dtype=bf16") == ["zero1"]
     wide = ["attention.variant=vanilla", "model.hidden_size=1024", "model.num_layers=24"]
     assert shown(*wide) == ["zero0; zero1 where it saves a rank over 1 GiB"]
-    large = demo(*wide)
+    large = demo(*wide, "data.global_batch_size=128")
     tensor_parallel = large.parallel.tensor_model_parallel_size
-    by_ranks = [zero_stage(large, tensor_parallel * ranks) for ranks in (1, 2, 8, 64)]
+    by_ranks = [stage_of(large, tensor_parallel * ranks) for ranks in (1, 2, 8, 64)]
     assert by_ranks == [0, 0, 0, 1]
 
 
 def test_nothing_is_shared_between_calls() -> None:
     config = demo("deepspeed.overrides.zero_optimization.sub_group_size=5")
-    deepspeed_config(config, 4)["zero_optimization"]["stage"] = 3
-    assert deepspeed_config(config, 4)["zero_optimization"]["stage"] == 1
+    settings_of(config, 4)["zero_optimization"]["stage"] = 3
+    assert settings_of(config, 4)["zero_optimization"]["stage"] == 1
     assert config.deepspeed.overrides == {"zero_optimization": {"sub_group_size": 5}}
 
 
@@ -208,7 +216,7 @@ def test_conflicts_name_both_keys(
 ) -> None:
     config = demo(json_file(tmp_path, settings))
     with pytest.raises(UserError) as raised:
-        deepspeed_config(config, 4)
+        settings_of(config, 4)
     for word in words:
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -218,7 +226,7 @@ def test_conflicts_are_found_before_any_process_group(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"'gradient_clipping' is 0\.3 but optimizer\.gradient_clip gives 1\.0"
     ):
-        check_layout(demo(json_file(tmp_path, {"gradient_clipping": 0.3})), 4)
+        resolve(demo(json_file(tmp_path, {"gradient_clipping": 0.3})), 4)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +259,7 @@ def test_settings_refused_before_any_process_group(
 ) -> None:
     config = demo("precision.dtype=bf16", json_file(tmp_path, settings))
     with pytest.raises(UserError) as raised:
-        check_layout(config, 4)
+        resolve(config, 4)
     for word in words:
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -261,7 +269,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
         UserError, match="'zero9' is neither a file nor one of: auto, zero0, zero1, zero2, zero3"
     ):
-        check_layout(demo("deepspeed.config=zero9"), 4)
+        resolve(demo("deepspeed.config=zero9"), 4)
 
 
 def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
@@ -270,17 +278,15 @@ def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
         UserError,
         match=r"ZeRO stage 0 .*wrong gradient norm at parallel.tensor_model_parallel_size=2",
     ):
-        check_layout(demo(*stage0), 4)
+        resolve(demo(*stage0), 4)
     with pytest.raises(
         UserError, match=r"grad_accum_dtype=fp32 with precision.dtype=bf16.*stage 0"
     ):
-        check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1"), 4)
-    check_layout(
+        resolve(demo(*stage0, "parallel.tensor_model_parallel_size=1"), 4)
+    resolve(
         demo(*stage0, "parallel.tensor_model_parallel_size=1", "precision.grad_accum_dtype=bf16"), 4
     )
-    check_layout(
-        demo("deepspeed.overrides.zero_optimization.stage=0"), 4
-    )  # fp32 is right without ZeRO
+    resolve(demo("deepspeed.overrides.zero_optimization.stage=0"), 4)  # fp32 is right without ZeRO
 
 
 def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
@@ -291,10 +297,10 @@ def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
         "attention.adapters=[low_rank]",
         "deepspeed.config=zero3",
     ]
-    check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=2"), 4)
+    resolve(demo(*hybrid, "parallel.tensor_model_parallel_size=2"), 4)
     with pytest.raises(UserError, match="layer 0 has some on 2 of 4 ranks; choose ZeRO-2"):
-        check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
-    check_layout(
+        resolve(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
+    resolve(
         demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4
     )
 
@@ -304,9 +310,9 @@ def test_trained_heads_on_some_ranks_only_are_refused_at_zero3() -> None:
     hybrid = ["attention.variant=hybrid", "attention.frozen_heads={0-1: 0.5}"]
     for size, stage in ((2, 3), (4, 2)):
         settings = (f"parallel.tensor_model_parallel_size={size}", f"deepspeed.config=zero{stage}")
-        check_layout(demo(*hybrid, *settings), 4)
+        resolve(demo(*hybrid, *settings), 4)
     refused = demo(*hybrid, "parallel.tensor_model_parallel_size=4", "deepspeed.config=zero3")
     with pytest.raises(
         UserError, match="has no trained head and another has: layer 0 has some on 2 of 4 ra"
     ):
-        check_layout(refused, 4)
+        resolve(refused, 4)

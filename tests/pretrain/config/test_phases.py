@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.config.load import load_config, parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show
 from pretrain.errors import UserError
 
@@ -17,7 +17,7 @@ def schedule(*entries: str) -> list[str]:
 def refusal(*overrides: str) -> str:
     """The sentence with which the demo config (4 layers, 240 steps) is refused."""
     with pytest.raises(UserError) as raised:
-        check_layout(load_config("demo", overrides), 2)
+        resolve(load_config("demo", overrides), 2)
     return str(raised.value)
 
 
@@ -62,7 +62,7 @@ def test_what_is_frozen_in_each_phase() -> None:
 
 def test_a_schedule_survives_config_yaml() -> None:
     config = load_config("demo", schedule("{at: 0.25, layers: 3, learning_rate_factor: 2}"))
-    again = parse_config(config.resolved())
+    again = parse_config(config.as_dict())
     assert again.policy == config.policy
     assert again.phases == config.phases
     assert again.phases[1].learning_rate_factor == 2.0

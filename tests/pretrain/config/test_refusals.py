@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 
 
@@ -16,7 +16,7 @@ def message(name_or_path: str, *overrides: str, world_size: int | None = None) -
     with pytest.raises(UserError) as raised:
         config = load_config(name_or_path, overrides)
         if world_size is not None:
-            check_layout(config, world_size)
+            resolve(config, world_size)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config, parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.config.sources import parse_yaml
 from pretrain.errors import UserError
 from tests.ranks import ROOT
@@ -18,7 +18,7 @@ from tests.ranks import ROOT
 def refusal(name_or_path: str, *overrides: str) -> str:
     """Return the sentence of the refusal."""
     with pytest.raises(UserError) as raised:
-        check_layout(load_config(name_or_path, overrides), 2)
+        resolve(load_config(name_or_path, overrides), 2)
     sentence = str(raised.value)
     assert "\n" not in sentence
     return sentence
@@ -67,7 +67,7 @@ def test_overrides_that_are_no_value(override: str, named: str) -> None:
 
 
 def test_numbers_too_large_for_a_float() -> None:
-    values = load_config("demo").resolved()
+    values = load_config("demo").as_dict()
     values["attention"]["frozen_heads"] = {"0": 10**400}
     with pytest.raises(UserError, match=r"attention\.frozen_heads"):
         parse_config(values)

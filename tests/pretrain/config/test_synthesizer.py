@@ -32,10 +32,10 @@ RANDOM, FACTORIZED = (
 
 def test_defaults_and_what_is_written_down(tmp_path: Path) -> None:
     config = load_config("base", [FACTORIZED])
-    attention = config.resolved()["attention"]
+    attention = config.as_dict()["attention"]
     assert (attention["trainable"], attention["synthesizer_rank"]) == (True, 8)
-    assert load_config("base", [RANDOM]).resolved()["attention"]["synthesizer_rank"] is None
-    assert load_config("base").resolved()["attention"]["trainable"] is None
+    assert load_config("base", [RANDOM]).as_dict()["attention"]["synthesizer_rank"] is None
+    assert load_config("base").as_dict()["attention"]["trainable"] is None
     frozen = load_config(
         "base", [FACTORIZED, "attention.trainable=false", "attention.synthesizer_rank=3"]
     )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show, summary_rows, value_rows
 from pretrain.errors import UserError
 
@@ -36,7 +36,7 @@ def yaml_file(directory: Path, text: str) -> str:
 )
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
-    check_layout(config, 4 if name == "demo" else 8)
+    resolve(config, 4 if name == "demo" else 8)
     assert (not config.policy.trainable) is (
         variant in ("orthogonal", "gaussian", "gaussian_naive")
     )
@@ -265,7 +265,7 @@ def test_the_yaml_does_not_depend_on_defaults_of_other_values(tmp_path: Path) ->
 
 def test_plain_values_make_a_configuration() -> None:
     config = load_config("demo")
-    assert parse_config(config.resolved()).to_yaml() == config.to_yaml()
+    assert parse_config(config.as_dict()).to_yaml() == config.to_yaml()
     with pytest.raises(UserError, match="unknown section 'modle'; did you mean 'model'"):
         parse_config({"modle": {}})
 

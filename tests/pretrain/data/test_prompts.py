@@ -23,7 +23,8 @@ def test_ids_are_those_of_the_shards_tokenizer_and_what_is_added_keeps_its_space
     tiny_shards: Path,
 ) -> None:
     config = load_config("demo", overrides(tiny_shards, "[Return the, '  x']"))
-    prompts = read_prompts(config, read_blend(config))
+    blend = read_blend(config.data)
+    prompts = read_prompts(config.telemetry, config.data.sequence_length, blend)
     assert prompts is not None
     tokenizer = open_tokenizer(tiny_shards / "tokenizer.model")
     assert [list(ids) for ids in prompts.ids] == [
@@ -31,9 +32,8 @@ def test_ids_are_those_of_the_shards_tokenizer_and_what_is_added_keeps_its_space
     ]
     whole = tokenizer.encode(["Return the first of them"])[0].tolist()
     assert prompts.added(0, whole[len(prompts.ids[0]) :]) == " first of them"
-    assert (
-        read_prompts(load_config("demo", overrides(tiny_shards, "[]")), read_blend(config)) is None
-    )
+    without = load_config("demo", overrides(tiny_shards, "[]")).telemetry
+    assert read_prompts(without, config.data.sequence_length, blend) is None
 
 
 def test_prompts_without_room_are_refused(tiny_shards: Path) -> None:

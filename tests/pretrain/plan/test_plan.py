@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from pretrain.plan import report
 from pretrain.plan.advice import divisors, fit_of
@@ -251,7 +252,7 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
 
     def peak(micro_batch: int) -> int:
         changes = ["data.sequence_length=2048", f"data.micro_batch_size={micro_batch}"]
-        return memory_of(workload_of(load_config("large", changes), 8)).peak
+        return memory_of(workload_of(resolve(load_config("large", changes), 8))).peak
 
     assert {size for size in divisors(share) if peak(size) <= fit.memory_bytes} == set(
         divisors(share)[: divisors(share).index(fit.largest_micro_batch_size) + 1]
@@ -271,7 +272,7 @@ def test_what_is_advised_makes_it_fit() -> None:
 
 
 def test_nothing_makes_it_fit() -> None:
-    fit = fit_of(load_config("large"), 16, memory=10**9)
+    fit = fit_of(resolve(load_config("large"), 16), memory=10**9)
     assert fit.largest_micro_batch_size is None and not any(change.fits for change in fit.changes)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.refusals import check_layout
+from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly
 
@@ -25,7 +25,7 @@ def test_without_the_package_it_is_refused_in_one_sentence() -> None:
     with pytest.raises(
         UserError, match=r"telemetry\.wandb=true but the package wandb is not installed; pip"
     ):
-        check_layout(config, 1)
+        resolve(config, 1)
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,92 @@
+"""A configuration on a number of ranks, with what follows from both worked out once.
+
+`resolve` is where a run learns whether its configuration fits its ranks. Everything behind it takes the parts
+that it needs: a section, the shape, the policy, the layout, DeepSpeed's settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pretrain.config.deepspeed import deepspeed_settings, zero_stage
+from pretrain.config.keys import Change
+from pretrain.config.refusals import check_ranks, check_stage, require_wandb
+from pretrain.config.tree import Config
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parallel layout of a run, which does not change the trained weights, up to rounding.
+
+    Attributes:
+        dtype: of the computation; recorded only, because a resume refuses another one.
+    """
+
+    world_size: int
+    tensor_model_parallel_size: int
+    data_parallel_size: int
+    sequence_parallel: bool
+    zero_stage: int
+    micro_batch_size: int
+    dtype: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the layout as checkpoints and environment.json hold it."""
+        return asdict(self)
+
+    def changes_from(self, earlier: Mapping[str, Any]) -> list[Change]:
+        """Return the differences from an earlier layout, given as `as_dict` returns it."""
+        return [
+            Change(key, earlier[key], value)
+            for key, value in self.as_dict().items()
+            if key in earlier and earlier[key] != value
+        ]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration that fits its ranks.
+
+    Attributes:
+        config: what was asked for; shape, policy, recipe and phases are properties of it.
+        layout: the spread over the ranks, with the ZeRO stage.
+        deepspeed: the settings for DeepSpeed, with the keys that follow from `config` filled in.
+    """
+
+    config: Config
+    layout: Layout
+    deepspeed: Mapping[str, Any]
+
+
+def resolve(config: Config, world_size: int) -> Resolved:
+    """Fit a configuration to a number of ranks.
+
+    Args:
+        config: a configuration that `load` has judged.
+        world_size: ranks of the run, over all nodes.
+
+    Returns:
+        The configuration with its layout and the settings for DeepSpeed.
+
+    Raises:
+        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are wrong or train
+            wrong at this ZeRO stage, or a package that is not installed.
+    """
+    check_ranks(config, world_size)
+    settings = deepspeed_settings(config, world_size)
+    stage = zero_stage(settings)
+    check_stage(config, stage)
+    if config.telemetry.wandb:
+        require_wandb()
+    layout = Layout(
+        world_size=world_size,
+        tensor_model_parallel_size=config.parallel.tensor_model_parallel_size,
+        data_parallel_size=config.data_parallel_size(world_size),
+        sequence_parallel=config.parallel.sequence_parallel,
+        zero_stage=stage,
+        micro_batch_size=config.data.micro_batch_size,
+        dtype=config.precision.dtype,
+    )
+    return Resolved(config, layout, settings)
