@@ -39,7 +39,7 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
 def _check_keys(config: Config, trunk: RunDirectory) -> None:
     """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
     place = f"schedule.branch_from={trunk.path}"
-    for change in effective_changes(_facts(trunk.config), config):
+    for change in effective_changes(_facts(trunk.config), config.values):
         if KEYS[change.key].trunk:
             raise UserError(
                 f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"

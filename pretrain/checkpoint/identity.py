@@ -16,10 +16,10 @@ from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.blend_difference import data_changes
 from megatron_patches.bank.shards import head_digests, role_digest
 from megatron_patches.engine.freeze import frozen_layers
-from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
 from pretrain.config.keys import KEYS, Change
+from pretrain.config.resolved import Layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
@@ -47,15 +47,16 @@ def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     recipe = config.recipe
     keys = {
         f"{section}.{key}": value
-        for section, values in config.as_dict().items()
+        for section, values in config.values.items()
         for key, value in values.items()
         if KEYS[f"{section}.{key}"].identity
     }
     if config.given_weights is not None:  # what is in the file, wherever it lies
         keys["model.initial_weights"] = config.given_weights.sha256
-    schedule = config.policy.unfreeze
-    if schedule:  # its fractions are of the run's length, which may otherwise change
-        steps = last_steps(schedule, config.total_steps)
+    if (
+        len(config.phases) > 1
+    ):  # their fractions are of the run's length, which may otherwise change
+        steps = [phase.first_step - 1 for phase in config.phases[1:]]
         keys["the steps after which attention.unfreeze applies"] = steps
     return {
         "keys": keys,
@@ -134,6 +135,20 @@ def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, 
                 f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
                 "set attention.seed (or run.seed) and the attention section back"
             )
+
+
+def layout_changes(earlier: Mapping[str, Any], layout: Layout) -> list[Change]:
+    """Return the differences of a run's layout from an earlier one.
+
+    Args:
+        earlier: what `Layout.as_dict` returned, as a checkpoint holds it.
+        layout: of this run.
+    """
+    return [
+        Change(key, earlier[key], value)
+        for key, value in layout.as_dict().items()
+        if key in earlier and earlier[key] != value
+    ]
 
 
 _NAMES = {

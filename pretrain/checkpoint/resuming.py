@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pretrain.checkpoint.branching import branch_points
 from pretrain.checkpoint.format import About, DamagedCheckpoint
-from pretrain.checkpoint.identity import accept_identity, layout_line
+from pretrain.checkpoint.identity import accept_identity, layout_changes, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
@@ -76,9 +76,8 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     if newest is None:
         return Start(notes=tuple(notes))
     stored = together(lambda: StoredCheckpoint(newest))
-    changes = resolved.layout.changes_from(stored.about.layout)
-    if changes:
-        notes.append(layout_line(changes, config.model.dropout))
+    changes = layout_changes(stored.about.layout, resolved.layout)
+    notes += [layout_line(changes, config.model.dropout)] if changes else []
     notes += [
         f"changed on resume, as data.allow_change permits: {change}"
         for change in accept_identity(str(newest), stored.about, identity, config.data.allow_change)

@@ -18,7 +18,6 @@ from megatron_patches.recipe.counting import (
     model_flops_per_token,
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
-from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import parse_config
 from pretrain.config.schedule import Phase
 from pretrain.config.tree import Config
@@ -54,7 +53,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     size, model_flops, executed = _counts(config, phases)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
-    every = tensors(config.shape, config.policy, phases[-1].number)
+    every = config.inventories[-1]
     whole = [tensor for tensor in every if tensor.trains and tensor.cut is None]
     again, rules = tensor_parallel - 1, config.optimizer.rules
     held = size.trainable_parameters + again * sum(tensor.elements for tensor in whole)

@@ -13,7 +13,6 @@ from typing import Any
 
 from data_pipeline.io.files import hash_file
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
-from megatron_patches.recipe.tensors import tensors
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -119,7 +118,7 @@ def bytes_that_zero_saves(config: Config, world_size: int) -> float:
         config: shape and policy, of which the trainable parameters are counted.
         world_size: ranks of the run.
     """
-    inventory, rules = tensors(config.shape, config.policy), config.optimizer.rules
+    inventory, rules = config.inventories[0], config.optimizer.rules
     ranks = max(1, config.data_parallel_size(world_size))
     saved = state_bytes(inventory, rules) - checkpoint_bytes(inventory, rules) / ranks
     return saved / config.parallel.tensor_model_parallel_size

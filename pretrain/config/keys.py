@@ -33,13 +33,17 @@ class Change:
         return f"{self.key} is {_text(self.value)}, was {_text(self.was)}"
 
 
-def effective_changes(before: Mapping[str, Any], config: Config) -> Iterator[Change]:
+def effective_changes(
+    before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Change]:
     """Yield the keys whose new value takes effect from the next step on.
 
-    `before`: the resolved configuration that the run had, as config.yaml holds it. Keys that are missing
-    there, because an older version wrote the file, count as unchanged.
+    Args:
+        before: the configuration that the run had, as config.yaml holds it. Keys that are missing there,
+            because an older version wrote the file, count as unchanged.
+        now: `Config.values` of this run.
     """
-    for section, values in config.as_dict().items():
+    for section, values in now.items():
         had = before.get(section, {})
         for key, value in values.items():
             was = had.get(key, value) if isinstance(had, Mapping) else value

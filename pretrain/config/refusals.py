@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
-from megatron_patches.recipe.tensors import tensors
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -153,8 +152,7 @@ def _check_query_key(config: Config) -> None:
 def _check_rate_factors(config: Config) -> None:
     """Refuse a pattern that decides nothing: it names no weight, or only such as an earlier one names."""
     patterns = config.optimizer.learning_rate_factors
-    policy = config.policy
-    inventory = tensors(config.shape, policy, phase=len(policy.unfreeze))
+    inventory = config.inventories[-1]
     left = [tensor.name for tensor in inventory if tensor.trains]
     for pattern in patterns:
         named = [name for name in left if fnmatchcase(name, pattern)]
@@ -216,7 +214,7 @@ def _check_initial_weights(config: Config) -> None:
     given = config.given_weights
     if given is None:
         return
-    described = config.as_dict()["model"]
+    described = config.values["model"]
     for key, value in given.model.items():
         if key == "max_positions":
             if config.data.sequence_length > value:

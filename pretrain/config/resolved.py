@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pretrain.config.deepspeed import deepspeed_settings, zero_stage
-from pretrain.config.keys import Change
+from pretrain.config.deepspeed import deepspeed_settings, settings_digest, zero_stage
 from pretrain.config.refusals import check_ranks, check_stage, require_wandb
 from pretrain.config.tree import Config
 
@@ -36,14 +35,6 @@ class Layout:
         """Return the layout as checkpoints and environment.json hold it."""
         return asdict(self)
 
-    def changes_from(self, earlier: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from an earlier layout, given as `as_dict` returns it."""
-        return [
-            Change(key, earlier[key], value)
-            for key, value in self.as_dict().items()
-            if key in earlier and earlier[key] != value
-        ]
-
 
 @dataclass(frozen=True)
 class Resolved:
@@ -53,11 +44,13 @@ class Resolved:
         config: what was asked for; shape, policy, recipe and phases are properties of it.
         layout: the spread over the ranks, with the ZeRO stage.
         deepspeed: the settings for DeepSpeed, with the keys that follow from `config` filled in.
+        deepspeed_sha256: of the file that `deepspeed.config` names; None where that is not a path.
     """
 
     config: Config
     layout: Layout
     deepspeed: Mapping[str, Any]
+    deepspeed_sha256: str | None
 
 
 def resolve(config: Config, world_size: int) -> Resolved:
@@ -89,4 +82,4 @@ def resolve(config: Config, world_size: int) -> Resolved:
         micro_batch_size=config.data.micro_batch_size,
         dtype=config.precision.dtype,
     )
-    return Resolved(config, layout, settings)
+    return Resolved(config, layout, settings, settings_digest(config.deepspeed.config))

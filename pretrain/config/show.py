@@ -54,7 +54,7 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
     An origin is `FILE:LINE`, `override`, `default`, or `derived` for an unset value that follows from others.
     """
     config, rows = loaded.config, []
-    for section, content in config.as_dict().items():
+    for section, content in config.values.items():
         given = getattr(config, section)
         for key, value in content.items():
             path = f"{section}.{key}"

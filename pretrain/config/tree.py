@@ -7,6 +7,8 @@ both, and is the way to get a configuration.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
-from megatron_patches.recipe.tensors import ModelShape
+from megatron_patches.recipe.tensors import ModelShape, Tensor, tensors
 from pretrain.config import sections
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.schedule import Phase, phases_of
@@ -174,6 +176,11 @@ class Config(Section):
         """Return the phase of optimizer step `step` (from 1); step 0 is the start of phase 0."""
         return next(phase for phase in reversed(self.phases) if phase.first_step <= max(1, step))
 
+    @cached_property
+    def inventories(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Return the tensors of the whole model, by the number of the training phase."""
+        return tuple(tensors(self.shape, self.policy, phase.number) for phase in self.phases)
+
     @property
     def embedding_rows(self) -> int:
         """Return the rows of the embedding: a multiple of model.vocab_multiple."""
@@ -195,8 +202,12 @@ class Config(Section):
             tied_embeddings=self.model.tied_embeddings,
         )
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the tree as plain values, with unset keys filled in; parsing them gives the same run."""
+    @cached_property
+    def values(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the tree as plain values, with unset keys filled in; parsing them gives the same run.
+
+        To be read only: `as_dict` returns a copy to change.
+        """
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
         values["model"].update(
             num_query_groups=self.num_query_groups,
@@ -207,6 +218,10 @@ class Config(Section):
         values["data"]["seed"] = self.data_seed
         return values
 
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return a copy of `values`, to change and to parse again."""
+        return {section: deepcopy(dict(keys)) for section, keys in self.values.items()}
+
     def to_yaml(self) -> str:
-        """Return `as_dict` as YAML that `load_config` reads back."""
-        return dump_yaml(self.as_dict())
+        """Return `values` as YAML that `load_config` reads back."""
+        return dump_yaml(self.values)

@@ -59,10 +59,13 @@ def read_blend(data: DataSection) -> Blend:
     Raises:
         DataError: a directory is not a finished shard directory, or they do not go together.
     """
+    members = [
+        Member(read_manifest(entry.directory), entry.weight, entry.sources)
+        for entry in data.blend or ()
+    ]
     if data.directory is not None:
-        return make_blend([Member(read_manifest(data.directory))])
-    entries = data.blend or ()
-    return make_blend([Member(read_manifest(e.directory), e.weight, e.sources) for e in entries])
+        members = [Member(read_manifest(data.directory))]
+    return make_blend(members)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 
 from data_pipeline.io.files import sync
 from megatron_patches.recipe.optimizers import checkpoint_bytes
-from megatron_patches.recipe.tensors import tensors
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
 from pretrain.runs.directory import RunDirectory
@@ -93,7 +92,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     directory = RunDirectory(config.run_path).checkpoints
     places = (directory.absolute(), *directory.absolute().parents)
     there = next(path for path in places if path.is_dir())
-    size = checkpoint_bytes(tensors(config.shape, config.policy), config.optimizer.rules)
+    size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free

@@ -16,7 +16,6 @@ from megatron_patches.engine.compat import allow_graphs, mend_inductor
 from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
-from megatron_patches.recipe.tensors import tensors
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.packing import document_layout
@@ -34,19 +33,22 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
+    transformer = transformer_config(config)
+    in_pieces = flash_documents(config, context.device)
+    layers = gpt_block_spec(
+        policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
+    )
     model = GPT(
-        config=transformer_config(config),
-        transformer_layer_spec=gpt_block_spec(
-            policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
-        ),
+        config=transformer,
+        transformer_layer_spec=layers,
         vocab_size=config.embedding_rows,
         pieces=config.model.vocab_size,
         max_sequence_length=config.data.sequence_length,
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
-        flash_documents=flash_documents(config, context.device),
-        inventory=tensors(config.shape, policy, phase),
+        flash_documents=in_pieces,
+        inventory=config.inventories[phase],
     )
     for layer in model.decoder.layers:
         layer.recompute_in_backward(config.performance.recompute)

@@ -15,7 +15,6 @@ from typing import Any, get_args
 import numpy as np
 
 from pretrain.config.keys import KEYS, SECTIONS
-from pretrain.config.tree import Config
 from pretrain.reporting.text import setting_text
 from pretrain.runs import tags
 from pretrain.runs.curves import WARM_UP, RunCurves, read_curves
@@ -28,13 +27,16 @@ FIRST = ("attention.adapters", "attention.variant", "optimizer.learning_rate", "
 """Shown before all others: TensorBoard opens with a few columns only."""
 
 
-def hparams(config: Config) -> dict[str, HParam]:
-    """Return {section.key: value} of the keys that are declared as hyperparameters."""
-    resolved = config.as_dict()
+def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
+    """Return {section.key: value} of the keys that are declared as hyperparameters.
+
+    Args:
+        settings: `Config.values`.
+    """
     values: dict[str, HParam] = {}
     for name in (name for name, key in KEYS.items() if key.hparam):
         section, _, key = name.partition(".")
-        value = resolved[section][key]
+        value = settings[section][key]
         # The model's sizes are filled in where they were left open, and are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):

@@ -45,6 +45,7 @@ from pretrain.training.run_files import (
     changes_since,
     check_steps_left,
     close_run_files,
+    environment_of,
     headline,
     open_telemetry,
     phase_line,
@@ -270,10 +271,15 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     def open_run_files() -> Telemetry:
         check_steps_left(config.run_directory, config.total_steps, position.step)
         checkpoints.name_latest(own)
-        changes = changes_since(config, start)
-        write_run_files(
-            resolved, context, data, phased, start=start, changes=[*start.layout_changes, *changes]
+        changes = changes_since(resolved, start)
+        environment = environment_of(
+            resolved,
+            context.device,
+            phased.structured_products,
+            start,
+            changes=[*start.layout_changes, *changes],
         )
+        write_run_files(resolved, data, phased, start, environment=environment)
         telemetry = open_telemetry(config, run_facts(config, context, phased), position.step)
         telemetry.say(headline(config, context, phased.audit, start, changes))
         for note in start.notes:

@@ -13,12 +13,12 @@ import yaml
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
-from pretrain.config.deepspeed import settings_digest
 from pretrain.config.keys import Change, effective_changes
 from pretrain.config.resolved import Resolved
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
+from pretrain.model.structured_products import StructuredProducts
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import (
@@ -69,57 +69,82 @@ def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
         )
 
 
-def changes_since(config: Config, start: Start) -> list[Change]:
+def changes_since(resolved: Resolved, start: Start) -> list[Change]:
     """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
 
-    So does another content of the file of deepspeed.config.
+    Args:
+        resolved: this run's configuration; another content of the file of deepspeed.config counts too.
+        start: where the run starts from.
     """
-    run, position = start.trunk or config.run_directory, start.position
+    run, position = start.trunk or resolved.config.run_directory, start.position
     try:
         before = yaml.safe_load(run.config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
         return []
     if not position.step or not isinstance(before, dict):
         return []
-    was, digest = (
-        _on_disk(run.environment).get(DEEPSPEED_FACT),
-        settings_digest(config.deepspeed.config),
-    )
-    content = (
-        [Change("the content of deepspeed.config", was, digest)] if was and was != digest else []
-    )
-    return [*effective_changes(before, config), *content]
+    was, digest = _on_disk(run.environment).get(DEEPSPEED_FACT), resolved.deepspeed_sha256
+    content = Change("the content of deepspeed.config", was, digest)
+    keys = effective_changes(before, resolved.config.values)
+    return [*keys, *([content] if was and was != digest else [])]
 
 
 def write_run_files(
     resolved: Resolved,
-    context: ParallelContext,
     data: RunData,
     phased: PhasedEngine,
     start: Start,
-    changes: Sequence[Change],
+    environment: Mapping[str, Any],
 ) -> None:
     """Write the files that describe the run, and the state that says it is running.
 
-    environment.json tells of the segment that starts, and in `segments` of it and all before. A branch begins
-    with its trunk's records and audit.
+    A branch begins with its trunk's records and audit.
+
+    Args:
+        resolved: the run's configuration.
+        data: the run's data.
+        phased: the live engine, for its audit.
+        start: where the run starts from.
+        environment: the content of environment.json, as `environment_of` returns it.
     """
-    config = resolved.config
-    run = config.run_directory
-    position, trunk = start.position, start.trunk
+    run = resolved.config.run_directory
+    audit = phased.audit_of_phases(_on_disk((start.trunk or run).audit))
+    facts = data_facts(data)
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
-    write_text_atomically(run.config, config.to_yaml())
-    if trunk is not None:
-        take_records(trunk, run, position.step)
-    write_audit(run, phased, trunk)
+    write_text_atomically(run.config, resolved.config.to_yaml())
+    if start.trunk is not None:
+        take_records(start.trunk, run, start.position.step)
+    write_json(run.audit, audit)
+    write_json(run.environment, environment)
+    write_json(run.data, facts)
+    run.write_state(RUNNING)
+
+
+def environment_of(
+    resolved: Resolved,
+    device: torch.device,
+    products: StructuredProducts | None,
+    start: Start,
+    changes: Sequence[Change],
+) -> dict[str, Any]:
+    """Return the content of environment.json: of the segment that starts, and all of them in `segments`.
+
+    Args:
+        resolved: the run's configuration, with its layout.
+        device: of this rank.
+        products: how structured rows are multiplied by; None: there are none.
+        start: where the run starts from.
+        changes: keys that differ from the segment before.
+    """
+    position, trunk = start.position, start.trunk
     layout = {
-        "device": device_name(context.device),
+        "device": device_name(device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
         "cpu_threads": torch.get_num_threads(),  # sums are in another order with others
         **resolved.layout.as_dict(),
     }
-    if phased.structured_products is not None:
-        layout["structured_products"] = phased.structured_products.as_dict()
+    if products is not None:
+        layout["structured_products"] = products.as_dict()
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
@@ -127,24 +152,21 @@ def write_run_files(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
-    earlier = (
-        _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
-    )
-    digest = {DEEPSPEED_FACT: settings_digest(config.deepspeed.config)}
-    write_json(run.environment, {**environment, **digest, "segments": [*earlier, segment]})
-    write_json(run.data, data_facts(data))
-    run.write_state(RUNNING)
+    earlier = []
+    if position.step and trunk is None:
+        earlier = _on_disk(resolved.config.run_directory.environment).get("segments", [])
+    digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
+    return {**environment, **digest, "segments": [*earlier, segment]}
 
 
-def write_audit(run: RunDirectory, phased: PhasedEngine, trunk: RunDirectory | None = None) -> None:
+def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
     """Write the audit of the live engine beside those of the phases before.
 
     Args:
         run: the run's directory.
         phased: the live engine.
-        trunk: the run that this one begins as a branch of, whose audit has the phases before.
     """
-    write_json(run.audit, phased.audit_of_phases(_on_disk((trunk or run).audit)))
+    write_json(run.audit, phased.audit_of_phases(_on_disk(run.audit)))
 
 
 def _on_disk(path: Path) -> dict[str, Any]:
@@ -188,7 +210,7 @@ def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemet
         tensorboard=config.telemetry.tensorboard,
         wandb=config.telemetry.wandb,
         variance_window=config.telemetry.variance_window,
-        hparams=hparams(config),
+        hparams=hparams(config.values),
         total_steps=config.total_steps,
         resume_step=resume_step,
     )

@@ -14,7 +14,7 @@ import torch
 
 from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import bank_digests, layout_line
+from pretrain.checkpoint.identity import bank_digests, layout_changes, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
 from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
 from pretrain.checkpoint.writing import (
@@ -272,14 +272,14 @@ def test_changes_of_the_layout_are_said() -> None:
         "micro_batch_size": 4,
         "dtype": "fp32",
     }
-    assert layout.changes_from(json.loads(json.dumps(layout.as_dict()))) == []
+    assert layout_changes(json.loads(json.dumps(layout.as_dict())), layout) == []
     earlier = {
         "tensor_model_parallel_size": 2,
         "sequence_parallel": True,
         "world_size": 1,
         "unknown": 3,
     }
-    changes = layout.changes_from(earlier)
+    changes = layout_changes(earlier, layout)
     assert changes == [
         Change("tensor_model_parallel_size", 2, 1),
         Change("sequence_parallel", True, False),

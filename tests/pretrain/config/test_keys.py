@@ -68,7 +68,7 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "run.seed",
         *(key for key in KEYS if key.startswith(tuple(f"{name}." for name in sections))),
     }
-    assert set(hparams(load_config("demo"))) == {
+    assert set(hparams(load_config("demo").values)) == {
         key for key, record in KEYS.items() if record.hparam
     }
     assert {key for key, record in KEYS.items() if record.hparam and not record.method} == {
@@ -99,13 +99,13 @@ def test_changes_are_what_takes_effect_and_nothing_else() -> None:
         "data.loader_workers=2",
         "stability.max_skipped=5",
     )
-    changed = list(effective_changes(before, load_config("demo", overrides)))
+    changed = list(effective_changes(before, load_config("demo", overrides).values))
     assert [str(change) for change in changed] == [
         "optimizer.betas is [0.8, 0.9], was [0.9, 0.98]",
         "optimizer.weight_decay is 0.1, was 0.01",
         "schedule.steps is 300, was 240",
     ]
-    assert list(effective_changes(before, load_config("demo"))) == []
+    assert list(effective_changes(before, load_config("demo").values)) == []
 
 
 def test_the_table_of_what_a_resume_does_has_each_key_in_its_row() -> None:

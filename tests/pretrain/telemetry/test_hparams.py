@@ -44,12 +44,14 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
         name for name in VARIANTS if VARIANTS[name].init != "pretrained"
     ]:  # that needs a file
         overrides = [f"attention.variant={variant}", "model.head_dim=16"]
-        values = hparams(load_config("demo", overrides))
+        values = hparams(load_config("demo", overrides).values)
         seen[variant] = {key: isinstance(value, str) for key, value in values.items()}
         assert values["attention.variant"] == variant and values["model.head_dim"] == 16
         assert values["optimizer.betas"] == "0.9, 0.98"
     assert len({tuple(columns.items()) for columns in seen.values()}) == 1
-    by_tokens = hparams(load_config("demo", ["schedule.steps=null", "schedule.tokens=1000000"]))
+    by_tokens = hparams(
+        load_config("demo", ["schedule.steps=null", "schedule.tokens=1000000"]).values
+    )
     assert (by_tokens["schedule.steps"], by_tokens["schedule.tokens"]) == ("none", "1000000")
     assert {key: isinstance(value, str) for key, value in by_tokens.items()} == next(
         iter(seen.values())
