@@ -1,4 +1,4 @@
-"""The command line, `python -m pretrain VERB`: a user's mistake is one sentence on stderr and exit code 2."""
+"""The command line, `python -m pretrain VERB`; users' mistakes are one sentence, exit code 2."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ try:
     from typer.core import TyperGroup
 except ModuleNotFoundError:
     print(
-        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
-        "`source .venv/bin/activate`",
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, "
+        "then `source .venv/bin/activate`",
         file=sys.stderr,
     )
     sys.exit(2)
@@ -96,7 +96,7 @@ app.add_typer(checkpoint, name="checkpoint")
 
 
 def _print_versions(wanted: bool) -> None:
-    """Print the versions of this program and of its main dependencies, as a bug report needs them."""
+    """Print the versions that a bug report needs."""
     if not wanted:
         return
     from platform import python_version
@@ -264,7 +264,7 @@ def compare(
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
-    """Return what the first run of every variant writes after each prompt; without any, [] and no torch."""
+    """Return what the first run of every variant writes after each prompt."""
     if not prompts:
         return []
     typer.echo(f"asking {len(comparison.variants)} models what they write")
@@ -378,7 +378,7 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process, in which nothing is open any more, without the seconds that freeing torch takes."""
+    """End this process without the seconds that freeing torch takes; nothing is open any more."""
     with suppress(OSError):  # of an output that is gone Python tells in its own way
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -388,7 +388,10 @@ def _leave(code: int) -> NoReturn:
 
 
 def _doctor_on_this_rank(request: Request) -> int:
-    """Run the preflight; return its exit code. Steps that must precede the import of torch come first."""
+    """Run the preflight and return its exit code.
+
+    Steps that must precede the import of torch come first.
+    """
     # The doctor says itself, in a sentence, what torch's sockets would warn of.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from megatron_patches.engine.compat import prepare_imports
@@ -418,9 +421,10 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Print the error: every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
+    """Print the error; rank 0 speaks for all, unless the error is one rank's own.
 
-    In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried again.
+    In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried
+    again.
     """
     if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
         Path(os.environ["ORA_REFUSAL"]).write_text(f"{error}\n")

@@ -2,9 +2,9 @@
 
     from pretrain.api import FrozenAttention, compare, load_run
 
-These names stay as they are within a version 0.x; everything else in the packages may change. Importing this
-module imports neither megatron-core nor DeepSpeed. A mistake in what is asked for raises one sentence, as a
-`pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
+These names stay as they are within a version 0.x; everything else in the packages may change.
+Importing this module imports neither megatron-core nor DeepSpeed. A mistake in what is asked for
+raises one sentence, as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ def compare(
     match: str = "tokens",
     out: AnyPath | None = None,
 ) -> Comparison:
-    """Compare finished runs, several seeds of each variant, as `python -m pretrain compare` does.
+    """Compare finished runs, several seeds of each variant, as the verb `compare` does.
 
-    `subjects` are keys that may differ because they are what is compared, such as model.num_layers; `match`
-    is tokens, flops or seconds. The report is written to the directory `out`, if one is given.
+    Args:
+        runs: their directories.
+        baseline: a variant, or the name of a run.
+        subjects: keys that may differ because they are what is compared, such as model.num_layers.
+        match: tokens, flops or seconds.
+        out: directory for the report; None: none is written.
     """
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.report import compare_command, write_comparison
@@ -69,10 +73,14 @@ def compare(
 
 
 def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, PairedGap]:
-    """Compare losses of any models, paired by seed: intervals, t-tests and Wilcoxon's, Holm's correction.
+    """Compare losses of any models, paired by seed: intervals, tests, Holm's correction.
 
-    `losses` are {model: {seed: nats per token}}. The result is {model: its gap to the baseline}, over the
-    seeds that both have.
+    Args:
+        losses: {model: {seed: nats per token}}.
+        baseline: the model to compare with.
+
+    Returns:
+        {model: its gap to the baseline}, over the seeds that both have.
     """
     from pretrain.study.gaps import NATS, adjust, paired_gap
 
@@ -98,10 +106,17 @@ def plan(
     baseline: str = ORDINARY,
     price: float | None = None,
 ) -> Plan:
-    """Estimate memory, time, energy and cost of a run, as `python -m pretrain plan` does; builds no model.
+    """Estimate memory, time, energy and cost of a run, as the verb `plan` does.
 
-    `config` is the name of a shipped configuration or a YAML file, overrides are section.key=value, `gpu` is
-    a card's name or a file that describes one, `price` is of a GPU for an hour.
+    Builds no model.
+
+    Args:
+        config: a shipped configuration, or a YAML file.
+        overrides: section.key=value.
+        gpus: GPUs in all, one rank each.
+        gpu: name of a card, or a file that describes one.
+        baseline: the variant to put beside.
+        price: of a GPU for an hour; None: no cost.
     """
     from pretrain.plan.estimate import Request, make_plan
 
@@ -111,9 +126,16 @@ def plan(
 def export(
     run: AnyPath, out: AnyPath, step: int | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Export a run's model for transformers to a new directory, in another process; return export.json.
+    """Export a run's model for transformers to a new directory, in another process.
 
-    `step` is of the checkpoint, None the newest complete one; `dtype` fp32, bf16 or None, the run's own.
+    Args:
+        run: its directory.
+        out: the new directory.
+        step: of the checkpoint; None: the newest complete one.
+        dtype: fp32 or bf16; None: the run's own.
+
+    Returns:
+        The content of export.json.
     """
     from pretrain.export.run_exports import export_apart
     from pretrain.study.models import FACTS
@@ -132,10 +154,19 @@ def sample(
     seed: int = 0,
     step: int | None = None,
 ) -> str:
-    """Write text with a trained model; return what follows the prompt.
+    """Write text with a trained model.
 
-    `path` is a run, which is exported once a checkpoint, or an export without code of its own. Temperature 0
-    takes always the likeliest token; `top_p` is the total probability of those that are drawn from.
+    Args:
+        path: a run, which is exported once a checkpoint, or an export without code of its own.
+        prompt: the text to continue.
+        tokens: how many to add.
+        temperature: 0 takes always the likeliest token.
+        top_p: total probability of the tokens that are drawn from.
+        seed: of the draws.
+        step: of the checkpoint; None: the newest complete one.
+
+    Returns:
+        What follows the prompt.
     """
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler, Sampling

@@ -2,11 +2,14 @@
 
 
 class UserError(ValueError):
-    """A mistake the user can mend; the message is one sentence naming the key, file or line and the remedy.
+    """A mistake of the user: one sentence naming the key, file or line, and the remedy.
 
-    Characters that do not print, which what was typed may have, are escaped, so that one line remains.
-    `rank_specific`: only this rank knows of it, so it must speak for itself. Otherwise all ranks refuse
-    alike, and rank 0 speaks for them.
+    Characters that do not print, which what was typed may have, are escaped, so that one line
+    remains.
+
+    Args:
+        rank_specific: only this rank knows of it, so it must speak for itself. Otherwise all ranks
+            refuse alike, and rank 0 speaks for them.
     """
 
     def __init__(self, message: str, *, rank_specific: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""The verbs `try` and `demo`: text to two trained models and a page that compares them, in one command.
+"""The verbs `try` and `demo`: text to two trained models and a page that compares them.
 
-Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare. Each redoes
-nothing that is finished, so a trial that was stopped or killed goes on when it is started again.
+Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare.
+Each redoes nothing that is finished, so a trial that was stopped or killed goes on when it is
+started again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ FEW_TOKENS = 20_000_000
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
 PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson"), 3
-"""Endings of files that are not packed, and about how many bytes of text are in a byte of the others."""
+"""Endings of files that are not packed, and about how many bytes of text are in a byte of the
+others."""
 DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
 PROMPTS, PROMPT_TOKENS = 2, 12
@@ -48,7 +50,7 @@ Out = Annotated[Path, typer.Option(help="Directory for all that is made; the sam
 
 @dataclass(frozen=True)
 class Trial:
-    """Request for a trial: options of its steps, and `settings` of both runs, over the config `demo`."""
+    """Request for a trial: options of its steps, and settings of both runs over `demo`."""
 
     texts: tuple[str, ...]
     name: str
@@ -80,7 +82,7 @@ def try_(
     ] = None,
     text_key: Annotated[str, typer.Option(help="Key of the text in a JSON record.")] = "text",
 ) -> None:
-    """Try it on your own text: tokenizer, two models, trained side by side, and a page that compares them.
+    """Try it on your own text: a tokenizer, two models trained side by side, their comparison.
 
     Size and length follow from the text, the cores and --minutes, and are said first.
 
@@ -136,9 +138,17 @@ def demo(
 def plan_sizes(
     size: int, cores: int, minutes: float
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
-    """Return settings of the runs, options of train-tokenizer, and options of tokenize, for `size` bytes.
+    """Choose sizes for a text.
 
     The model is the largest of SIZES that sees a token a parameter in the time, or the smallest.
+
+    Args:
+        size: bytes of the text.
+        cores: of this machine.
+        minutes: to train for.
+
+    Returns:
+        Settings of the runs, options of train-tokenizer, options of tokenize.
     """
     vocab_size = 4096 if size >= 1_000_000 else 1024
     documents = size / 16_384  # of texts that are cut; of others there are mostly more
@@ -178,15 +188,28 @@ def plan_sizes(
 
 
 def parameters(layers: int, width: int, vocab_size: int) -> int:
-    """Return about how many parameters a model has, its embedding once."""
+    """Return about how many parameters a model has, its embedding once.
+
+    Args:
+        layers: of the model.
+        width: of the residual stream.
+        vocab_size: tokens of the vocabulary.
+    """
     return 12 * layers * width**2 + vocab_size * width
 
 
 def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None:
     """Say what will be done, then do what is not done yet.
 
-    Raises UserError: a package or a design is missing, or `out` holds another trial; typer.Exit: a step
-    failed, which has said why, or was stopped.
+    Args:
+        trial: the request.
+        out: directory of everything.
+        what: line that says what will be done.
+        training: False: stop before the runs.
+
+    Raises:
+        UserError: a package or a design is missing, or `out` holds another trial; typer.Exit: a
+            step failed, which has said why, or was stopped.
     """
     import pretrain.study.packages  # noqa: F401
     from pretrain.sweep.running import SignalRelay
@@ -232,7 +255,7 @@ def _designs() -> dict[str, dict[str, Any]]:
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
-    """Return the sweep of both runs. Raises UserError for a design that is not known."""
+    """Return the sweep of both runs; refuse a design that is not known."""
     from pretrain.config.sources import did_you_mean
 
     entries = _designs()
@@ -252,7 +275,7 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
 
 
 def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
-    """Write OUT/sweep.yaml and return its path. Raises UserError where that is of another trial."""
+    """Write OUT/sweep.yaml and return its path; refuse where that is of another trial."""
     from pretrain.config.sources import dump_yaml
     from pretrain.runs.directory import write_text_atomically
 
@@ -260,8 +283,8 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     try:
         if path.is_file() and path.read_text() != text:
             raise UserError(
-                f"{path} is of another size of text, design, setting, time or number of cores; give another "
-                f"--out, or delete {out}"
+                f"{path} is of another size of text, design, setting, time or number of cores; "
+                f"give another --out, or delete {out}"
             )
         out.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, text)
@@ -281,13 +304,17 @@ def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
-        f"{' beside '.join(trial.designs)}:\n{model.num_layers} layers of {model.hidden_size}, about "
-        f"{count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
+        f"{' beside '.join(trial.designs)}:\n{model.num_layers} layers of {model.hidden_size}, "
+        f"about {count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
     )
 
 
 def _prompts(shards: Path) -> list[str]:
-    """Return the first words of a few held-out documents. Raises UserError where none is held out."""
+    """Return the first words of a few held-out documents.
+
+    Raises:
+        UserError: none is held out.
+    """
     import numpy as np
 
     from data_pipeline.shards.documents import Documents
@@ -297,9 +324,9 @@ def _prompts(shards: Path) -> list[str]:
     manifest = read_manifest(shards)
     if manifest.tokens("validation") <= LENGTH or manifest.tokens("train") <= BATCH * LENGTH:
         raise UserError(
-            f"{shards} has {manifest.tokens('train'):,} training and {manifest.tokens('validation'):,} "
-            "held-out tokens, which are too few; give more text, or more documents (a long .txt is cut), "
-            "and another --out"
+            f"{shards} has {manifest.tokens('train'):,} training and "
+            f"{manifest.tokens('validation'):,} held-out tokens, which are too few; give more "
+            "text, or more documents (a long .txt is cut), and another --out"
         )
     documents = Documents(manifest, "validation")
     begins = documents.addresses[:-1][np.diff(documents.addresses) > PROMPT_TOKENS][:PROMPTS]
@@ -322,7 +349,8 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
         time.sleep(0.05)
     if signals.received:
         typer.echo(
-            f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from here"
+            f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from "
+            "here"
         )
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:

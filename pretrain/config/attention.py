@@ -1,7 +1,7 @@
-"""The attention section of the configuration: the variant, its seed, and a key for each axis of the policy.
+"""The attention section: the variant, its seed, and a key for each axis of the policy.
 
-The keys and their meanings follow from the declarations in `megatron_patches.recipe.policy`; this module adds
-how their values are written in YAML, and their records as configuration keys.
+The keys and their meanings follow from the declarations in `megatron_patches.recipe.policy`; this
+module adds how their values are written in YAML, and their records as configuration keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from pretrain.config.types import (
 )
 
 BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
-"""Keys of the section with these names are compared at a resume as parts of the frozen bank's recipe."""
+"""Keys of the section with these names are compared at a resume as parts of the frozen bank's
+recipe."""
 
 _REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 
@@ -95,7 +96,7 @@ def _form(name: str) -> _Form:
 
 
 def _key(name: str, axis: Axis) -> tuple[Any, Any]:
-    """Return type and field of the section's key for an axis; unset, it stands for the variant's value."""
+    """Return type and field of the key for an axis; unset, the variant decides."""
     named = name != "adapters"  # adapters are in a run's name anyway
     record = replace(_REFUSED, identity=name not in BANK_KEYS, method=named, label=named)
     limits = {key: getattr(axis, key) for key in ("ge", "gt", "le", "min_length", "max_length")}
@@ -142,7 +143,7 @@ class AttentionSection(Section):
 
 
 def written_axes(policy: QKPolicy) -> dict[str, Any]:
-    """Return {axis: plain value} of every axis; None for an axis that does not apply to the policy."""
+    """Return {axis: plain value} of every axis; None for one that does not apply."""
     values = {name: getattr(policy, name) for name in AXES}
     return {
         name: _form(name).shown(value) if AXES[name].fits(policy, value) else None

@@ -1,4 +1,4 @@
-"""The dictionary for DeepSpeed, from our configuration: a JSON, the user's overrides, the keys we own.
+"""The settings for DeepSpeed: a JSON, the user's overrides, the keys we own.
 
 Leans on DeepSpeed 0.19: its key names, and what it does with data types at each ZeRO stage (see
 `ds_configs/README.md`).
@@ -20,7 +20,8 @@ from pretrain.errors import UserError
 AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 WHOLE_STATE_BYTES = 2**30
-"""`auto` takes a rank's whole fp32 optimizer state where splitting would save at most this much: 1 GiB."""
+"""`auto` takes a rank's whole fp32 optimizer state where splitting would save at most this much: 1
+GiB."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset({
@@ -56,7 +57,8 @@ _OFFLOAD = (
 _OWN_CHECKPOINTS = (
     "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
 )
-# The same for keys inside a section: the one value that does no harm, and the reason for refusing any other.
+# The same for keys inside a section: the one value that does no harm, and the reason for refusing
+# any other.
 REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
     ("zero_optimization", "offload_optimizer"): (False, _OFFLOAD),
     ("zero_optimization", "offload_param"): (False, _OFFLOAD),
@@ -87,10 +89,15 @@ def zero_stage(settings: Mapping[str, Any]) -> int:
 def settings_name(config: Config, world_size: int) -> str:
     """Return the JSON of `ds_configs`, or the path, that `deepspeed.config` names; never `auto`.
 
-    `auto` is the fastest that leaves memory alone. In fp32 ZeRO-1 costs copies of weights and gradients in
-    every step; what it saves is AdamW's state beyond a rank's share. Up to `WHOLE_STATE_BYTES` of that, it is
-    left out. bf16 needs it for its fp32 master weights, a run that trains more on the way moves ZeRO's
-    partitions, and who tunes ZeRO over several ranks wants ZeRO.
+    `auto` is the fastest that leaves memory alone. In fp32 ZeRO-1 costs copies of weights and
+    gradients in every step; what it saves is AdamW's state beyond a rank's share. Up to
+    `WHOLE_STATE_BYTES` of that, it is left out. bf16 needs it for its fp32 master weights, a run
+    that trains more on the way moves ZeRO's partitions, and who tunes ZeRO over several ranks wants
+    ZeRO.
+
+    Args:
+        config: `deepspeed` names the settings; precision and policy decide about `auto`.
+        world_size: ranks of the run, over all nodes.
     """
     given = config.deepspeed
     if given.config != AUTO:
@@ -109,10 +116,10 @@ def settings_name(config: Config, world_size: int) -> str:
 
 
 def bytes_that_zero_saves(config: Config, world_size: int) -> float:
-    """Return the bytes of optimizer state that stage 1 saves a rank in fp32; below 0 where it costs more.
+    """Return the bytes of optimizer state that ZeRO stage 1 saves a rank in fp32.
 
-    Whole, the optimizer has the states of each parameter; split, a rank has its share of them and of
-    a master copy.
+    Below 0 where it costs more. Whole, the optimizer has the states of each parameter; split, a
+    rank has its share of them and of a master copy.
 
     Args:
         config: shape and policy, of which the trainable parameters are counted.
@@ -130,15 +137,16 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
     DeepSpeed is not imported: `check_zero_section` lets it judge its own section.
 
     Args:
-        config: `deepspeed` names the JSON and the overrides; other sections give the filled-in values.
+        config: `deepspeed` names the JSON and the overrides; other sections give the filled-in
+            values.
         world_size: ranks of the run.
 
     Returns:
         The argument of `deepspeed.initialize(config=...)`.
 
     Raises:
-        UserError: no such JSON, not JSON, a key that DeepSpeed does not know or this program cannot honour,
-            or one that contradicts our configuration.
+        UserError: no such JSON, not JSON, a key that DeepSpeed does not know or this program cannot
+            honour, or one that contradicts our configuration.
     """
     settings = _merge(_read(settings_name(config, world_size)), config.deepspeed.overrides)
     _check_keys(settings)
@@ -148,8 +156,8 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
             place = place.setdefault(part, {})
         if place.get(path[-1], value) != value:
             raise UserError(
-                f"deepspeed key '{'.'.join(path)}' is {place[path[-1]]!r} but {ours} gives {value!r}; "
-                "remove the key from the DeepSpeed settings"
+                f"deepspeed key '{'.'.join(path)}' is {place[path[-1]]!r} but {ours} gives "
+                f"{value!r}; remove the key from the DeepSpeed settings"
             )
         place[path[-1]] = value
     # DeepSpeed would round fp32 sums to bf16 for the reduction over data-parallel ranks.
@@ -198,14 +206,15 @@ def check_zero_section(settings: Mapping[str, Any]) -> None:
 
 
 def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
-    """Return the DeepSpeed keys that follow from our configuration: path -> (value, our key behind it)."""
+    """Return the keys that follow from our configuration: path -> (value, our key behind it)."""
     data = config.data
     return {
         ("train_batch_size",): (data.global_batch_size, "data.global_batch_size"),
         ("train_micro_batch_size_per_gpu",): (data.micro_batch_size, "data.micro_batch_size"),
         ("gradient_accumulation_steps",): (
             config.gradient_accumulation_steps(world_size),
-            "data.global_batch_size with data.micro_batch_size and the number of data-parallel ranks",
+            "data.global_batch_size with data.micro_batch_size and the number of data-parallel "
+            "ranks",
         ),
         ("gradient_clipping",): (config.optimizer.gradient_clip, "optimizer.gradient_clip"),
         ("bf16", "enabled"): (
@@ -220,7 +229,7 @@ def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[
 
 
 def settings_digest(name_or_path: str) -> str | None:
-    """Return the SHA-256 of the file that `deepspeed.config` names, or None where that is not a path."""
+    """Return the SHA-256 of the file that `deepspeed.config` names; None where it is a name."""
     path = Path(name_or_path)
     return hash_file(path) if is_file(path) else None
 
@@ -247,7 +256,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` laid over it, sections merged key by key; neither is modified."""
+    """Return `base` with `changes` laid over it, section by section; neither is modified."""
     merged = dict(base)
     for key, value in changes.items():
         if isinstance(value, Mapping):

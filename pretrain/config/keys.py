@@ -18,7 +18,8 @@ KEYS: dict[str, Setting] = {
     for name, section in SECTIONS.items()
     for key, field in section.model_fields.items()
 }
-"""{section.key: its record} in the order of the tree. A list of keys is a comprehension over this."""
+"""{section.key: its record} in the order of the tree. A list of keys is a comprehension over this.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def effective_changes(
     """Yield the keys whose new value takes effect from the next step on.
 
     Args:
-        before: the configuration that the run had, as config.yaml holds it. Keys that are missing there,
-            because an older version wrote the file, count as unchanged.
+        before: the configuration that the run had, as config.yaml holds it. Keys that are missing
+            there, because an older version wrote the file, count as unchanged.
         now: `Config.values` of this run.
     """
     for section, values in now.items():

@@ -1,9 +1,9 @@
-"""Loading of a configuration: read, parse, then refuse what cannot be. Nothing else makes a `Config`.
+"""Loading of a configuration: read, parse, refuse. Nothing else makes a `Config`.
 
     config = load_config("demo", ["attention.variant=vanilla", "optimizer.learning_rate=5e-4"])
 
-Relative paths start from the working directory. `sections` judges types and ranges, `refusals` combinations,
-`deepspeed` DeepSpeed's own keys; the sentences about wrong names and values are here.
+Relative paths start from the working directory. `sections` judges types and ranges, `refusals`
+combinations, `deepspeed` DeepSpeed's own keys; the sentences about wrong names and values are here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ from pretrain.errors import UserError
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A configuration, and where each `section.key` was given (`FILE:LINE` or `override`; else a default)."""
+    """A configuration, and where each of its values came from.
+
+    Attributes:
+        origins: `FILE:LINE` or `override` by `section.key`; a default where it is missing.
+    """
 
     config: Config
     origins: Mapping[str, str]
@@ -42,13 +46,26 @@ class LoadedConfig:
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     """Read a shipped configuration by name, or a YAML file by path, and apply overrides in order.
 
-    Raises UserError: no such file, unknown keys, wrong types, values that do not go together.
+    Args:
+        name_or_path: a shipped configuration, or a YAML file.
+        overrides: section.key=value, applied in order.
+
+    Raises:
+        UserError: no such file, unknown keys, wrong types, values that do not go together.
     """
     return load_config_with_origins(name_or_path, overrides).config
 
 
 def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Load as `load_config` does, and tell where each value came from. Raises UserError as `load_config`."""
+    """Load as `load_config` does, and keep where each value came from.
+
+    Args:
+        name_or_path: a shipped configuration, or a YAML file.
+        overrides: section.key=value, applied in order.
+
+    Raises:
+        UserError: as `load_config`.
+    """
     draft = read_yaml(*locate(name_or_path))
     apply_overrides(draft, overrides)
     config = config_from_draft(draft)
@@ -58,14 +75,19 @@ def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
-    """Make a configuration from plain values (section -> key -> value). Raises UserError as `load_config`."""
+    """Make a configuration from plain values (section -> key -> value).
+
+    Raises:
+        UserError: as `load_config`.
+    """
     return config_from_draft(Draft("(given as values)", dict(values)))
 
 
 def config_from_draft(draft: Draft) -> Config:
     """Make a configuration from values that remember where they came from.
 
-    Raises UserError as `load_config`.
+    Raises:
+        UserError: as `load_config`.
     """
     _refuse_unknown_keys(draft)
     _unset_excluded(draft)
@@ -85,7 +107,7 @@ def config_from_draft(draft: Draft) -> Config:
 
 
 def _unset_excluded(draft: Draft) -> None:
-    """Unset the file's key of two that exclude each other, where an override or a grid gives the other."""
+    """Unset the file's key of two that exclude each other, where an override gives the other."""
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
         for excluded in key.excludes:
@@ -103,7 +125,8 @@ def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:
 def _refuse_unknown_keys(draft: Draft) -> None:
     """Check names only, so that a typo is reported as such and with its place.
 
-    Raises UserError: a section or key that there is not, with the nearest that there is.
+    Raises:
+        UserError: a section or key that there is not, with the nearest that there is.
     """
     keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
     for section, content in draft.values.items():
@@ -123,7 +146,7 @@ def _refuse_unknown_keys(draft: Draft) -> None:
 
 
 def _where(draft: Draft, path: KeyPath) -> str:
-    """Name the place of the value at `path` or of what is around it: `config demo.yaml line 3: `."""
+    """Name the place of a value, or of what is around it: `config demo.yaml line 3: `."""
     if any(
         known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()
     ):
@@ -144,7 +167,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> str:
-    """Name the nearest key of the section; else the same word in another section; else the section's keys."""
+    """Name the nearest key of the section, or the same word in another section, or all keys."""
     if did_you_mean(key, keys[section], cutoff=0.6):
         return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
     elsewhere = [
@@ -164,7 +187,12 @@ _PLAINLY = {
 
 
 def validation_sentence(error: ValidationError, draft: Draft) -> str:
-    """Say pydantic's first complaint as one sentence that names the key, its value and its place."""
+    """Return pydantic's first complaint as one sentence with the key, its value and its place.
+
+    Args:
+        error: of pydantic.
+        draft: knows where the value came from.
+    """
     first = error.errors()[0]
     path = tuple(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")

@@ -1,7 +1,8 @@
 """Refusals: combinations of configuration values that cannot be, before any process group exists.
 
-Each message is one sentence that names the keys and their values. `check_tree` needs no world size, and
-`load` calls it on every `Config` it makes; `resolved` calls the checks that need ranks or DeepSpeed settings.
+Each message is one sentence that names the keys and their values. `check_tree` needs no world size,
+and `load` calls it on every `Config` it makes; `resolved` calls the checks that need ranks or
+DeepSpeed settings.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pretrain.errors import UserError
 def check_tree(config: Config) -> None:
     """Refuse contradictions between sections.
 
-    Raises UserError: shapes, parallel sizes, schedule or batch sizes do not go together; MethodError: the
-    Query/Key policy is unknown or impossible at these sizes.
+    Raises:
+        UserError: shapes, parallel sizes, schedule or batch sizes do not go together.
+        MethodError: the Query/Key policy is unknown or impossible at these sizes.
     """
     _check_heads(config)
     _check_tensor_parallel(config)
@@ -47,21 +49,21 @@ def check_ranks(config: Config, world_size: int) -> None:
     size = config.parallel.tensor_model_parallel_size
     if world_size < size:
         raise UserError(
-            f"too few ranks: parallel.tensor_model_parallel_size={size} needs at least {size} processes, "
-            f"but there {'is' if world_size == 1 else 'are'} {world_size}; start that many with "
-            f"torchrun or srun, or here with --local-ranks {size}"
+            f"too few ranks: parallel.tensor_model_parallel_size={size} needs at least {size} "
+            f"processes, but there {'is' if world_size == 1 else 'are'} {world_size}; start that "
+            f"many with torchrun or srun, or here with --local-ranks {size}"
         )
     if world_size % size:
         raise UserError(
-            f"{world_size} processes cannot be divided by parallel.tensor_model_parallel_size={size}; "
-            f"start a multiple of {size}"
+            f"{world_size} processes cannot be divided by "
+            f"parallel.tensor_model_parallel_size={size}; start a multiple of {size}"
         )
     ranks = world_size // size
     if config.data.global_batch_size % (config.data.micro_batch_size * ranks):
         raise UserError(
             f"data.global_batch_size={config.data.global_batch_size} is not divisible by "
-            f"data.micro_batch_size={config.data.micro_batch_size} times {ranks} data-parallel ranks; "
-            "change either batch size or the number of processes"
+            f"data.micro_batch_size={config.data.micro_batch_size} times {ranks} data-parallel "
+            "ranks; change either batch size or the number of processes"
         )
 
 
@@ -75,8 +77,8 @@ def _check_heads(config: Config) -> None:
     heads = model.num_attention_heads
     if model.head_dim is None and model.hidden_size % heads:
         raise UserError(
-            f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}; "
-            "change one of them or set model.head_dim"
+            f"model.hidden_size={model.hidden_size} is not divisible by "
+            f"model.num_attention_heads={heads}; change one of them or set model.head_dim"
         )
     _check_divides(
         "model.num_attention_heads", heads, "model.num_query_groups", config.num_query_groups
@@ -92,8 +94,9 @@ def _check_tensor_parallel(config: Config) -> None:
     key, size = "parallel.tensor_model_parallel_size", config.parallel.tensor_model_parallel_size
     if config.num_query_groups < size:
         raise UserError(
-            f"model.num_query_groups={config.num_query_groups} is smaller than {key}={size}: every "
-            "tensor-parallel rank needs a key/value head of its own; use a smaller tensor-parallel size"
+            f"model.num_query_groups={config.num_query_groups} is smaller than {key}={size}: "
+            "every tensor-parallel rank needs a key/value head of its own; use a smaller "
+            "tensor-parallel size"
         )
     _check_divides("model.num_attention_heads", config.model.num_attention_heads, key, size)
     _check_divides("model.num_query_groups", config.num_query_groups, key, size)
@@ -102,8 +105,8 @@ def _check_tensor_parallel(config: Config) -> None:
     _check_divides(f"model.vocab_size{padding}", rows, key, size)
     if (rows - config.model.vocab_size) * size >= rows:
         raise UserError(
-            f"model.vocab_multiple={config.model.vocab_multiple} leaves a tensor-parallel rank without any "
-            f"of the {config.model.vocab_size} pieces; use a smaller multiple"
+            f"model.vocab_multiple={config.model.vocab_multiple} leaves a tensor-parallel rank "
+            f"without any of the {config.model.vocab_size} pieces; use a smaller multiple"
         )
     _check_divides("model.ffn_hidden_size", config.ffn_hidden_size, key, size)
     if config.parallel.sequence_parallel:
@@ -125,12 +128,14 @@ def _check_schedule(config: Config) -> None:
     if schedule.warmup_steps + decay > total:
         also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"
         raise UserError(
-            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {given}; warm up for fewer"
+            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {given}; warm up for "
+            "fewer"
         )
     decay = total - schedule.warmup_steps
     if schedule.kind == "cosine_restarts" and schedule.cycles > max(decay, 1):
         raise UserError(
-            f"schedule.cycles={schedule.cycles} is more than the {decay} steps after warmup; use fewer cycles"
+            f"schedule.cycles={schedule.cycles} is more than the {decay} steps after warmup; use "
+            "fewer cycles"
         )
 
 
@@ -150,7 +155,7 @@ def _check_query_key(config: Config) -> None:
 
 
 def _check_rate_factors(config: Config) -> None:
-    """Refuse a pattern that decides nothing: it names no weight, or only such as an earlier one names."""
+    """Refuse a pattern that names no weight beyond those of the patterns before it."""
     patterns = config.optimizer.learning_rate_factors
     inventory = config.inventories[-1]
     left = [tensor.name for tensor in inventory if tensor.trains]
@@ -158,8 +163,8 @@ def _check_rate_factors(config: Config) -> None:
         named = [name for name in left if fnmatchcase(name, pattern)]
         if not named:
             raise UserError(
-                f"optimizer.learning_rate_factors: '{pattern}' matches no trained weight beyond those of the "
-                f"patterns before it; weights have names such as {inventory[0].name}"
+                f"optimizer.learning_rate_factors: '{pattern}' matches no trained weight beyond "
+                f"those of the patterns before it; weights have names such as {inventory[0].name}"
             )
         left = [name for name in left if name not in named]
 
@@ -170,9 +175,11 @@ def _check_recompute(config: Config) -> None:
     policy = config.policy
     if not policy.structured or policy.trainable or policy.adapters:
         raise UserError(
-            "performance.recompute=query_key makes queries and keys again from frozen factors alone, which "
-            f"attention.variant={config.attention.variant}{' with adapters' if policy.adapters else ''} does "
-            "not have; use variant monarch without adapters, or performance.recompute=attention"
+            "performance.recompute=query_key makes queries and keys again from frozen factors "
+            "alone, which "
+            f"attention.variant={config.attention.variant}{' with adapters' if policy.adapters else ''} "
+            "does not have; use variant monarch without adapters, or "
+            "performance.recompute=attention"
         )
     if config.performance.compile == "layers":
         raise UserError(
@@ -187,15 +194,15 @@ def _check_telemetry(config: Config) -> None:
     profile = section.profile
     if profile is not None and profile.at + profile.steps - 1 > config.total_steps:
         raise UserError(
-            f"telemetry.profile: {profile.steps} steps from step {profile.at} on do not fit into the "
-            f"{config.total_steps} steps of the run; set at or steps lower"
+            f"telemetry.profile: {profile.steps} steps from step {profile.at} on do not fit into "
+            f"the {config.total_steps} steps of the run; set at or steps lower"
         )
     if not section.sample_prompts:
         return
     if not section.tensorboard:
         raise UserError(
-            "telemetry.sample_prompts are continued for TensorBoard only, and telemetry.tensorboard=false; "
-            "set it to true, or leave the prompts out"
+            "telemetry.sample_prompts are continued for TensorBoard only, and "
+            "telemetry.tensorboard=false; set it to true, or leave the prompts out"
         )
     if section.sample_tokens >= length:
         raise UserError(
@@ -219,8 +226,9 @@ def _check_initial_weights(config: Config) -> None:
         if key == "max_positions":
             if config.data.sequence_length > value:
                 raise UserError(
-                    f"data.sequence_length={config.data.sequence_length} but the model in {given.path} has "
-                    f"{value} learned positions; set data.sequence_length={value} or less"
+                    f"data.sequence_length={config.data.sequence_length} but the model in "
+                    f"{given.path} has {value} learned positions; set "
+                    f"data.sequence_length={value} or less"
                 )
         elif described.get(key) != value:
             raise UserError(
@@ -248,20 +256,21 @@ def check_stage(config: Config, stage: int) -> None:
             )
         if config.precision.grad_accum_dtype == "fp32":
             raise UserError(
-                "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does "
-                "at ZeRO stage 0; set deepspeed.config=auto"
+                "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something "
+                "DeepSpeed does at ZeRO stage 0; set deepspeed.config=auto"
             )
     if stage == 3:
         _check_same_parameters(config)
     if policy.unfreeze and stage not in (1, 2):
         raise UserError(
-            "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
-            f"under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
+            "attention.unfreeze changes in the middle of the run what is trained, which is not "
+            f"possible here under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
         )
     if config.performance.compile == "layers" and stage == 3:
         raise UserError(
-            "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch the weights of "
-            "each module in Python; set performance.compile=none or deepspeed.config=zero2"
+            "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch "
+            "the weights of each module in Python; set performance.compile=none or "
+            "deepspeed.config=zero2"
         )
 
 
@@ -278,14 +287,15 @@ def _check_same_parameters(config: Config) -> None:
             ranks = len({group // (groups // size) for group in heads})
             if 0 < ranks < size:
                 raise UserError(
-                    f"ZeRO-3 cannot train where a tensor-parallel rank has no {kind} head and another has: "
-                    f"layer {layer} has some on {ranks} of {size} ranks; choose ZeRO-2, another "
-                    "parallel.tensor_model_parallel_size or other attention.frozen_heads"
+                    f"ZeRO-3 cannot train where a tensor-parallel rank has no {kind} head and "
+                    f"another has: layer {layer} has some on {ranks} of {size} ranks; choose "
+                    "ZeRO-2, another parallel.tensor_model_parallel_size or other "
+                    "attention.frozen_heads"
                 )
 
 
 def require_wandb() -> None:
-    """Refuse where the package cannot be imported; a directory `wandb`, as it makes them, is not a package.
+    """Refuse where wandb cannot be imported; a directory of that name is not a package.
 
     Raises:
         UserError: wandb is not installed.

@@ -1,7 +1,7 @@
 """A configuration on a number of ranks, with what follows from both worked out once.
 
-`resolve` is where a run learns whether its configuration fits its ranks. Everything behind it takes the parts
-that it needs: a section, the shape, the policy, the layout, DeepSpeed's settings.
+`resolve` is where a run learns whether its configuration fits its ranks. Everything behind it takes
+the parts that it needs: a section, the shape, the policy, the layout, DeepSpeed's settings.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def resolve(config: Config, world_size: int) -> Resolved:
         The configuration with its layout and the settings for DeepSpeed.
 
     Raises:
-        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are wrong or train
-            wrong at this ZeRO stage, or a package that is not installed.
+        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are wrong or
+            train wrong at this ZeRO stage, or a package that is not installed.
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)

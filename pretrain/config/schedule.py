@@ -1,7 +1,8 @@
 """Learning rate and training phases as functions of the step: nothing to save, nothing to restore.
 
-In a later phase more weights train. A checkpoint belongs to the phase of its last step: a resume loads it
-into an engine of that phase, then changes phase as the uninterrupted run did (`training.phase_engine`).
+In a later phase more weights train. A checkpoint belongs to the phase of its last step: a resume
+loads it into an engine of that phase, then changes phase as the uninterrupted run did
+(`training.phase_engine`).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def learning_rate(
 ) -> float:
     """Return the learning rate used by optimizer step `step`.
 
-    Steps count from 1. With peak = optimizer.learning_rate, floor = schedule.min_ratio * peak,
-    w = schedule.warmup_steps, N = total_steps:
+    Steps count from 1. With peak = optimizer.learning_rate, floor = schedule.min_ratio * peak, w =
+    schedule.warmup_steps, N = total_steps:
 
         step <= w:          peak * step / w                       (so step w is the first at the peak)
         step > w:           p = (step - w) / (N - w), in (0, 1]
@@ -59,8 +60,17 @@ def learning_rate(
           wsd               peak up to step N - D, then floor + (peak - floor) * (N - step) / D, with
                             D = schedule.decay * N, rounded, and at least 1 unless schedule.decay = 0
 
-    Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and so has any
-    later step. Raises ValueError: step < 1.
+    Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and
+    so has any later step.
+
+    Args:
+        optimizer: peak of the learning rate.
+        schedule: shape of the learning rate.
+        step: of the optimizer, counted from 1.
+        total_steps: of the whole run.
+
+    Raises:
+        ValueError: step < 1.
     """
     if step < 1:
         raise ValueError(f"step={step}: steps count from 1")
@@ -75,12 +85,17 @@ def learning_rate(
 
 
 def last_stable_step(schedule: ScheduleSection, total_steps: int) -> int:
-    """Return the step before the decay of a `wsd` schedule; the last step of all without decay."""
+    """Return the step before the decay of a `wsd` schedule; the last step of all without decay.
+
+    Args:
+        schedule: its `decay` is a part of the run.
+        total_steps: of the whole run.
+    """
     return total_steps - max(round(schedule.decay * total_steps), int(schedule.decay > 0))
 
 
 def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
-    """Return the part of peak − floor that is left after `done` of `decay_steps` steps: 1 to exactly 0."""
+    """Return the part of peak − floor that is left after `done` steps: 1 to exactly 0."""
     if done >= decay_steps:
         return 0.0
     if schedule.kind == "wsd":
@@ -88,6 +103,7 @@ def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
     if schedule.kind == "polynomial":
         return float((1 - done / decay_steps) ** schedule.power)
     cycles = schedule.cycles if schedule.kind == "cosine_restarts" else 1
-    # Whole numbers until the last moment: rounding cannot move a cycle's last step into the next cycle.
+    # Whole numbers until the last moment: rounding cannot move a cycle's last step into the next
+    # cycle.
     place = ((done * cycles - 1) % decay_steps + 1) / decay_steps
     return (1 + math.cos(math.pi * place)) / 2

@@ -1,7 +1,8 @@
-"""The sections of the configuration tree: names, types, ranges, meanings, and how each key is treated.
+"""The sections of the configuration tree: names, types, ranges, meanings, records of the keys.
 
-Checks that need one section only live here; those across sections live in `refusals`. Every section is
-frozen and rejects unknown keys. The attention section is in `attention`, the values' types are in `types`.
+Checks that need one section only live here; those across sections live in `refusals`. Every section
+is frozen and rejects unknown keys. The attention section is in `attention`, the values' types are
+in `types`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class ModelSection(Section):
     vocab_size: Int = setting(..., "Pieces of the tokenizer.", MODEL, ge=2)
     vocab_multiple: Int = setting(
         1,
-        "The embedding gets more rows, up to a multiple of it; these are never predicted, nor exported.",
+        "The embedding gets more rows, up to a multiple of it; these are never predicted, nor "
+        "exported.",
         MODEL,
         ge=1,
     )
@@ -135,8 +137,8 @@ class OptimizerSection(Section):
     )
     learning_rate_factors: RateFactors = setting(
         {},
-        "Factors of the learning rate, {name pattern: factor}: of a weight the first pattern counts that its "
-        "name matches; * stands for any text, as in '*_taps'.",
+        "Factors of the learning rate, {name pattern: factor}: of a weight the first pattern "
+        "counts that its name matches; * stands for any text, as in '*_taps'.",
         EVERY_STEP,
     )
     betas: Betas = setting(
@@ -206,8 +208,8 @@ class ScheduleSection(Section):
     )
     branch_from: PathLike | None = setting(
         None,
-        "Run directory to start from, at its newest checkpoint before this run's decay (wsd only); without "
-        "effect once the run has a checkpoint of its own.",
+        "Run directory to start from, at its newest checkpoint before this run's decay (wsd "
+        "only); without effect once the run has a checkpoint of its own.",
         Setting(OnResume.NO_EFFECT, noted=False, hparam=True),
     )
 
@@ -230,7 +232,8 @@ class ScheduleSection(Section):
             value = getattr(self, key)
             if self.kind != kind and value != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"schedule.{key}={value} has no effect with schedule.kind={self.kind}; use kind {kind}"
+                    f"schedule.{key}={value} has no effect with schedule.kind={self.kind}; use "
+                    f"kind {kind}"
                 )
         return self
 
@@ -345,7 +348,8 @@ class PrecisionSection(Section):
     def _consistent(self) -> PrecisionSection:
         if self.dtype == "fp32" and self.grad_accum_dtype == "bf16":
             raise ValueError(
-                "precision.grad_accum_dtype=bf16 would round the gradients of precision.dtype=fp32; use fp32"
+                "precision.grad_accum_dtype=bf16 would round the gradients of "
+                "precision.dtype=fp32; use fp32"
             )
         return self
 
@@ -374,8 +378,8 @@ class PerformanceSection(Section):
     )
     compile: Literal["auto", "layers", "none"] = setting(
         "auto",
-        "torch.compile of each layer and the loss. auto: on GPUs, but not under ZeRO stage 3 nor with "
-        "recompute=query_key; layers: always; none: never.",
+        "torch.compile of each layer and the loss. auto: on GPUs, but not under ZeRO stage 3 nor "
+        "with recompute=query_key; layers: always; none: never.",
         Setting(
             OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"
         ),
@@ -400,7 +404,12 @@ class PerformanceSection(Section):
     )
 
     def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
-        """Return whether layers run compiled, with `auto` resolved."""
+        """Return whether layers run compiled, with `auto` resolved.
+
+        Args:
+            on_cuda: whether the model is on a GPU.
+            zero_stage: of DeepSpeed, 0 to 3.
+        """
         possible = on_cuda and zero_stage < 3 and self.recompute != "query_key"
         return possible if self.compile == "auto" else self.compile == "layers"
 
@@ -422,8 +431,8 @@ class CheckpointSection(Section):
     )
     fall_back: bool = setting(
         False,
-        "Resume from the checkpoint before where the newest one is damaged, or is not complete any more, "
-        "and keep that aside as step_X.damaged or step_X.incomplete; else stop.",
+        "Resume from the checkpoint before where the newest one is damaged, or is not complete "
+        "any more, and keep that aside as step_X.damaged or step_X.incomplete; else stop.",
         UNNOTED_NO_EFFECT,
     )
     export_at_end: bool = setting(
@@ -477,8 +486,8 @@ class TelemetrySection(Section):
     )
     attention_every: Int = setting(
         0,
-        "Steps between measurements of entropy, scale and largest score of each layer's attention, on one "
-        "held-out sample; 0: none.",
+        "Steps between measurements of entropy, scale and largest score of each layer's "
+        "attention, on one held-out sample; 0: none.",
         EFFECTIVE,
         ge=0,
     )

@@ -1,4 +1,4 @@
-"""The verb `show`: every value, where it came from, and sizes, length and arithmetic of the whole."""
+"""The verb `show`: every value, its origin, and sizes and length of the whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ PIPED_WIDTH = 100  # so that text that is piped or logged is not folded at 80 co
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
     """Return the resolved configuration as text: each value with where it came from, and a summary.
 
-    Raises UserError as `load_config`.
+    Args:
+        name_or_path: of the configuration.
+        overrides: section.key=value.
+        meanings: add the meaning of each key.
+
+    Raises:
+        UserError: as `load_config`.
     """
     loaded = load_config_with_origins(name_or_path, overrides)
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -51,7 +57,8 @@ def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: b
 def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
     """Return (key, value, origin, meaning) of every value, in the order of the tree.
 
-    An origin is `FILE:LINE`, `override`, `default`, or `derived` for an unset value that follows from others.
+    An origin is `FILE:LINE`, `override`, `default`, or `derived` for an unset value that follows
+    from others.
     """
     config, rows = loaded.config, []
     for section, content in config.values.items():

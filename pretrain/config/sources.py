@@ -1,7 +1,7 @@
-"""Configuration text: YAML files with line numbers, dotted overrides, and where each value came from.
+"""Configuration text: YAML with line numbers, dotted overrides, origins of values.
 
-YAML is read as version 1.2 resolves plain values; PyYAML's own way is 1.1, where 5e-4 is text and `off` a
-boolean. This module knows nothing of what the keys mean; `load` does.
+YAML is read as version 1.2 resolves plain values; PyYAML's own way is 1.1, where 5e-4 is text and
+`off` a boolean. This module knows nothing of what the keys mean; `load` does.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 @dataclass
 class Draft:
-    """Values read from `source`, not yet validated, and where each came from: `FILE:LINE` or `override`."""
+    """Values that are not validated yet, and where each came from.
+
+    Attributes:
+        source: the name of the file.
+        origins: `FILE:LINE` or `override` of each value.
+    """
 
     source: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +81,8 @@ class Draft:
 def parse_yaml(text: str) -> Any:
     """Return the value of the one document in `text`; None for an empty text.
 
-    Raises YamlProblem: not YAML.
+    Raises:
+        YamlProblem: not YAML.
     """
     node = _compose(text)
     return None if node is None else _construct(node)
@@ -90,8 +96,13 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def read_yaml(path: Path, shown_as: str) -> Draft:
     """Read a YAML mapping of sections.
 
-    Raises UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key that
-    is not text.
+    Args:
+        path: the file.
+        shown_as: its name in messages.
+
+    Raises:
+        UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key
+            that is not text.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -126,7 +137,10 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """Count the values in a node, its aliases written out: a few lines can be billions, or have no end."""
+    """Count the values in a node, its aliases written out.
+
+    A few lines can be billions, or have no end.
+    """
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:
@@ -182,7 +196,12 @@ def _record_lines(
 def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
     """Set `section.key=value` items, in order, the value parsed as YAML.
 
-    Raises UserError: an item is not of that form.
+    Args:
+        draft: takes the values.
+        overrides: the items.
+
+    Raises:
+        UserError: an item is not of that form.
     """
     for name, value in parse_overrides(overrides):
         place_value(draft, tuple(name.split(".")), value, OVERRIDE)
@@ -191,7 +210,8 @@ def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
     """Return `section.key=value` items as (key, value), the value parsed as YAML.
 
-    Raises UserError: an item is not of that form.
+    Raises:
+        UserError: an item is not of that form.
     """
     parsed = []
     for item in overrides:
@@ -209,7 +229,14 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
-    """Set one value, sections made as needed, whatever was there before."""
+    """Set one value, sections made as needed, whatever was there before.
+
+    Args:
+        draft: takes the value.
+        path: section and key.
+        value: plain value.
+        origin: as in `Draft.origins`.
+    """
     place = draft.values
     for part in path[:-1]:
         inner = place.get(part)
@@ -220,7 +247,12 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
 
 
 def override_text(key: str, value: Any) -> str:
-    """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
+    """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare.
+
+    Args:
+        key: section.key.
+        value: plain value.
+    """
     quoted = _NOT_IN_YAML.sub(
         lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)
     )
@@ -243,12 +275,23 @@ def is_file(path: Path) -> bool:
 
 
 def shipped_files(package: str, pattern: str) -> dict[str, Path]:
-    """Return {name without ending: path} of the files that a package ships, sorted by path."""
+    """Return {name without ending: path} of the files that a package ships, sorted by path.
+
+    Args:
+        package: that ships them.
+        pattern: of their paths within it.
+    """
     return {path.stem: path for path in sorted(Path(str(files(package))).glob(pattern))}
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `; did you mean '…'?` for the nearest word that is known, or "" where none is near."""
+    """Return `; did you mean '…'?` for the nearest word that is known, or "" where none is near.
+
+    Args:
+        word: the unknown word.
+        known: words that are known.
+        cutoff: least similarity, 0 to 1.
+    """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -276,5 +319,6 @@ def locate(
     if is_file(Path(name_or_path)):
         return Path(name_or_path), name_or_path
     raise UserError(
-        f"{kind} '{name_or_path}' is neither a file nor one of the shipped {kind}s: {', '.join(shipped)}"
+        f"{kind} '{name_or_path}' is neither a file nor one of the shipped {kind}s: "
+        f"{', '.join(shipped)}"
     )

@@ -1,7 +1,7 @@
-"""The configuration of a run: one typed, frozen tree of sections, and the values that follow from theirs.
+"""The configuration of a run: one frozen tree of sections, and the values that follow from it.
 
-Each section refuses what is wrong within it, `refusals` what sections cannot be together. `load` applies
-both, and is the way to get a configuration.
+Each section refuses what is wrong within it, `refusals` what sections cannot be together. `load`
+applies both, and is the way to get a configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from pretrain.runs.directory import RunDirectory
 
 
 class Config(Section):
-    """The configuration of a run. Where a section holds None, the property of the same name has the value."""
+    """The configuration of a run.
+
+    Where a section holds None, the property of the same name has the value. What follows from
+    several sections is worked out once.
+    """
 
     run: sections.RunSection
     model: sections.ModelSection
@@ -66,7 +70,10 @@ class Config(Section):
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach tokens or flops."""
+        """Return the optimizer steps of the run.
+
+        These are schedule.steps, or the fewest that reach schedule.tokens or schedule.flops.
+        """
         if self.schedule.steps is not None:
             return self.schedule.steps
         if self.schedule.flops is not None:
@@ -77,7 +84,8 @@ class Config(Section):
     @cached_property
     def _steps_of_flops(self) -> int:
         """Return the fewest steps that execute schedule.flops, found by bisection."""
-        # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs rise.
+        # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs
+        # rise.
         shape, policy, flops = self.shape, self.policy, self.schedule.flops or 0
         wanted = -(-flops // self.tokens_per_step)
         lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
@@ -87,7 +95,7 @@ class Config(Section):
 
     @property
     def total_flops(self) -> int:
-        """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
+        """Return the FLOPs that the whole run executes, as `hfu` counts them."""
         return self.tokens_per_step * executed_flops_of_steps(
             self.shape, self.policy, self.total_steps
         )
@@ -138,16 +146,20 @@ class Config(Section):
         """Return the Query/Key policy: the variant with the axes given in `attention` replaced.
 
         Raises:
-            MethodError: unknown variant, or axes that do not go together (never once `load` has judged them).
+            MethodError: unknown variant, or axes that do not go together (never once `load` has
+                judged them).
         """
         return policy_for(self.attention.variant, self.attention.given_axes())
 
     @cached_property
     def recipe(self) -> BankRecipe | ScoreRecipe | None:
-        """Return the recipe of the Query/Key bank, or of the score matrices in its place; nothing is drawn.
+        """Return the recipe of the Query/Key bank, or of the score matrices in its place.
 
-        None for variants whose queries and keys start like every other weight. Raises MethodError: the policy
-        is impossible at these sizes (never once `load` has judged them).
+        Nothing is drawn. None for variants whose queries and keys start like every other weight.
+
+        Raises:
+            MethodError: the policy is impossible at these sizes (never once `load` has judged
+                them).
         """
         policy = self.policy
         if policy.synthesizer:
@@ -169,7 +181,7 @@ class Config(Section):
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """Return the training phases of the run, in order: one, unless attention.unfreeze adds more."""
+        """Return the training phases in order: one, unless attention.unfreeze adds more."""
         return phases_of(self.policy.unfreeze, self.model.num_layers, self.total_steps)
 
     def phase_at(self, step: int) -> Phase:
@@ -204,9 +216,9 @@ class Config(Section):
 
     @cached_property
     def values(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the tree as plain values, with unset keys filled in; parsing them gives the same run.
+        """Return the tree as plain values, with unset keys filled in.
 
-        To be read only: `as_dict` returns a copy to change.
+        Parsing them gives the same run. To be read only: `as_dict` returns a copy to change.
         """
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
         values["model"].update(

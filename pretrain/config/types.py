@@ -1,9 +1,9 @@
-"""How a configuration key is declared, the base class of sections, and types of values as people write them.
+"""How a configuration key is declared, and the types of values as people write them.
 
-A key is declared once, at the field of its section, with `setting`. The resume, a checkpoint's identity, the
-comparison of runs, TensorBoard's HPARAMS page, `show` and docs/configuration.md read the records, which are
-all in `keys.KEYS`. Values are strict (no text for a number), except that a whole number may be written as
-2e9, a list stands for a tuple and a layer's number for its text.
+A key is declared once, at the field of its section, with `setting`. The resume, a checkpoint's
+identity, the comparison of runs, TensorBoard's HPARAMS page, `show` and docs/configuration.md read
+the records, which are all in `keys.KEYS`. Values are strict (no text for a number), except that a
+whole number may be written as 2e9, a list stands for a tuple and a layer's number for its text.
 """
 
 from __future__ import annotations
@@ -86,12 +86,13 @@ class Setting:
     Attributes:
         on_resume: effect of another value on a run that goes on from a checkpoint.
         note: condition or extent of that effect, for the documentation.
-        identity: a checkpoint records the value, and a resume compares it. False for keys that are free to
-            change, and for those that are compared by what their files or the frozen bank hold.
+        identity: a checkpoint records the value, and a resume compares it. False for keys that are
+            free to change, and for those that are compared by what their files or the frozen bank
+            hold.
         data_change: `data.allow_change=true` lets a resume take another value.
         method: part of what is trained; runs that differ in it are not seeds of one another.
-        noted: `compare` reports that runs differ in it. False for keys that name or place a run, and for
-            those by which runs are compared.
+        noted: `compare` reports that runs differ in it. False for keys that name or place a run,
+            and for those by which runs are compared.
         hparam: a column of TensorBoard's HPARAMS page.
         label: tells runs of one variant apart in the names of their groups.
         excludes: the keys of the same section that cannot be given together with this one.
@@ -113,8 +114,12 @@ class Setting:
 def setting(default: Any, description: str, record: Setting, **constraints: Any) -> Any:
     """Declare a configuration key; its type is the field's annotation.
 
-    `default`: `...` for a key that must be given. `constraints`: `ge`, `gt`, `le`, `lt`, `pattern`,
-    `min_length`, `max_length` of pydantic's `Field`.
+    Args:
+        default: `...` for a key that must be given.
+        description: what `show --meanings` prints.
+        record: how the key is treated.
+        constraints: `ge`, `gt`, `le`, `lt`, `pattern`, `min_length`, `max_length` of pydantic's
+            `Field`.
     """
     extra = cast(Any, {"setting": record})
     return Field(default, description=description, json_schema_extra=extra, **constraints)
@@ -123,7 +128,8 @@ def setting(default: Any, description: str, record: Setting, **constraints: Any)
 def setting_of(field: FieldInfo) -> Setting:
     """Return the record of a key that was declared with `setting`.
 
-    Raises TypeError: the field was declared without.
+    Raises:
+        TypeError: the field was declared without.
     """
     extra = field.json_schema_extra
     if not isinstance(extra, dict) or "setting" not in extra:

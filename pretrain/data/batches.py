@@ -1,7 +1,8 @@
 """This rank's samples of a global batch, and their tokens.
 
-A global batch is the samples `consumed_samples …` of one order over the whole run, dealt out in rounds of
-micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples; nothing is broadcast.
+A global batch is the samples `consumed_samples …` of one order over the whole run, dealt out in
+rounds of micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples;
+nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ def rank_samples(
     data_parallel_rank: int,
     data_parallel_size: int,
 ) -> Int64Array:
-    """Return `[micro batches, micro_batch_size]` sample numbers of a data-parallel rank in a global batch."""
+    """Return the samples of a data-parallel rank in a global batch.
+
+    Args:
+        consumed_samples: samples of the run before this batch.
+        global_batch_size: samples of a step, over all ranks.
+        micro_batch_size: samples of a forward pass.
+        data_parallel_rank: of this rank.
+        data_parallel_size: copies of the model.
+
+    Returns:
+        Sample numbers `[micro batches, micro_batch_size]`.
+    """
     numbers = np.arange(consumed_samples, consumed_samples + global_batch_size, dtype=np.int64)
     return numbers.reshape(-1, data_parallel_size, micro_batch_size)[:, data_parallel_rank]
 
@@ -35,8 +47,8 @@ def rank_samples(
 class Batches:
     """This rank's part of every global batch.
 
-    The parts of several batches are read in one go, and with `data.loader_workers` threads the next ones
-    meanwhile. Neither changes what a batch is.
+    The parts of several batches are read in one go, and with `data.loader_workers` threads the next
+    ones meanwhile. Neither changes what a batch is.
     """
 
     def __init__(self, config: Config, context: ParallelContext, data: RunData) -> None:
@@ -46,18 +58,23 @@ class Batches:
         self._read: dict[int, torch.Tensor] = {}
 
     def at(self, consumed_samples: int) -> torch.Tensor:
-        """Return `[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on.
+        """Return the ids of the batch from a sample on.
 
-        On the CPU, in pinned memory if the model is on a GPU. Raises DataError: a shard or the order of a new
-        epoch could not be read.
+        Returns:
+            `[micro batches, micro_batch_size, sequence_length + 1]` on the CPU, in pinned memory if
+            the model is on a GPU.
+
+        Raises:
+            DataError: a shard or the order of a new epoch could not be read.
         """
         self.read(consumed_samples)
         return self._read.pop(consumed_samples)
 
     def read(self, consumed_samples: int) -> None:
-        """Read the batch from there on into memory: a GPU that works meanwhile need not wait for it later.
+        """Read the batch from a sample on into memory, while a GPU works.
 
-        Raises DataError as `at`.
+        Raises:
+            DataError: as `at`.
         """
         if consumed_samples in self._read:
             return

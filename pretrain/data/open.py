@@ -1,4 +1,4 @@
-"""The data of a run: what is refused before a rank starts, samples, held-out sets, content of data.json."""
+"""The data of a run: refusals before a rank starts, samples, held-out sets, data.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Inputs:
 
 
 def check_inputs(config: Config, world_size: int) -> Inputs:
-    """Refuse all that can be refused without starting a rank: layout, prompts, the data against the model.
+    """Refuse all that can be refused without starting a rank.
 
     Args:
         config: a configuration that `load` has judged.
@@ -73,7 +73,8 @@ class RunData:
     """The training and validation data of a run.
 
     Attributes:
-        boundary: the end-of-document id where attention is masked across documents; None where it is not.
+        boundary: the end-of-document id where attention is masked across documents; None where it
+            is not.
         sequence_length: tokens of a sample that the model predicts.
     """
 

@@ -1,4 +1,4 @@
-"""The prompts that a run's model continues at every validation, in the ids of the run's tokenizer."""
+"""The prompts that a run's model continues at every validation, in ids of its tokenizer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pretrain.errors import UserError
 class Prompts:
     """The prompts of `telemetry.sample_prompts`.
 
-    ids: those of every text, at least one.
-    tokens: by how many each is continued; they and the longest prompt fit into `data.sequence_length`.
-    eod_id: ends a continuation before that.
+    ids: those of every text, at least one. tokens: by how many each is continued; they and the
+    longest prompt fit into `data.sequence_length`. eod_id: ends a continuation before that.
     """
 
     texts: tuple[str, ...]
@@ -27,7 +26,12 @@ class Prompts:
     tokenizer: Tokenizer
 
     def added(self, number: int, ids: Sequence[int]) -> str:
-        """Return the text that `ids` add to a prompt's own."""
+        """Return the text that `ids` add to a prompt's own.
+
+        Args:
+            number: of the prompt.
+            ids: that follow it.
+        """
         prompt = self.ids[number]
         before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
         # Decoded alone, the first of them could lose its space.
@@ -63,9 +67,17 @@ def read_prompts(telemetry: TelemetrySection, length: int, blend: Blend) -> Prom
 def encode_prompts(
     named: Sequence[tuple[str, str]], tokens: tuple[str, int], length: int, blend: Blend
 ) -> Prompts:
-    """Encode prompts for models of `length` that add so many tokens; both are given with their keys.
+    """Encode prompts for models of a context length.
 
-    Raises UserError, DataError: as `read_prompts`.
+    Args:
+        named: (key, text) of each.
+        tokens: key and number of the tokens to add.
+        length: of the context, in tokens.
+        blend: the data, whose tokenizer encodes them.
+
+    Raises:
+        UserError: as `read_prompts`.
+        DataError: as `read_prompts`.
     """
     tokenizer, encoded, (key, added) = open_tokenizer(blend.manifests[0].tokenizer_path), [], tokens
     for name, text in named:

@@ -1,4 +1,4 @@
-"""Advice: what fits a card, which switch brings how much if a run does not, what numbers of GPUs go."""
+"""Advice: what fits a card, which switch brings how much, which numbers of GPUs go."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest micro batch that fits, and changes that make a run fit, under the names of the JSON.
+    """The largest micro batch that fits, and changes that make a run fit.
 
     Attributes:
         memory_bytes, peak_bytes: of the card, and of the rank that needs most.
@@ -49,7 +49,12 @@ class Fit:
 
 
 def fit_of(resolved: Resolved, memory: int) -> Fit:
-    """Return what fits a card with `memory` bytes."""
+    """Return what fits a card with `memory` bytes.
+
+    Args:
+        resolved: a configuration that fits its ranks.
+        memory: bytes of the card.
+    """
     peak = _peak(resolved)
     largest, at_largest = _largest_micro_batch(resolved, memory)
     changes = _changes(resolved, memory, peak, largest) if peak > memory else ()
@@ -61,7 +66,7 @@ def _peak(resolved: Resolved) -> int:
 
 
 def _largest_micro_batch(resolved: Resolved, memory: int) -> tuple[int | None, int | None]:
-    """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
+    """Return (size, peak); memory only grows, so the divisors are searched by halves."""
     work = workload_of(resolved)
     sizes = divisors(resolved.config.data.global_batch_size // resolved.layout.data_parallel_size)
 
@@ -127,7 +132,12 @@ def divisors(number: int) -> list[int]:
 
 
 def nearest_counts(config: Config, world_size: int) -> str:
-    """Return the end of a refusal, numbers of GPUs that divide the batch; "" if `world_size` does."""
+    """Return the end of a refusal: numbers of GPUs that divide the batch; "" if it does.
+
+    Args:
+        config: batch sizes and tensor parallelism.
+        world_size: the number that was asked for.
+    """
     size = config.parallel.tensor_model_parallel_size
     passes = config.data.global_batch_size // config.data.micro_batch_size
     counts = [size * ranks for ranks in divisors(passes)]

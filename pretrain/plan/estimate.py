@@ -63,7 +63,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one step over all ranks: if all weights trained, with attention in full, and as executed."""
+    """FLOPs of one step over all ranks: of the model, with attention in full, as executed."""
 
     model: float
     model_full: float
@@ -72,12 +72,13 @@ class Flops:
 
 @dataclass(frozen=True)
 class Saving:
-    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006), under the names of the JSON.
+    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006).
 
     Attributes:
         write_seconds: to write one, while no step is made.
-        young_daly_seconds: the interval at which writing and work lost to failures cost least together,
-            √(2 δ M) with δ the seconds of one and M the mean time between failures of the whole job.
+        young_daly_seconds: the interval at which writing and work lost to failures cost least
+            together, √(2 δ M) with δ the seconds of one and M the mean time between failures of the
+            whole job.
         lost_share, lost_share_at_young_daly: parts of the time that go into writing and lost work.
         every_seconds: the configuration's interval; None: only at the end.
     """
@@ -108,9 +109,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to a request. `baseline` is None where the configuration is of that variant already.
+    """The answer to a request.
 
-    `work`: of the configuration's own variant.
+    `baseline` is None where the configuration is of that variant already.
+
+    Attributes:
+        work: of the configuration's own variant.
     """
 
     request: Request
@@ -126,8 +130,9 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Return the plan of a configuration; builds no model and imports no torch.
 
-    Raises UserError as `load_config`; a number of GPUs among which the batch cannot be shared, with the
-    nearest that can; no such card.
+    Raises:
+        UserError: as `load_config`; a number of GPUs among which the batch cannot be shared, with
+            the nearest that can; no such card.
     """
     gpu = find_gpu(request.gpu)
     config = load_config(request.config, request.overrides)
@@ -150,7 +155,13 @@ def make_plan(request: Request) -> Plan:
 
 
 def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
-    """Return the estimate of one configuration."""
+    """Return the estimate of one configuration.
+
+    Args:
+        resolved: a configuration that fits its ranks.
+        gpu: the card.
+        request: prices and rates that the user gave.
+    """
     config, work = resolved.config, workload_of(resolved)
     passes = config.gradient_accumulation_steps(request.gpus)
     count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
@@ -204,7 +215,10 @@ def saving(
     """Return the cost of checkpoints.
 
     Args:
+        size: bytes of one.
         every: steps between two; 0: only at the end.
+        step_seconds: seconds of a training step.
+        nodes: machines of the job.
         write_gb_s: 1e9 bytes a second, of all ranks together.
         mtbf_hours: mean time between failures of one node.
     """

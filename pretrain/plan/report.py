@@ -91,7 +91,8 @@ def _headline(plan: Plan) -> list[str]:
         f"{parallel}, ZeRO {layout.zero_stage}, {layout.dtype}",
         f"a step: {batch} on each data-parallel rank",
         "",
-        f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are a roofline, to about ±15 % if",
+        f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are a roofline, to about "
+        "±15 % if",
         "  the assumptions below hold; nothing here has been checked against a run on a GPU.",
     ]
 
@@ -162,8 +163,8 @@ def _fit(plan: Plan) -> list[str]:
     if fit.fits:
         return [
             f"{ESTIMATE} It fits: {room} ({fit.peak_bytes / fit.memory_bytes:.0%}).",
-            f"  data.micro_batch_size={fit.largest_micro_batch_size} is the largest that fits and divides a "
-            "rank's share of the batch.",
+            f"  data.micro_batch_size={fit.largest_micro_batch_size} is the largest that fits and "
+            "divides a rank's share of the batch.",
         ]
     changes = [
         f"  {change.peak_bytes / 1e9:8.1f} GB {'fits' if change.fits else 'is not enough'}: "
@@ -185,11 +186,11 @@ def advice(plan: Plan) -> str:
 def _saving(plan: Plan) -> list[str]:
     cost, request = plan.chosen.saving, plan.request
     lines = [
-        f"{EXACT} A checkpoint has {cost.bytes / 1e9:.2f} GB; {ESTIMATE} {cost.write_seconds:.1f} s to write "
-        f"at {request.write_gb_s:g} GB/s.",
+        f"{EXACT} A checkpoint has {cost.bytes / 1e9:.2f} GB; {ESTIMATE} {cost.write_seconds:.1f} "
+        f"s to write at {request.write_gb_s:g} GB/s.",
         f"{ESTIMATE} Young/Daly: one every {cost.young_daly_steps:,} steps "
-        f"({_duration(cost.young_daly_seconds)}) costs {cost.lost_share_at_young_daly:.2%} of the time, "
-        "lost work included.",
+        f"({_duration(cost.young_daly_seconds)}) costs {cost.lost_share_at_young_daly:.2%} of the "
+        "time, lost work included.",
     ]
     if cost.every_seconds is None or cost.lost_share is None:
         return [*lines, "  checkpoint.every=0 saves only at the end: a failure loses everything."]
@@ -215,12 +216,13 @@ def assumptions(plan: Plan) -> list[str]:
         f"{gpu.name}: {rates}, of {gpu.peak_tflops:g} at peak (bf16)",
         f"attention {gpu.attention_tflops:g} TFLOP/s over long samples, half of it at "
         f"{gpu.attention_half_length:g} tokens",
-        f"memory traffic {gpu.bandwidth_tb_s:g} TB/s; every elementwise kernel reads and writes memory",
+        f"memory traffic {gpu.bandwidth_tb_s:g} TB/s; every elementwise kernel reads and writes "
+        "memory",
         f"cross entropy moves {bytes_a_logit(work)} bytes a logit",
-        f"collectives {gpu.node_gb_s:g} GB/s in a node of {gpu.gpus_per_node}, {gpu.network_gb_s:g} over "
-        "nodes, no latency",
-        f"{CONTEXT_BYTES / 1e9:g} GB for CUDA and NCCL; {1e3 * HOST_SECONDS:g} ms a step for the host; "
-        f"{LAUNCHES_A_LAYER} launches a layer of {1e6 * SECONDS_A_LAUNCH:g} µs",
+        f"collectives {gpu.node_gb_s:g} GB/s in a node of {gpu.gpus_per_node}, "
+        f"{gpu.network_gb_s:g} over nodes, no latency",
+        f"{CONTEXT_BYTES / 1e9:g} GB for CUDA and NCCL; {1e3 * HOST_SECONDS:g} ms a step for the "
+        f"host; {LAUNCHES_A_LAYER} launches a layer of {1e6 * SECONDS_A_LAUNCH:g} µs",
         f"{gpu.watts:g} W a board at full load, without host and cooling",
         f"a node fails every {plan.request.mtbf_hours:g} h (--mtbf-hours), the job every "
         f"{plan.chosen.saving.mean_hours_between_failures:,.0f} h",
@@ -229,7 +231,7 @@ def assumptions(plan: Plan) -> list[str]:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the content of `render`; names carry the units, exact values stand apart from estimates."""
+    """Return the content of `render`; names carry the units, exact values stand apart."""
     request, layout, fit = plan.request, plan.work.layout, asdict(plan.fit)
     changes = fit.pop("changes")
     return {

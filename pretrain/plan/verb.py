@@ -39,7 +39,7 @@ def plan(
     ] = 2,
     in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Memory, time, energy and cost of a run before any GPU is touched, beside the same run of vanilla.
+    """Estimate memory, time, energy and cost of a run, beside the same run of vanilla.
 
     What is exact and what is estimated is marked. Needs no GPU, builds no model.
 

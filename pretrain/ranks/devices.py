@@ -1,8 +1,9 @@
 """CPU or GPU: what the user asked for, what the machine has, and why torch cannot use it.
 
-A GPU machine whose CUDA does not work (a driver too old, a torch built for the CPU, a container without the
-devices) must not train on the CPU without a word. So there the CPU has to be asked for: by `run.device=cpu`,
-or by an empty CUDA_VISIBLE_DEVICES. Torch is imported only where it has to be asked.
+A GPU machine whose CUDA does not work (a driver too old, a torch built for the CPU, a container
+without the devices) must not train on the CPU without a word. So there the CPU has to be asked for:
+by `run.device=cpu`, or by an empty CUDA_VISIBLE_DEVICES. Torch is imported only where it has to be
+asked.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ MACHINE = Path("/")
 def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
     """Apply `run.device`; call this before torch, megatron-core or DeepSpeed look for a GPU.
 
-    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself. Raises
-    UserError: `cuda`, and torch can use none.
+    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself.
+
+    Args:
+        device: value of `run.device`.
+        environment: of this process and its children.
+
+    Raises:
+        UserError: `cuda`, and torch can use none.
     """
     if device == "cpu":
         environment[VISIBLE] = ""
@@ -38,31 +45,35 @@ def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) 
 
 
 def use_cuda(machine: Path = MACHINE) -> bool:
-    """Return whether this process trains on GPUs: if torch can use one, unless the CPU was asked for.
+    """Return whether this process trains on GPUs.
 
-    Raises UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
+    It does if torch can use one, unless the CPU was asked for.
+
+    Raises:
+        UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
     """
     if cpu_was_asked_for(os.environ.get(VISIBLE)):
         return False
     reason = why_no_cuda()
     if reason is not None and (devices := nvidia_devices(machine)):
         raise UserError(
-            f"this machine has NVIDIA GPUs ({devices[0]}), but {reason}; mend that, or ask for the CPU with "
-            f"run.device=cpu or an empty {VISIBLE}",
+            f"this machine has NVIDIA GPUs ({devices[0]}), but {reason}; mend that, or ask for "
+            f"the CPU with run.device=cpu or an empty {VISIBLE}",
             rank_specific=True,
         )
     return reason is None
 
 
 def cpu_was_asked_for(visible: str | None) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: an empty list, or one that begins with -1."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: empty, or beginning with -1."""
     return visible is not None and visible.split(",")[0].strip() in ("", "-1")
 
 
 def nvidia_devices(machine: Path = MACHINE) -> list[str]:
-    """Return traces of NVIDIA GPUs that need no library: device files, and the driver's list of GPUs.
+    """Return traces of NVIDIA GPUs that need no library: device files, the driver's list.
 
-    `machine`: the root of the file system.
+    Args:
+        machine: the root of the file system.
     """
     files = [*machine.glob("dev/nvidia[0-9]*"), *machine.glob("proc/driver/nvidia/gpus/*")]
     return [str(path) for path in sorted(files)]
@@ -88,9 +99,14 @@ def why_no_cuda() -> str | None:
 
 
 def gpu_index(local_rank: int, count: int) -> int:
-    """Return the GPU of a rank among the `count` that it sees; `count` or more if there is none for it.
+    """Return the GPU of a rank among those that it sees; `count` or more if there is none.
 
-    Where every task of srun is shown a GPU of its own, that is its only one, whatever its number on the node.
+    Where every task of srun is shown a GPU of its own, that is its only one, whatever its number on
+    the node.
+
+    Args:
+        local_rank: number of the rank on its node.
+        count: GPUs that the rank sees.
     """
     return 0 if count == 1 and not one_environment_for_all() else local_rank
 
@@ -98,15 +114,18 @@ def gpu_index(local_rank: int, count: int) -> int:
 def gpu_names(visible: str | None, count: int) -> list[str]:
     """Return the GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
 
-    `visible`: what that variable says; None if it is not set. `count`: how many of them CUDA uses: it ignores
-    what follows a name that it does not know, and -1.
+    Args:
+        visible: what that variable says; None if it is not set.
+        count: how many of them CUDA uses: it ignores what follows a name that it does not know, and
+            -1.
     """
     names = [str(index) for index in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names[:count]]
 
 
-# Dense bf16 tensor-core FLOP/s in units of 1e12, from NVIDIA's data sheets (some print only twice that, the
-# figure with sparsity). The first match wins, so a narrower name stands before the wider one.
+# Dense bf16 tensor-core FLOP/s in units of 1e12, from NVIDIA's data sheets (some print only twice
+# that, the figure with sparsity). The first match wins, so a narrower name stands before the wider
+# one.
 PEAK_BF16_TFLOPS = (
     ("GH200", 989.4),
     ("H200 NVL", 835.5),
@@ -132,10 +151,16 @@ PEAK_BF16_TFLOPS = (
 def peak_flops(device_name: str, dtype: str = "bf16") -> float | None:
     """Return the peak dense FLOP/s of a device, or None if it is not known.
 
-    `device_name`: as `torch.cuda.get_device_name` gives it. `dtype`: "bf16" or "fp32". There is no entry for
-    fp32: its peak depends on whether TF32 is allowed.
+    A slice of a device (MIG) is not known either: the name does not say how much of the arithmetic
+    it owns.
 
-    A slice of a device (MIG) is not known either: the name does not say how much of the arithmetic it owns.
+    Args:
+        device_name: as `torch.cuda.get_device_name` gives it.
+        dtype: "bf16" or "fp32". There is no entry for fp32: its peak depends on whether TF32 is
+            allowed.
+
+    Returns:
+        FLOP/s; None where the device is not known.
     """
     if dtype != "bf16" or re.search(r"\bMIG\b", device_name):
         return None

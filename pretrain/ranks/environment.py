@@ -1,7 +1,8 @@
 """The launcher's environment: this process's rank, the number of ranks, and their meeting point.
 
-The only file that reads what torchrun, DeepSpeed's launcher, srun or `--local-ranks` tell a process about the
-ranks (`launch` writes it). Imports no torch: errors and signals must be able to ask before torch is there.
+The only file that reads what torchrun, DeepSpeed's launcher, srun or `--local-ranks` tell a process
+about the ranks (`launch` writes it). Imports no torch: errors and signals must be able to ask
+before torch is there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pretrain.errors import UserError
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it down."""
+    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun set it."""
 
     rank: int
     local_rank: int
@@ -27,7 +28,8 @@ class LaunchEnvironment:
     def read() -> LaunchEnvironment:
         """Read the launcher's environment; a process on its own is rank 0 of 1.
 
-        Raises UserError: a half-set environment.
+        Raises:
+            UserError: a half-set environment.
         """
         if "RANK" in os.environ:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -51,7 +53,7 @@ class LaunchEnvironment:
 
 
 def speaks_for_all() -> bool:
-    """Return whether this process is rank 0, or on its own; never raises, for errors and signals call it."""
+    """Return whether this process is rank 0, or on its own; never raises."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
@@ -63,17 +65,20 @@ def meeting_point() -> tuple[str, int] | None:
 
 
 def launcher_listens() -> bool:
-    """Return whether the launcher (torchrun, `--local-ranks`) holds the rendezvous store, not rank 0."""
+    """Return whether the launcher holds the rendezvous store, not rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def restarts() -> str:
-    """Return how often torchrun has restarted the ranks: its store still holds what the last ones wrote."""
+    """Return how often torchrun has restarted the ranks.
+
+    Its store still holds what the last ones wrote.
+    """
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def one_environment_for_all() -> bool:
-    """Return whether this node's ranks were started together (torchrun, `--local-ranks`) on the same GPUs.
+    """Return whether this node's ranks were started together on the same GPUs.
 
     srun starts each by itself, and may show each a GPU of its own.
     """
@@ -92,14 +97,14 @@ def head_node() -> str | None:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a process that is no rank of this step, but starts ranks of its own."""
+    """Return `environment` for a process that starts ranks of its own."""
     return {
         name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")
     }
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` for a process on its own, which neither meets these ranks nor reports for them."""
+    """Return `environment` for a process on its own, which never meets these ranks."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {
         name: value
@@ -114,9 +119,13 @@ def missing_nodes(
     world_size: int,
     environment: Mapping[str, str],
 ) -> dict[int, str | None]:
-    """Return the node of each missing rank, as far as the launcher's environment and the other ranks tell.
+    """Return the node of each missing rank, as far as the environment and other ranks tell.
 
-    `present`: rank -> node of those that came.
+    Args:
+        missing: ranks that did not come.
+        present: {rank: node} of those that came.
+        world_size: number of ranks.
+        environment: of this process, as its launcher set it.
     """
     planned = _slurm_nodes(environment, world_size)
     if planned and any(planned[rank] != node for rank, node in present.items()):
@@ -148,7 +157,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
-    """Return the node of every rank under srun's block distribution; empty if the variables do not say."""
+    """Return the node of every rank under srun's block distribution; empty if unknown."""
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
     counts: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):

@@ -15,12 +15,15 @@ TRACE_ENTRIES = 2000
 def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) -> None:
     """Set how products and sums are made in this process from now on.
 
-    `deterministic`: the same bits in every run on the same kind of GPU. An operation that has no such form
-    raises RuntimeError, with torch's own sentence. `reduced_precision_reduction`: cuBLAS may add up in bf16
-    the parts of a product that it splits.
+    Args:
+        deterministic: the same bits in every run on the same kind of GPU. An operation that has no
+            such form raises RuntimeError, with torch's own sentence.
+        reduced_precision_reduction: cuBLAS may add up in bf16 the parts of a product that it
+            splits.
     """
     if deterministic:
-        # Without it cuBLAS takes its workspace from a pool, and so chooses among algorithms by chance.
+        # Without it cuBLAS takes its workspace from a pool, and so chooses among algorithms by
+        # chance.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if (
         deterministic != torch.are_deterministic_algorithms_enabled()
@@ -36,8 +39,10 @@ def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) ->
 def record_collectives(file: Path, environment: MutableMapping[str, str] = os.environ) -> None:
     """Let NCCL's flight recorder write a file for each rank when a collective times out.
 
-    `file`: what the files' names begin with; the rank follows. Read them with `python -m
-    torch.distributed.flight_recorder.fr_trace`. What the user has set stays.
+    Args:
+        file: what the files' names begin with; the rank follows. Read them with `python -m
+            torch.distributed.flight_recorder.fr_trace`. What the user has set stays.
+        environment: of this process; what the user has set stays.
     """
     settings = {
         "TORCH_FR_BUFFER_SIZE": str(TRACE_ENTRIES),

@@ -1,6 +1,7 @@
 """Process groups, this rank's device, seeds, and small collectives.
 
-Version-sensitive: `import_deepspeed` replaces five DeepSpeed 0.19 internals, the only ones that are replaced.
+Version-sensitive: `import_deepspeed` replaces five DeepSpeed 0.19 internals, the only ones that are
+replaced.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class ParallelContext:
     tensor_parallel_group: dist.ProcessGroup
     mpu: DeepSpeedMpu
     earlier_groups: frozenset[dist.ProcessGroup]
-    """Groups that the process had before, and keeps: who has joined the other ranks also leaves them."""
+    """Groups that the process had before, and keeps: who has joined the other ranks also leaves
+    them."""
 
     @property
     def is_first(self) -> bool:
@@ -86,9 +88,17 @@ def initialize_distributed(
 ) -> ParallelContext:
     """Join the other ranks and build the tensor- and data-parallel groups.
 
-    In megatron-core's order: tensor-parallel ranks are neighbours (same node), and data-parallel groups
-    stride over them. Raises UserError: the other ranks did not come within the timeout; MethodError: torch is
-    older than any that was tested.
+    In megatron-core's order: tensor-parallel ranks are neighbours (same node), and data-parallel
+    groups stride over them.
+
+    Args:
+        launch: this process's place among the ranks.
+        tensor_parallel_size: ranks that share one copy of the model.
+        timeout_seconds: after which a collective that hangs ends the run.
+
+    Raises:
+        UserError: the other ranks did not come within the timeout.
+        MethodError: torch is older than any that was tested.
     """
     from megatron.core import parallel_state
 
@@ -96,8 +106,8 @@ def initialize_distributed(
     if warning is not None and launch.rank == 0:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     if tensor_parallel_size > 1:
-        # megatron-core orders its overlapped collectives by it; without them it would only keep ZeRO's stream
-        # from overlapping. CUDA reads it when it is first used.
+        # megatron-core orders its overlapped collectives by it; without them it would only keep
+        # ZeRO's stream from overlapping. CUDA reads it when it is first used.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = _device(launch.local_rank)
     # DeepSpeed takes the GPU of this number, and neither srun nor a process on its own has it.
@@ -140,22 +150,24 @@ def shutdown_distributed(context: ParallelContext) -> None:
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed for torch's device, without its chatter and without its shared-memory all-reduce.
+    """Import DeepSpeed for torch's device, without its chatter and its shared-memory all-reduce.
 
-    Its `BF16_Optimizer` would print eighteen lines about memory, after collecting all garbage six times, and
-    wait for the device to learn whether the norm is finite, which `GuardedUpdate` judges on the device, and
-    copy each gradient to fp32 before adding it.
+    Its `BF16_Optimizer` would print eighteen lines about memory, after collecting all garbage six
+    times, and wait for the device to learn whether the norm is finite, which `GuardedUpdate` judges
+    on the device, and copy each gradient to fp32 before adding it.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
-    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
-    module by attribute yields PyTorch's own, hence `sys.modules`. Raises UserError: a DeepSpeed this program
-    was not written against.
+    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce.
+    Importing that module by attribute yields PyTorch's own, hence `sys.modules`.
+
+    Raises:
+        UserError: a DeepSpeed this program was not written against.
     """
     ours = version("deepspeed")
     if not ours.startswith(SUPPORTED_DEEPSPEED):
         raise UserError(
-            f"deepspeed {ours} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
-            "install with `pip install -c constraints.txt`"
+            f"deepspeed {ours} is installed but this program was written against "
+            f"{SUPPORTED_DEEPSPEED}x; install with `pip install -c constraints.txt`"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     with without_unused_packages():
@@ -176,14 +188,14 @@ def import_deepspeed() -> ModuleType:
 
 
 def _mark_not_finite(norm: torch.Tensor, device: object = None, val: float = -1.0) -> None:
-    """Put `val` in the place of what is not finite; DeepSpeed's function would copy it to the device."""
+    """Put `val` in the place of what is not finite, without a copy to the device."""
     norm.masked_fill_(~norm.isfinite(), val)
 
 
 def _add_gradient(
     optimizer: Any, parameter: torch.Tensor, group: int, index: int, clear_lp_grads: bool
 ) -> None:
-    """Add a parameter's bf16 gradient to the sum that `BF16_Optimizer` keeps in fp32, in one pass."""
+    """Add a bf16 gradient to the fp32 sum that `BF16_Optimizer` keeps, in one pass."""
     if parameter.grad is not None:
         total = optimizer.fp32_groups_gradients[group][index]
         total.add_(parameter.grad.view_as(total))
@@ -194,10 +206,17 @@ def _add_gradient(
 
 
 def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: int) -> None:
-    """Make dropout a function of (seed, step, micro batch of the global batch, tensor-parallel rank).
+    """Make dropout a function of (seed, step, micro batch, tensor-parallel rank).
 
-    Counting micro batches over the whole global batch makes the masks independent of how it is spread over
-    data-parallel ranks. A resumed step draws what the uninterrupted one drew: no generator has to be saved.
+    Counting micro batches over the whole global batch makes the masks independent of how it is
+    spread over data-parallel ranks. A resumed step draws what the uninterrupted one drew: no
+    generator has to be saved.
+
+    Args:
+        run_seed: `run.seed`.
+        step: of the optimizer.
+        micro_batch: its number in the global batch.
+        tensor_parallel_rank: of this rank.
     """
     shared = _hash_seed(run_seed, step, micro_batch, "shared")
     own = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
@@ -205,7 +224,12 @@ def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: 
 
 
 def agree(values: list[float], device: torch.device) -> list[float]:
-    """Sum each number over all ranks, so that every rank takes the same decision (collective)."""
+    """Sum each number over all ranks, so that every rank takes the same decision (collective).
+
+    Args:
+        values: own numbers.
+        device: of the collective.
+    """
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
     return tensor.tolist()
@@ -214,7 +238,13 @@ def agree(values: list[float], device: torch.device) -> list[float]:
 def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     """Require the same `value` on all ranks (collective).
 
-    Raises UserError: on every rank, naming what differs and the first rank that differs.
+    Args:
+        name: of what is compared, for the message.
+        value: of this rank.
+        remedy: end of the message.
+
+    Raises:
+        UserError: on every rank, naming what differs and the first rank that differs.
     """
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -226,7 +256,8 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 def _device(local_rank: int) -> torch.device:
     """Return this rank's device.
 
-    Raises UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
+    Raises:
+        UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
     """
     if not use_cuda():
         return torch.device("cpu")
@@ -245,7 +276,7 @@ def _device(local_rank: int) -> torch.device:
 def _rendezvous(
     backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
 ) -> None:
-    """Join the other ranks; with this rank's GPU named, NCCL connects at once and no barrier guesses."""
+    """Join the other ranks; with this rank's GPU named, NCCL connects at once."""
     try:
         if launch.world_size == 1 and meeting_point() is None:
             dist.init_process_group(
@@ -273,15 +304,18 @@ def _rendezvous(
         host, port = meeting_point() or ("this process", "-")
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(
-            f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at "
-            f"{host}:{port} and they did not all come ({reason}); check that every rank started "
-            "and that the address is reachable",
+            f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} "
+            f"ranks at {host}:{port} and they did not all come ({reason}); check that every rank "
+            "started and that the address is reachable",
             rank_specific=True,
         ) from error
 
 
 def wait_for_first_rank(timeout: timedelta) -> None:
-    """Wait until rank 0 listens: torch would wait too, but twice as long and with pages of C++ on stderr."""
+    """Wait until rank 0 listens.
+
+    torch would wait too, but twice as long and with pages of C++ on stderr.
+    """
     address = meeting_point()
     assert address is not None, "a process on its own has no other rank to wait for"
     deadline = time.monotonic() + timeout.total_seconds()

@@ -1,8 +1,8 @@
 """Start of the ranks of one machine: `python -m pretrain train CONFIG --local-ranks N`.
 
-On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but it dies
-of SIGUSR1 and replaces a rank's exit code and message by its own report; this launcher passes signals on,
-ends all ranks when one fails, and returns that rank's exit code.
+On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but
+it dies of SIGUSR1 and replaces a rank's exit code and message by its own report; this launcher
+passes signals on, ends all ranks when one fails, and returns that rank's exit code.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ GRACE_SECONDS = 15.0
 
 
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
-    """Run `command` once per rank, with torchrun's variables in the environment, and wait for all of them.
+    """Start a command once per rank, with torchrun's variables, and wait for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C go on to every rank. If this process is killed, the kernel kills the ranks.
-    Returns 0 if every rank ended with 0, else the exit code of the first rank that failed; 128 + the signal's
-    number for a rank that a signal ended, which is told: the rank itself cannot.
+    SIGTERM, SIGUSR1 and Ctrl-C go on to every rank. If this process is killed, the kernel kills the
+    ranks. Returns 0 if every rank ended with 0, else the exit code of the first rank that failed;
+    128 + the signal's number for a rank that a signal ended, which is told: the rank itself cannot.
+
+    Args:
+        command: the program and its arguments.
+        ranks: how many to start.
     """
     from torch.distributed import TCPStore
 
-    # The store lives here, so no other process can take its port in between. A port that it opened itself
-    # would listen on all addresses.
+    # The store lives here, so no other process can take its port in between. A port that it opened
+    # itself would listen on all addresses.
     listener = socket.create_server((HERE, 0))
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -107,8 +111,8 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
 def prepare_child() -> None:
     """Ask the kernel, in the child before exec, for SIGKILL when the parent dies (Linux).
 
-    In a process group of its own the child gets a terminal's Ctrl-C once, from the parent, and not also
-    directly.
+    In a process group of its own the child gets a terminal's Ctrl-C once, from the parent, and not
+    also directly.
     """
     os.setpgrp()
     if sys.platform == "linux":

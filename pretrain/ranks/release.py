@@ -1,11 +1,12 @@
-"""Release of a finished training: references that megatron-core and DeepSpeed keep in their modules.
+"""Release of a finished training: references that megatron-core and DeepSpeed keep.
 
-A process group lives, with its threads and sockets, as long as anything refers to it. Both libraries refer to
-the groups of past trainings, or to models that have them, from module globals and from caches on classes.
+A process group lives, with its threads and sockets, as long as anything refers to it. Both
+libraries refer to the groups of past trainings, or to models that have them, from module globals
+and from caches on classes.
 
-Version-sensitive: the names below are those of megatron-core 0.16 to 0.19 and DeepSpeed 0.19. One that is
-renamed makes itself felt: tests/distributed/test_release.py counts the threads of a process that trains
-many times.
+Version-sensitive: the names below are those of megatron-core 0.16 to 0.19 and DeepSpeed 0.19. One
+that is renamed makes itself felt: tests/distributed/test_release.py counts the threads of a process
+that trains many times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Signals that ask for a stop, as flags that the loop reads between steps.
 
-Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an early signal
-kills the rank.
+Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an
+early signal kills the rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pretrain.ranks.environment import speaks_for_all
 class StopSignals:
     """Flags that say by which signal this process was asked to stop.
 
-    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and an end. A
-    second Ctrl-C interrupts at once.
+    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and
+    an end. A second Ctrl-C interrupts at once.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class StopSignals:
         return self
 
     def ignore(self) -> None:
-        """Ignore signals from here on: the run is saved, and a late signal must not change the exit code.
+        """Ignore signals from here on: a late one must not change the exit code.
 
         Python puts the default action back when it ends, but leaves ignored signals ignored.
         """

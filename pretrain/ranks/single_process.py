@@ -17,8 +17,8 @@ ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_paral
 def one_process() -> Iterator[ParallelContext]:
     """Make process groups of this process alone, as `build_model` needs them.
 
-    The environment is afterwards what it was: a rank's variables would tell other libraries (accelerate, say)
-    that they too are one of several processes.
+    The environment is afterwards what it was: a rank's variables would tell other libraries
+    (accelerate, say) that they too are one of several processes.
     """
     before = dict(os.environ)
     alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)

@@ -1,9 +1,10 @@
-"""The name of a missing rank: every rank posts where it is, so that those that wait can name the one missing.
+"""The name of a missing rank: every rank posts where it is, for those that wait.
 
-A thread of each rank writes, some times within the timeout, how far the rank has come, into the store at
-which the ranks met. When a collective has waited in vain, the ranks look there: one that is silent
-has stopped, or its node is gone; one that still writes is behind, and says where. Ranks 0 and 1 look all the
-time and end a run in which another was silent for the whole timeout, even if no collective tells them of it.
+A thread of each rank writes, some times within the timeout, how far the rank has come, into the
+store at which the ranks met. When a collective has waited in vain, the ranks look there: one that
+is silent has stopped, or its node is gone; one that still writes is behind, and says where. Ranks 0
+and 1 look all the time and end a run in which another was silent for the whole timeout, even if no
+collective tells them of it.
 
 The ranks then end at once: a collective that one rank has left cannot be ended in good order.
 """
@@ -44,7 +45,7 @@ _GONE = ("connection reset", "connection closed", "broken pipe", "remote process
 
 @dataclass(frozen=True)
 class Sign:
-    """A sign of a rank: its number, the node, how many places the rank has passed, and the last of them."""
+    """A sign of a rank."""
 
     number: int
     host: str
@@ -55,8 +56,12 @@ class Sign:
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
     """Print the sentence, unless another rank has printed one, and end this process at once.
 
-    For a wait that no error can end, because what would follow the error waits for the same thing. `store`:
-    where the ranks agree on who prints; by default the one at which they met.
+    For a wait that no error can end, because what would follow the error waits for the same thing.
+
+    Args:
+        sentence: what is printed.
+        code: exit code.
+        store: where the ranks agree on who prints; by default the one at which they met.
     """
     first = True
     with suppress(*_STORE_ERRORS):
@@ -69,7 +74,9 @@ def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoRe
 class Watch:
     """A rank's part of the watch. All ranks make it at the same time, after the rendezvous.
 
-    `held`: what holds every rank, as a clause, asked when a collective has waited in vain; "" for nothing.
+    Args:
+        held: what holds every rank, as a clause, asked when a collective has waited in vain; "" for
+            nothing.
     """
 
     def __init__(
@@ -106,7 +113,7 @@ class Watch:
             self._thread.join()
 
     def explain(self, error: BaseException) -> None:
-        """Name the missing rank and end this process, if `error` is of a collective that waited in vain.
+        """Name the missing rank and end this process, if `error` is of a collective in vain.
 
         If it says that another process has ended, end this one with a sentence too.
         """
@@ -173,9 +180,9 @@ class Watch:
 
     def _lost(self) -> str:
         return (
-            f"rank {self._rank} on {self._host} lost its connection to another rank at {self._place}: that "
-            "one has ended, or its node is gone; look at its log and its node; then the same command goes on "
-            "from the newest checkpoint"
+            f"rank {self._rank} on {self._host} lost its connection to another rank at "
+            f"{self._place}: that one has ended, or its node is gone; look at its log and its "
+            "node; then the same command goes on from the newest checkpoint"
         )
 
     def sentence(self) -> str:
@@ -187,8 +194,8 @@ class Watch:
             named = " and ".join(self._name(rank) for rank in silent[:4])
             more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
             return (
-                f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; look at its "
-                f"node and its log{again}"
+                f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; "
+                f"look at its node and its log{again}"
             )
         if held := self._held():
             return f"{here}: {held}{again}"
@@ -207,7 +214,13 @@ class Watch:
 def watching(
     launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
 ) -> Iterator[Watch]:
-    """Watch over the block: a collective that waits in vain ends the process with a sentence."""
+    """Watch over the block: a collective that waits in vain ends the process with a sentence.
+
+    Args:
+        launch: this process's place among the ranks.
+        timeout_seconds: of a collective.
+        held: returns a sentence if something else holds this rank up, else "".
+    """
     watch = Watch(launch, timeout_seconds, held)
     try:
         yield watch

@@ -17,15 +17,17 @@ from pretrain.runs.tags import METRICS, Metric, metric_of
 Floats = NDArray[np.float64]
 _LARGEST = 1e300
 WARM_UP = 0.1
-"""This first share of a run's steps counts as start-up for speeds and, at least, for gradient norms."""
+"""This first share of a run's steps counts as start-up for speeds and, at least, for gradient
+norms."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunCurves:
     """The curves of a run: one element per record of metrics.jsonl, [records].
 
-    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]`, or `curves[tag]`,
-    is a metric's own curve, [records], in the metric's unit; NaN where there is no finite value.
+    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]`, or
+    `curves[tag]`, is a metric's own curve, [records], in the metric's unit; NaN where there is no
+    finite value.
     """
 
     steps: NDArray[np.int64]
@@ -41,7 +43,11 @@ class RunCurves:
 
 
 def read_curves(path: Path) -> RunCurves:
-    """Read a metrics.jsonl. Raises UserError where it is missing, empty, or damaged."""
+    """Read a metrics.jsonl.
+
+    Raises:
+        UserError: the file is missing, empty, or damaged.
+    """
     if not path.is_file():
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
     steps, tokens = [], []

@@ -1,4 +1,4 @@
-"""The run directory: the contract between `train`, every verb that reads runs back, and users' own tools.
+"""The run directory: the contract between `train`, verbs that read runs, and users' tools.
 
     RUN/config.yaml        everything that was set, resolved
         environment.json   versions, host, device, layout
@@ -41,7 +41,8 @@ FINISHED = "finished"
 MARKER = "COMPLETE"
 """In a checkpoint's directory: all of it is there. It names every file and its size."""
 GOOD = "PROVEN"
-"""In a checkpoint's directory: the checkpoint is known good, because a loss of its weights was finite."""
+"""In a checkpoint's directory: the checkpoint is known good, because a loss of its weights was
+finite."""
 WITHDRAWN = "RUINED"
 """In place of MARKER: the checkpoint was withdrawn, because its weights gave no finite loss."""
 LOCK = "lock"
@@ -74,15 +75,19 @@ class RunDirectory:
         self.exports = path / "exports"  # under the checkpoints' names
 
     def require_run(self) -> None:
-        """Raise UserError where there is no run."""
+        """Refuse a path that holds no run.
+
+        Raises:
+            UserError: there is none.
+        """
         if not self.config.is_file():
             raise UserError(
-                f"{self.path} is not a run directory: it has no {self.config.name}; give the directory of "
-                "a run"
+                f"{self.path} is not a run directory: it has no {self.config.name}; give the "
+                "directory of a run"
             )
 
     def state(self) -> str | None:
-        """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
+        """Return RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None if never started."""
         return (
             self.state_file.read_text(errors="replace").strip()
             if self.state_file.is_file()
@@ -93,7 +98,10 @@ class RunDirectory:
         write_text_atomically(self.state_file, state + "\n")
 
     def is_finished(self) -> bool:
-        """Return whether the state says so and the result is there: a kill may fall between the two."""
+        """Return whether the state says so and the result is there.
+
+        A kill may fall between the two.
+        """
         return self.state() == FINISHED and self.summary.is_file()
 
     def checkpoint(self, step: int) -> Path:
@@ -106,7 +114,11 @@ class RunDirectory:
         return sorted(marked, key=step_of, reverse=True)
 
     def find_checkpoint(self, step: int | None) -> Path:
-        """Return the complete checkpoint of a step, or the newest one. Raises UserError: there is none."""
+        """Return the complete checkpoint of a step, or the newest one.
+
+        Raises:
+            UserError: there is none.
+        """
         complete = {step_of(path): path for path in self.complete_checkpoints()}
         if not complete:
             raise UserError(
@@ -117,8 +129,8 @@ class RunDirectory:
         if step not in complete:
             there = ", ".join(map(str, sorted(complete)))
             raise UserError(
-                f"--step {step}: {self.path} has complete checkpoints of step {there} only; choose one of "
-                "these"
+                f"--step {step}: {self.path} has complete checkpoints of step {there} only; "
+                "choose one of these"
             )
         return complete[step]
 
@@ -163,18 +175,22 @@ class RunDirectory:
         return next(iter(self.complete_checkpoints()), None)
 
     def named_latest(self) -> Path | None:
-        """Return the checkpoint that the file `latest` names, which was complete once; None without one."""
+        """Return the checkpoint that the file `latest` names; None without one."""
         name = self.latest.read_text(errors="replace").strip() if self.latest.is_file() else ""
         return self.checkpoints / name if _CHECKPOINT.fullmatch(name) else None
 
     def trained_steps(self) -> int:
-        """Return the step of the newest complete checkpoint, from which a restart goes on; 0 without one."""
+        """Return the step of the newest complete checkpoint; 0 without one."""
         newest = self.newest_checkpoint()
         return step_of(newest) if newest is not None else 0
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step that a checkpoint's directory is named after. Raises ValueError for any other name."""
+    """Return the step that a checkpoint's directory is named after.
+
+    Raises:
+        ValueError: any other name.
+    """
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint")
@@ -182,7 +198,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def free_name(path: Path, suffix: str) -> Path:
-    """Return the first of `path` with `suffix`, `suffix`-2, `suffix`-3, … that does not exist."""
+    """Return the first of `path` with `suffix`, `suffix`-2, `suffix`-3, … that does not exist.
+
+    Args:
+        path: the name to build on.
+        suffix: what is added to it.
+    """
     suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
     return next(
         aside for each in suffixes if not (aside := path.with_name(path.name + each)).exists()
@@ -190,15 +211,25 @@ def free_name(path: Path, suffix: str) -> Path:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds either the old content or all of the new, whatever happens.
+    """Write a text so that the file holds either the old content or all of the new.
 
-    Raises OSError: naming `path`; nothing of the new content is left.
+    Args:
+        path: the file.
+        text: the new content.
+
+    Raises:
+        OSError: naming `path`; nothing of the new content is left.
     """
     replace_file(path, text.encode(), durable=False)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON atomically, with null for numbers that JSON does not have."""
+    """Write indented JSON atomically, with null for numbers that JSON does not have.
+
+    Args:
+        path: the file.
+        content: what JSON can hold, NaN and infinity too.
+    """
     write_text_atomically(path, json.dumps(strict_json(content), indent=1) + "\n")
 
 

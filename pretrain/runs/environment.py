@@ -19,7 +19,7 @@ STARTED = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
-    """Return the content of environment.json: versions, commit, host, start time, and the given facts."""
+    """Return the content of environment.json: versions, commit, host, start, given facts."""
     return {
         "python": sys.version.split()[0],
         "packages": package_versions(),
@@ -33,7 +33,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return versions of this program and of packages its results may depend on; None: not installed."""
+    """Return versions of this program and of packages behind its results; None: missing."""
     return {package: package_version(package) for package in PACKAGES} | {
         "ora-pretrain": pretrain.__version__
     }

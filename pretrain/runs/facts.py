@@ -1,4 +1,4 @@
-"""Files that describe a run, read back: every key that this program goes by is there, and of its type."""
+"""Files that describe a run, read back: every key that is read exists and has its type."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ _FORMS = {
         },
     },
 }
-"""{file without suffix: {key: type, or a mapping of keys}}: what is read of each; the rest may be any."""
+"""{file without suffix: {key: type, or a mapping of keys}}: what is read of each; the rest may be
+any."""
 
 
 @cache
@@ -118,7 +119,9 @@ def _adapter(stem: str) -> TypeAdapter[Any]:
 def read_facts(path: Path) -> dict[str, Any]:
     """Read config.yaml, environment.json, data.json, audit.json or summary.json of a run.
 
-    Raises UserError: the file is missing or damaged, or a key that is read is missing or of another type.
+    Raises:
+        UserError: the file is missing or damaged, or a key that is read is missing or of another
+            type.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")

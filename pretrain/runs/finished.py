@@ -1,4 +1,4 @@
-"""A finished run, read back from its directory without torch: for `compare` and for users' own tools."""
+"""A finished run, read back from its directory without torch: for `compare` and users' tools."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATIO
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. Losses are in nats per token; perplexity and loss are None where not finite.
+    """The result of a run.
 
-    `unigram_perplexity` is that of the validation text for a model without context.
+    Losses are in nats per token; perplexity and loss are None where not finite.
     """
 
     steps: int
@@ -42,7 +42,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes, sums over ranks: what trains, the frozen bank, gradients, optimizer state with master weights.
+    """Bytes of what trains, the frozen bank, gradients and optimizer state: sums over ranks.
 
     `checkpoint_bytes` counts all files of one checkpoint.
     """
@@ -65,7 +65,7 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run as its directory has it; `size` and `states` were counted in the live engine."""
+    """A finished run; `size` and `states` were counted in the live engine."""
 
     path: Path
     name: str
@@ -85,7 +85,7 @@ class FinishedRun:
 
     @property
     def device(self) -> str | None:
-        """Return the device; for a CPU also which of torch's kernels: each kind rounds otherwise."""
+        """Return the device; for a CPU with its kind of kernels, each of which rounds otherwise."""
         device, kernels = (self.environment.get(key) for key in ("device", "cpu_kernels"))
         return f"{device} with {kernels}" if device == "cpu" and kernels else device
 
@@ -134,10 +134,16 @@ def read_finished_run(path: Path) -> FinishedRun:
 
 
 def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[Path], str]:
-    """Return the paths without those that are there but hold no run, and a line that names these, or "".
+    """Leave out the paths that exist and hold no run.
 
-    Where none holds a run, all are returned, for the reader to refuse the first. `models`: keep directories
-    of transformers too.
+    Where none holds a run, all are returned, for the reader to refuse the first.
+
+    Args:
+        paths: of runs, as the user gave them.
+        models: keep directories of transformers too.
+
+    Returns:
+        The paths that stay, and a line that names the others, or "".
     """
     runs = [RunDirectory(path) for path in paths if path.exists()]
     parts = ((run.path, (run.config, run.state_file, run.metrics, run.checkpoints)) for run in runs)
@@ -152,7 +158,11 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int:
-    """Sum the bytes of all files of the run's newest complete checkpoint."""
+    """Sum the bytes of all files of the run's newest complete checkpoint.
+
+    Raises:
+        UserError: the run has no complete checkpoint.
+    """
     newest = RunDirectory(run_path).newest_checkpoint()
     if newest is None:
         raise UserError(f"{run_path} has no complete checkpoint; resume the run to write one")
@@ -163,8 +173,8 @@ def _require_finished(run: RunDirectory, name: str) -> None:
     state = run.state() or "unknown"
     if state == DIVERGED:
         raise UserError(
-            f"run '{name}' ({run.path}) has diverged, its last numbers are not finite: resume it with a "
-            "lower optimizer.learning_rate, or leave it out"
+            f"run '{name}' ({run.path}) has diverged, its last numbers are not finite: resume it "
+            "with a lower optimizer.learning_rate, or leave it out"
         )
     if state != FINISHED:
         raise UserError(
@@ -178,12 +188,13 @@ def _require_whole(
 ) -> None:
     """Refuse a run in which no training loss is finite, or whose records are not all there.
 
-    A start of the run may find fewer records than it goes on from, and has said so then: not an error here.
+    A start of the run may find fewer records than it goes on from, and has said so then: not an
+    error here.
     """
     if not np.isfinite(curves[LOSS]).any():
         raise UserError(
-            f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it anew with a "
-            "lower optimizer.learning_rate"
+            f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it "
+            "anew with a lower optimizer.learning_rate"
         )
     starts = _starts(config, environment)
     ends = [curves.steps[-1] + 1, *(first for first, _ in starts[:0:-1])]
@@ -200,8 +211,8 @@ def _require_whole(
                 else ""
             )
             raise UserError(
-                f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was {every}; "
-                "restore the file, or leave the run out"
+                f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was "
+                f"{every}; restore the file, or leave the run out"
             )
 
 

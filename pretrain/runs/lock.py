@@ -1,8 +1,9 @@
-"""The lock of a run directory: one training at a time on any machine, by a renewed lease in `RUN/lock`.
+"""The lock of a run directory: one training at a time, by a renewed lease in `RUN/lock`.
 
-The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A thread
-renews the lease, however long a step takes. The lock does not outlive a job: a process of this machine that
-is gone holds nothing, nor does an earlier start of the same Slurm job; on another machine the lease expires.
+The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A
+thread renews the lease, however long a step takes. The lock does not outlive a job: a process of
+this machine that is gone holds nothing, nor does an earlier start of the same Slurm job; on another
+machine the lease expires.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class RunLock:
     def take(self) -> bool:
         """Take the lock. False: its holder, on another machine, may be gone: try again after PAUSE.
 
-        Directories that had to be made for the lock go with it, if nothing else comes into them. Raises
-        UserError: another process is training there; OSError: the directory cannot be written to.
+        Directories that had to be made for the lock go with it, if nothing else comes into them.
+
+        Raises:
+            UserError: another process is training there.
+            OSError: the directory cannot be written to.
         """
         self._made += [d for d in (self._path, *self._path.parents) if not d.exists()]
         try:
@@ -50,18 +54,19 @@ class RunLock:
     def waited_for(self) -> str:
         """Say what is waited for, after `take` has answered False."""
         return (
-            f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed it "
-            f"{self._oldest:.0f} s ago; unless it does so again, it runs out after {EXPIRES_AFTER:.0f} s"
+            f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed "
+            f"it {self._oldest:.0f} s ago; unless it does so again, it runs out after "
+            f"{EXPIRES_AFTER:.0f} s"
         )
 
     @property
     def lost(self) -> str | None:
-        """Return a sentence if another process has taken the lock while this one was suspended, else None."""
+        """Return a sentence if another process has taken the lock meanwhile, else None."""
         if not self._lease.lost:
             return None
         return (
-            f"{self._sentence()}: this process was suspended for more than {EXPIRES_AFTER:.0f} s and has "
-            "lost the lock; it stops without saving"
+            f"{self._sentence()}: this process was suspended for more than {EXPIRES_AFTER:.0f} s "
+            "and has lost the lock; it stops without saving"
         )
 
     def release(self) -> None:
@@ -70,7 +75,7 @@ class RunLock:
         self._forget_directories()
 
     def _is_renewed(self) -> bool:
-        """Return whether the holder has renewed the lock since the last call, so lives on some machine."""
+        """Return whether the holder has renewed the lock since the last call."""
         age = self._lease.age()
         if age is None:
             return False
@@ -83,8 +88,9 @@ class RunLock:
         if holder is None or age is None:
             return f"another process was training {self._path} a moment ago; start again"
         return (
-            f"{holder} is training {self._path} and renewed its lock {max(0.0, age):.0f} s ago; leave it to "
-            f"that one, end it and start again, or choose another run.name ({self._file})"
+            f"{holder} is training {self._path} and renewed its lock {max(0.0, age):.0f} s ago; "
+            "leave it to that one, end it and start again, or choose another run.name "
+            f"({self._file})"
         )
 
     def _forget_directories(self) -> None:

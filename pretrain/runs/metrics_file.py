@@ -1,8 +1,8 @@
-"""metrics.jsonl: one strict-JSON object per logged step, appended as a run goes, cut back when it resumes.
+"""metrics.jsonl: one strict-JSON object per logged step, cut back when a run resumes.
 
-The file is the run's numbers for good: every other view (TensorBoard, `compare`, a user's notebook) can be
-checked against it. Steps ascend, none appears twice. JSON knows no NaN and no infinity, so a value that is
-not finite is written as `null`; TensorBoard keeps the value itself.
+The file is the run's numbers for good: every other view (TensorBoard, `compare`, a user's notebook)
+can be checked against it. Steps ascend, none appears twice. JSON knows no NaN and no infinity, so a
+value that is not finite is written as `null`; TensorBoard keeps the value itself.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ LARGEST = 1 << 53  # of a count: numpy and JSON have all integers up to here
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics.jsonl in order; a torn last line (a killed writer's) is left out.
+    """Yield the records of a metrics.jsonl in order, without a torn last line.
 
-    Raises UserError, naming the line, for anything else that is not an object with an ascending integer
-    "step".
+    Raises:
+        UserError: , naming the line, for anything else that is not an object with an ascending
+            integer "step".
     """
     for record, _ in _records(path):
         yield record
 
 
 def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
-    """Drop from `path` all records after `resume_step` and a torn last line; return the last `keep` left.
+    """Drop all records after a step and a torn last line.
 
-    Steps ascend, so what stays is a prefix of the file and one truncation, which is atomic, does it: a kill
-    at any time leaves the old file or the cut one. A missing file is an empty one.
+    Steps ascend, so what stays is a prefix of the file and one truncation, which is atomic, does
+    it: a kill at any time leaves the old file or the cut one. A missing file is an empty one.
+
+    Args:
+        path: of metrics.jsonl.
+        resume_step: the last step to keep.
+        keep: how many records to return.
+
+    Returns:
+        The last `keep` records that are left.
     """
     kept: deque[dict[str, Any]] = deque(maxlen=keep)
     if not path.exists():
@@ -98,8 +107,9 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 class MetricsFile:
     """The appending side; one writer at a time.
 
-    A record reaches the operating system before `append` returns, so a killed process loses none, and the
-    disk before `sync` returns, so a lost machine loses none from before it. An OSError names the file.
+    A record reaches the operating system before `append` returns, so a killed process loses none,
+    and the disk before `sync` returns, so a lost machine loses none from before it. An OSError
+    names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +117,12 @@ class MetricsFile:
         self._file: BinaryIO = path.open("ab")
 
     def append(self, position: Position, metrics: Mapping[str, float]) -> None:
-        """Write the record of the step that led to `position`; `metrics` is {tag: value}."""
+        """Write the record of the step that led to `position`; `metrics` is {tag: value}.
+
+        Args:
+            position: after the step.
+            metrics: {tag: value}.
+        """
         record: dict[str, int | float | None] = {
             "step": position.step,
             "tokens": position.consumed_tokens,

@@ -13,14 +13,17 @@ TRUSTED_AFTER = 32
 
 @dataclass(frozen=True)
 class RunningStats:
-    """Running mean and variance of a number of the good steps; equal on all ranks if the number is."""
+    """Running mean and variance of the good steps; equal on all ranks if the numbers are."""
 
     steps: int = 0
     mean: float = 0.0
     variance: float = 0.0
 
     def after(self, value: float) -> RunningStats:
-        """Return the statistics with one more number: the first MEMORY weigh alike, later ones 1/MEMORY."""
+        """Return the statistics with one more number.
+
+        The first MEMORY weigh alike, later ones 1/MEMORY.
+        """
         weight = 1 / min(self.steps + 1, MEMORY)
         distance = value - self.mean
         return RunningStats(
@@ -30,7 +33,10 @@ class RunningStats:
         )
 
     def limit(self, factor: float | None) -> float:
-        """Return the mean plus `factor` standard deviations; infinite without a factor or after few steps."""
+        """Return the mean plus `factor` standard deviations.
+
+        Infinite without a factor, or after few steps.
+        """
         if factor is None or self.steps < TRUSTED_AFTER:
             return math.inf
         return self.mean + factor * math.sqrt(self.variance)
@@ -38,9 +44,10 @@ class RunningStats:
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run; all else that a resume needs follows from this, the config and the weights.
+    """Progress of a run; all else of a resume follows from this, the config and the weights.
 
-    `usual_loss` and `usual_norm` are of the steps that have updated the weights, the norm before clipping.
+    `usual_loss` and `usual_norm` are of the steps that have updated the weights, the norm before
+    clipping.
     """
 
     step: int = 0
@@ -54,9 +61,16 @@ class Position:
     def after_step(
         self, samples: int, tokens: int, loss: float, gradient_norm: float, updated: bool = True
     ) -> Position:
-        """Return the position one step of so many samples and tokens further, `updated` or not.
+        """Return the position one step further.
 
         Tokens are counted apart from samples: the sequence length may change on the way.
+
+        Args:
+            samples: of the step.
+            tokens: of the step.
+            loss: nats per token.
+            gradient_norm: before clipping.
+            updated: False: the update was left out.
         """
         return Position(
             self.step + 1,

@@ -1,4 +1,4 @@
-"""Sentences about a file system's refusal: the file, the bytes needed, and the bytes that are free."""
+"""Sentences about a file system's refusal: the file, the bytes needed, the bytes free."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
 def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     """Return a sentence about an error in writing.
 
-    `place`: named where the error does not name its file. `needed`: bytes that were to be written there in
-    all, 0 if that is not known.
+    Args:
+        error: of the write.
+        place: named where the error does not name its file.
+        needed: bytes that were to be written there in all, 0 if that is not known.
     """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
     free = free_bytes(path)
@@ -43,13 +45,18 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     remedy = _REMEDIES.get(error.errno or 0, "mend that")
     reason = error.strerror or type(error).__name__
     return (
-        f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on from the "
-        "newest complete checkpoint"
+        f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on "
+        "from the newest complete checkpoint"
     )
 
 
 def stands(directory: Path, seconds: float = 5.0) -> bool:
-    """Return whether the file system of a directory leaves a byte unanswered for so long."""
+    """Return whether the file system of a directory leaves a byte unanswered for so long.
+
+    Args:
+        directory: on the file system to ask.
+        seconds: to wait for an answer.
+    """
 
     def write() -> None:
         with suppress(OSError), tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -63,7 +70,7 @@ def stands(directory: Path, seconds: float = 5.0) -> bool:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the bytes this user may still write on the file system of `path`, quotas aside, or None."""
+    """Return the bytes this user may still write where `path` is, quotas aside, or None."""
     system = _file_system(path)
     return system.f_bavail * system.f_frsize if system is not None else None
 

@@ -1,8 +1,9 @@
 """Every metric of a run, declared once: tag, unit, records that have it, TensorBoard chart.
 
-The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To add a
-metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard, its column in
-`compare`'s curves, the table in docs/metrics.md and the tests' lists of tags follow from the declaration.
+The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To
+add a metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard,
+its column in `compare`'s curves, the table in docs/metrics.md and the tests' lists of tags follow
+from the declaration.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Metric:
         tag: the name; a family's ends in `/`, followed by a member's own name.
         unit: "" for a pure number.
         chart: title of its chart in TensorBoard; None: no chart of its own.
-        measured: a clock or memory reading. Every other value is the same again when a run is repeated.
+        measured: a clock or memory reading. Every other value is the same again when a run is
+            repeated.
         member: the thing that a family has one metric for each of; "" for a single metric.
     """
 
@@ -263,11 +265,16 @@ METRICS: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
 SUMMARY = "summary/{}"
-"""Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page (`telemetry.hparams`)."""
+"""Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page
+(`telemetry.hparams`)."""
 
 
 def metric_of(tag: str) -> Metric:
-    """Return the metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
+    """Return the metric of a tag, or the family that it is a member of.
+
+    Raises:
+        KeyError: there is none.
+    """
     single = [metric for metric in METRICS if not metric.member and metric.tag == tag]
     families = [metric for metric in METRICS if metric.member and tag.startswith(metric.tag)]
     for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):

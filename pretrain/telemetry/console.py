@@ -24,10 +24,10 @@ from pretrain.runs.tags import (
 class StepDisplay:
     """A display of steps on `console` (standard output by default).
 
-    On a terminal every step renews one line, which 80 columns hold up to a million steps, and messages
-    appear above this line, wrapped between words; elsewhere a line is printed for the first and the last
-    step and otherwise at most one in `seconds_between_lines`, and nothing is wrapped. A step's validation
-    always has a line of its own.
+    On a terminal every step renews one line, which 80 columns hold up to a million steps, and
+    messages appear above this line, wrapped between words; elsewhere a line is printed for the
+    first and the last step and otherwise at most one in `seconds_between_lines`, and nothing is
+    wrapped. A step's validation always has a line of its own.
     """
 
     def __init__(
@@ -60,7 +60,12 @@ class StepDisplay:
             self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step by its metrics, {tag: value}."""
+        """Show a step.
+
+        Args:
+            step: of the optimizer.
+            metrics: {tag: value}.
+        """
         speed = f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
         numbers = (
             f"loss {metrics[LOSS.tag]:.4f}  lr {metrics[LEARNING_RATE.tag]:.2e}  "
@@ -77,8 +82,9 @@ class StepDisplay:
             by_source = PERPLEXITY_OF_SOURCE.members(metrics)
             sources = ", ".join(f"{source} {value:.2f}" for source, value in by_source.items())
             self.say(
-                f"step {step}/{self._total_steps}  validation loss {metrics[VALIDATION_LOSS.tag]:.4f}  "
-                f"perplexity {metrics[PERPLEXITY.tag]:.2f}  ({sources})"
+                f"step {step}/{self._total_steps}  validation loss "
+                f"{metrics[VALIDATION_LOSS.tag]:.4f}  perplexity {metrics[PERPLEXITY.tag]:.2f}  "
+                f"({sources})"
             )
 
     def say(self, message: str) -> None:

@@ -1,11 +1,11 @@
 """TensorBoard event files, written so that a killed and resumed run reads back as one run.
 
 torch's SummaryWriter queues events for a background thread and names its file by the second, so two
-attempts within one second, or on hosts whose clocks differ, may be read in the wrong order and the purge of
-the older one fails. Here the records go through TensorBoard's own record writer instead: one event per step
-with all of its scalars (a step is there whole or not at all), handed to the operating system at once, in a
-file whose name always sorts after the older ones. Summaries are built by torch.utils.tensorboard and
-TensorBoard's protocol buffers.
+attempts within one second, or on hosts whose clocks differ, may be read in the wrong order and the
+purge of the older one fails. Here the records go through TensorBoard's own record writer instead:
+one event per step with all of its scalars (a step is there whole or not at all), handed to the
+operating system at once, in a file whose name always sorts after the older ones. Summaries are
+built by torch.utils.tensorboard and TensorBoard's protocol buffers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from pretrain.telemetry.records import Sample
 
 FILE_PREFIX = "events.out.tfevents."
 CHECKED_BYTES = 256 << 20
-"""Size of older files up to which they are read at a start: TensorBoard's checksums take 0.12 s a MB."""
+"""Size of older files up to which they are read at a start: TensorBoard's checksums take 0.12 s a
+MB."""
 _FRAME_BYTES = 16  # of a record, beside its content: its length and two checksums
 SAMPLE_TAG = "samples/{}"
 """With the prompt's place in telemetry.sample_prompts, from 0."""
 
 
 def chart_layout() -> dict[str, dict[str, list[str]]]:
-    """Return {page: {title of a chart: regular expressions of its tags}}, in the order of declaration.
+    """Return {page: {title of a chart: regular expressions of its tags}}.
 
     TensorBoard matches an expression from the start of the tag.
     """
@@ -51,10 +52,10 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
 class EventFile:
     """The event file of one attempt, in `directory`.
 
-    It begins with a session start at resume_step + 1, at which TensorBoard discards what older files hold
-    from that step on. The first attempt begins with one too: TensorBoard's slower loader takes the first
-    session start it meets for no restart. With `resume_step` 0, a run from the beginning, older event files
-    are removed.
+    It begins with a session start at resume_step + 1, at which TensorBoard discards what older
+    files hold from that step on. The first attempt begins with one too: TensorBoard's slower loader
+    takes the first session start it meets for no restart. With `resume_step` 0, a run from the
+    beginning, older event files are removed.
     """
 
     def __init__(self, directory: Path, resume_step: int) -> None:
@@ -77,14 +78,24 @@ class EventFile:
         self._write(Event(wall_time=started, summary=custom_scalars(charts)))
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write all scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
+        """Write all scalars of a step as one event (float32, as TensorBoard keeps scalars).
+
+        Args:
+            step: of the optimizer.
+            values: {tag: value}.
+        """
         summary = Summary(
             value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         )
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_texts(self, step: int, markdown: Mapping[str, str]) -> None:
-        """Write texts of `step` for the page TEXT, {tag: markdown}, as one event."""
+        """Write texts for the page TEXT as one event.
+
+        Args:
+            step: of the optimizer.
+            markdown: {tag: text}.
+        """
         summary = Summary()
         for tag, content in markdown.items():
             (value,) = text(tag, content).value
@@ -99,11 +110,16 @@ class EventFile:
         metrics: Mapping[str, float],
         first: Collection[str] = (),
     ) -> None:
-        """Write the hyperparameters and the names of the result metrics, in this run's own directory.
+        """Write the hyperparameters and the names of the results, in this run's own directory.
 
-        SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another run. The
-        HPARAMS page reads each metric from the scalar of the same name. `first` names the columns to show
-        first.
+        SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another
+        run. The HPARAMS page reads each metric from the scalar of the same name.
+
+        Args:
+            step: the last one.
+            values: {name: hyperparameter}.
+            metrics: {tag: result}.
+            first: names of the columns to show first.
         """
         plain = {
             key: str(own).lower() if isinstance(own, bool) else own for key, own in values.items()
@@ -129,7 +145,7 @@ class EventFile:
 
 
 def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
-    """Mark columns as differing between runs: TensorBoard shows these first, then all others by name."""
+    """Mark columns as differing between runs: TensorBoard shows these first."""
     (value,) = experiment.value
     content = plugin_data_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
     for info in content.experiment.hparam_infos:
@@ -138,14 +154,14 @@ def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
 
 
 def _next_name(older: list[Path]) -> str:
-    """Return a name that sorts after every older one: TensorBoard reads a run's files in order of names."""
+    """Return a name after every older one: TensorBoard reads a run's files in order of names."""
     digits = [path.name.removeprefix(FILE_PREFIX).split(".")[0] for path in older]
     stamp = max([int(time.time()), *(int(own) + 1 for own in digits if own.isdigit())])
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
 
 
 def shown_steps(directory: Path) -> tuple[set[int], list[str]]:
-    """Return the steps that TensorBoard shows of a run's files, and `FILE ends at byte N of M` of those cut.
+    """Return the steps that TensorBoard shows, and `FILE ends at byte N of M` of files cut.
 
     TensorBoard reads a file up to its first damaged record, and says nothing of the rest.
     """
@@ -173,8 +189,9 @@ def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:
 def markdown_of(sample: Sample) -> str:
     """Write the prompt and then the continuation as markdown in which a model's text stays text.
 
-    Both are blocks of code by their indentation, which no text can end; a fence of backticks it could. Every
-    line is indented, by whatever it ends: markdown takes a lone carriage return for an end too.
+    Both are blocks of code by their indentation, which no text can end; a fence of backticks it
+    could. Every line is indented, by whatever it ends: markdown takes a lone carriage return for an
+    end too.
     """
     prompt, text = (
         "\n".join(f"    {line}" for line in part.splitlines())

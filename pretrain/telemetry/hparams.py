@@ -1,8 +1,8 @@
 """TensorBoard's HPARAMS page: a row for each finished run, of its hyperparameters and its results.
 
-TensorBoard takes the columns, and whether each holds text or numbers, from any one of the runs. So every run
-writes every setting, and a setting that may be unset is text in all runs. Lists and mappings become short
-text.
+TensorBoard takes the columns, and whether each holds text or numbers, from any one of the runs. So
+every run writes every setting, and a setting that may be unset is text in all runs. Lists and
+mappings become short text.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def _text(value: Any) -> str:
 def results(run: RunDirectory) -> dict[str, float]:
     """Return {tag: value} of the results of a run whose last step is recorded and saved.
 
-    HPARAMS shows a tag's last scalar. That of a speed would be one step's, so medians have tags of their own,
-    and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite is left out. Raises
-    UserError: damaged records, or no checkpoint.
+    HPARAMS shows a tag's last scalar. That of a speed would be one step's, so medians have tags of
+    their own, and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite
+    is left out.
+
+    Raises:
+        UserError: damaged records, or no checkpoint.
     """
     curves, data = read_curves(run.metrics), json.loads(run.data.read_text())
     summary = {
@@ -82,6 +85,6 @@ def _steady_median(curves: RunCurves, metric: tags.Metric) -> float:
 
 
 def _bits_per_byte(loss: float, data: Mapping[str, Any]) -> float:
-    """Return validation loss x held-out tokens / held-out bytes, in bits; NaN for older data.json."""
+    """Return the validation loss in bits per held-out byte; NaN for older data.json."""
     size = sum(data.get("validation_bytes", {}).values())
     return loss * sum(data["validation_tokens"].values()) / size / math.log(2) if size else math.nan

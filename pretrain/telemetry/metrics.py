@@ -24,7 +24,14 @@ from pretrain.telemetry.records import (
 def step_metrics(
     record: StepRecord, facts: RunFacts, step_tokens: int, loss_variance: float
 ) -> dict[str, float]:
-    """Return all metrics of a step but those of memory, which are read only for steps that are written."""
+    """Return all metrics of a step but those of memory, which are read when it is written.
+
+    Args:
+        record: of the step.
+        facts: what speeds and sizes are counted with.
+        step_tokens: tokens of the step, over all ranks.
+        loss_variance: as `LossWindow.variance` returns it.
+    """
     result, seconds = record.result, record.result.seconds
     metrics = {
         tags.LOSS.tag: result.loss,
@@ -77,11 +84,16 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
         mfu                       = tokens_per_second_per_gpu * model_flops_per_token / peak_flops_per_device
         hfu                       = tokens_per_second_per_gpu * executed_flops_per_token / (the same)
 
-    `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is frozen, so
-    mfu compares variants by the work an ordinary model would have needed. `executed_flops_per_token` counts
-    what this run computes: no weight gradients of frozen projections, two small products where they are
-    structured, and recomputed activations if there are any. Freezing therefore lets mfu exceed hfu. Without
-    a known peak both are left out.
+    `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is
+    frozen, so mfu compares variants by the work an ordinary model would have needed.
+    `executed_flops_per_token` counts what this run computes: no weight gradients of frozen
+    projections, two small products where they are structured, and recomputed activations if there
+    are any. Freezing therefore lets mfu exceed hfu. Without a known peak both are left out.
+
+    Args:
+        facts: devices, FLOPs of a token and peak FLOP/s.
+        step_tokens: tokens of the step, over all ranks.
+        seconds_step: seconds of the step.
     """
     per_second = step_tokens / seconds_step if seconds_step > 0 else math.nan
     per_gpu = per_second / facts.world_size
@@ -99,10 +111,10 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
 
 
 def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
-    """Return loss and perplexity over all sources and perplexity of each; empty sources are left out.
+    """Return loss and perplexity over all sources, and perplexity of each that has tokens.
 
-    loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source weighs by
-    its tokens.
+    loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source
+    weighs by its tokens.
     """
     sums = {
         source: (loss, tokens)
@@ -135,8 +147,8 @@ def memory_metrics(facts: RunFacts) -> dict[str, float]:
 class LossWindow:
     """The losses of the regular records (steps divisible by `every`) among the last `length` steps.
 
-    It is refilled from the records of metrics.jsonl, so a resumed run goes on with the same variances as an
-    uninterrupted one, even if a signal caused an extra record.
+    It is refilled from the records of metrics.jsonl, so a resumed run goes on with the same
+    variances as an uninterrupted one, even if a signal caused an extra record.
     """
 
     def __init__(self, length: int, every: int, records: Iterable[Mapping[str, Any]]) -> None:
@@ -149,9 +161,15 @@ class LossWindow:
                 self._losses.append((record["step"], math.nan if loss is None else float(loss)))
 
     def variance(self, step: int, loss: float) -> float:
-        """Take the loss of `step`; return the population variance of the losses in (`step - length`, `step`].
+        """Take the loss of a step and return the variance of the window.
 
-        NaN where one of them is not finite.
+        Args:
+            step: of the optimizer.
+            loss: nats per token.
+
+        Returns:
+            The population variance of the losses in (`step - length`, `step`]; NaN where one of
+            them is not finite.
         """
         while self._losses and self._losses[0][0] <= step - self._length:
             self._losses.popleft()

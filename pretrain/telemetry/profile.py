@@ -1,4 +1,4 @@
-"""A profile of a few steps of a run: a trace for chrome://tracing or Perfetto, and a table of its kernels."""
+"""A profile of a few steps of a run: a trace for Perfetto, and a table of its kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ KERNELS = (
     ("copy", r"copy|::cat$|cat_|memcpy|memset|::clone|::contiguous|::fill_|::zero"),
     ("elementwise", r"^aten::(mul|add|sub|div|neg|gelu|addcmul|where|masked)|elementwise|gelu"),
 )
-"""(class, what the names of its kernels contain); the first that matches counts. The rest is `other`."""
+"""(class, what the names of its kernels contain); the first that matches counts. The rest is
+`other`."""
 
 
 class StepProfile:
@@ -37,7 +38,8 @@ class StepProfile:
                   kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
                   memory_rank_0.pickle   on a GPU: every allocation, for https://pytorch.org/memory_viz
 
-    `section`: None: no step.
+    Args:
+        section: None: no step.
     """
 
     def __init__(self, section: ProfileSection | None, directory: Path, rank: int) -> None:
@@ -71,7 +73,7 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write the profile of the steps so far; nothing if there are none, or the files are written."""
+        """Write the profile of the steps so far, unless there are none or it is written."""
         section, self._section = self._section, None
         if section is not None and self._profile is not None:
             self._profile.stop()
@@ -118,8 +120,8 @@ def kernel_table(seconds: dict[str, float]) -> str:
 def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
     """Sum the seconds in each class of kernel of a profile's `key_averages()`, the largest first.
 
-    Only kernels on the GPU count if there is one. On the CPU `host` is what is no kernel at all: Python,
-    dispatch and autograd's own work; the profiler makes it larger than it is.
+    Only kernels on the GPU count if there is one. On the CPU `host` is what is no kernel at all:
+    Python, dispatch and autograd's own work; the profiler makes it larger than it is.
     """
     cuda = torch.cuda.is_available()
     seconds: dict[str, float] = {}

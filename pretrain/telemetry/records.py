@@ -25,9 +25,11 @@ class StepSeconds:
 class StepResult:
     """The result of one optimizer step, equal on every rank except for the seconds.
 
-    `loss` is the language-model loss alone, mean over the global batch in nats per token; `auxiliary` are the
-    terms that were trained on besides. `gradient_norm` is that before clipping. `updated`:
-    the weights moved.
+    `loss` is the language-model loss alone, mean over the global batch in nats per token;
+    `auxiliary` are the terms that were trained on besides. `gradient_norm` is that before clipping.
+
+    Attributes:
+        updated: the weights moved.
     """
 
     loss: float
@@ -40,7 +42,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class SaveSeconds:
-    """Seconds of rank 0's part of a checkpoint: for writing it, and in all, from the end of its step on."""
+    """Seconds of rank 0's part of a checkpoint: to write it, and in all."""
 
     write: float
     total: float
@@ -50,7 +52,8 @@ class SaveSeconds:
 class Sample:
     """A prompt and the text that the model added, in so many tokens.
 
-    `ended`: the model then ended the document; else it was told to stop.
+    Attributes:
+        ended: the model then ended the document; else it was told to stop.
     """
 
     prompt: str
@@ -61,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class AttentionScores:
-    """A layer's attention on one sample: means over queries and heads, and the largest score, if any."""
+    """A layer's attention on one sample: means over queries and heads, and the largest score."""
 
     entropy: float
     scale: float
@@ -70,11 +73,13 @@ class AttentionScores:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step's result, with the position after it, and checkpoint, validation and samples of that step.
+    """A step's result, with the position after it, checkpoint, validation and samples.
 
     Attributes:
-        seconds_stall: seconds in which the training waited for this step's checkpoint; None: no checkpoint.
-        written: seconds of a checkpoint, of this step or an earlier one, whose writing has just ended.
+        seconds_stall: seconds in which the training waited for this step's checkpoint; None: no
+            checkpoint.
+        written: seconds of a checkpoint, of this step or an earlier one, whose writing has just
+            ended.
         samples: of telemetry.sample_prompts, in their order, where there was a validation.
         attention: of each layer, where telemetry.attention_every asks for it.
     """
@@ -92,8 +97,9 @@ class StepRecord:
 class RunFacts:
     """Facts that stay the same through a run, or a phase of it (`Telemetry.change_facts`).
 
-    FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device` is None
-    where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the device.
+    FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device`
+    is None where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the
+    device.
     """
 
     world_size: int

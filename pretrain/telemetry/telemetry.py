@@ -1,7 +1,8 @@
-"""Telemetry of a run: a step's record becomes metrics.jsonl, TensorBoard's scalars and lines on the console.
+"""Telemetry of a run: records become metrics.jsonl, TensorBoard's scalars, console lines.
 
-The loop hands one StepRecord per step to a Telemetry object, which lives on rank 0 only. Every scalar has
-the same name and value in metrics.jsonl and in TensorBoard (x axis: steps); `runs.tags` declares them all.
+The loop hands one StepRecord per step to a Telemetry object, which lives on rank 0 only. Every
+scalar has the same name and value in metrics.jsonl and in TensorBoard (x axis: steps); `runs.tags`
+declares them all.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from pretrain.telemetry.weights_and_biases import WandbRun
 
 
 class Telemetry:
-    """The writer of RUN/metrics.jsonl, RUN/tensorboard/ and console lines. Create one on rank 0 only.
+    """The writer of metrics.jsonl, tensorboard/ and console lines; on rank 0 only.
 
     With `wandb` it hands the same to Weights & Biases.
 
-    With `every` > 1 only every `every`-th step is written, and besides those each step with a validation, a
-    checkpoint or attention measured, each without an update, and the last one; a record always describes its
-    own step, not a mean over the steps between. `variance_window` is in steps, as `LossWindow` explains.
+    With `every` > 1 only every `every`-th step is written, and besides those each step with a
+    validation, a checkpoint or attention measured, each without an update, and the last one; a
+    record always describes its own step, not a mean over the steps between. `variance_window` is in
+    steps, as `LossWindow` explains.
 
-    A run resumed at `resume_step` first drops everything later from both; 0 means from the beginning and
-    drops all. To lose no step, call `log` for a step and then `sync` before its checkpoint is declared
-    complete. When a checkpoint is written is a matter of speed, so it decides nothing about which steps are:
-    its seconds wait for the next record.
+    A run resumed at `resume_step` first drops everything later from both; 0 means from the
+    beginning and drops all. To lose no step, call `log` for a step and then `sync` before its
+    checkpoint is declared complete. When a checkpoint is written is a matter of speed, so it
+    decides nothing about which steps are: its seconds wait for the next record.
     """
 
     def __init__(
@@ -73,7 +75,11 @@ class Telemetry:
             self._say_what_is_not_shown(run)
 
     def log(self, record: StepRecord) -> None:
-        """Take the record of the next step. Raises ValueError unless the step is later than the last one."""
+        """Take the record of the next step.
+
+        Raises:
+            ValueError: the step is not later than the last one.
+        """
         position = record.position
         if position.step <= self._last_step:
             raise ValueError(f"step {position.step} was logged after step {self._last_step}")
@@ -98,7 +104,12 @@ class Telemetry:
         self._display.step(position.step, metrics)
 
     def change_facts(self, facts: RunFacts, why: str) -> None:
-        """Count with these facts from the next record on; `why` goes to the console."""
+        """Count with other facts from the next record on.
+
+        Args:
+            facts: what speeds and sizes are counted with.
+            why: line for the console.
+        """
         self._facts = facts
         self.say(why)
 
@@ -115,8 +126,8 @@ class Telemetry:
     def close(self, final: Mapping[str, float] | None = None) -> None:
         """Close the files and the progress bar; further calls do nothing.
 
-        `final`, given when the run is finished, holds the results for TensorBoard's HPARAMS page, which shows
-        the last scalar of a tag: those that were not logged are written here.
+        `final`, given when the run is finished, holds the results for TensorBoard's HPARAMS page,
+        which shows the last scalar of a tag: those that were not logged are written here.
         """
         if self._closed:
             return
@@ -152,15 +163,16 @@ class Telemetry:
             )
         if self._last_step < resume_step:
             self.say(
-                f"telemetry: {metrics.name} ends at step {self._last_step} but the run resumes at step "
-                f"{resume_step}: the steps between have no record"
+                f"telemetry: {metrics.name} ends at step {self._last_step} but the run resumes at "
+                f"step {resume_step}: the steps between have no record"
             )
 
     def _say_what_is_not_shown(self, run: RunDirectory) -> None:
-        """Say which recorded steps TensorBoard does not show, and which of its files are damaged."""
+        """Say which recorded steps TensorBoard does not show, and which files are damaged."""
         if (size := sum(path.stat().st_size for path in run.tensorboard.iterdir())) > CHECKED_BYTES:
             self.say(
-                f"telemetry: {run.tensorboard} holds {size / 1e6:,.0f} MB, too many to check for damage"
+                f"telemetry: {run.tensorboard} holds {size / 1e6:,.0f} MB, too many to check for "
+                "damage"
             )
             return
         shown, cut = shown_steps(run.tensorboard)
@@ -168,6 +180,6 @@ class Telemetry:
         if lost := [step for step in recorded if step not in shown]:
             why = ", ".join(cut) or f"{run.tensorboard} has no records of them"
             self.say(
-                f"telemetry: TensorBoard does not show {len(lost)} recorded steps, {lost[0]} to {lost[-1]}: "
-                f"{why}; {run.metrics.name} has them all"
+                f"telemetry: TensorBoard does not show {len(lost)} recorded steps, {lost[0]} to "
+                f"{lost[-1]}: {why}; {run.metrics.name} has them all"
             )

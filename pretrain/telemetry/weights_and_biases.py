@@ -1,8 +1,9 @@
 """The same scalars for Weights & Biases (wandb), an optional package: `telemetry.wandb`.
 
-A run has one id, kept in RUN/wandb/id, so a resumed run goes on where it was. Steps after the resumed
-checkpoint that wandb has already are the same numbers again, and wandb leaves them out. Where it sends them,
-or that it only writes files (WANDB_MODE=offline), is said by wandb's own environment variables.
+A run has one id, kept in RUN/wandb/id, so a resumed run goes on where it was. Steps after the
+resumed checkpoint that wandb has already are the same numbers again, and wandb leaves them out.
+Where it sends them, or that it only writes files (WANDB_MODE=offline), is said by wandb's own
+environment variables.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ PROJECT = "ora-pretrain"
 class WandbRun:
     """An attempt at the run in `run_path`, which goes on after `resume_step`; 0: a new run.
 
-    `settings`: {name: value}, what wandb's tables tell runs apart by. `say`: told once if wandb fails on the
-    way. Training goes on: these numbers are also in metrics.jsonl.
-
     The package is there: `config.refusals` has asked.
 
-    Raises UserError: wandb does not begin.
+    Args:
+        settings: {name: value}, what wandb's tables tell runs apart by.
+        say: told once if wandb fails on the way. Training goes on: these numbers are also in
+            metrics.jsonl.
+
+    Raises:
+        UserError: wandb does not begin.
     """
 
     def __init__(
@@ -58,12 +62,17 @@ class WandbRun:
             )
         except wandb.Error as error:
             raise UserError(
-                f"telemetry.wandb: {' '.join(str(error).split()).rstrip('.')}; run `wandb login` once, set "
-                "WANDB_MODE=offline, or set telemetry.wandb=false"
+                f"telemetry.wandb: {' '.join(str(error).split()).rstrip('.')}; run `wandb login` "
+                "once, set WANDB_MODE=offline, or set telemetry.wandb=false"
             ) from error
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Send all scalars of `step`."""
+        """Send all scalars of a step.
+
+        Args:
+            step: of the optimizer.
+            values: {tag: value}.
+        """
         self._try(lambda: self._run.log(dict(values), step=step))
 
     def close(self, exit_code: int = 0) -> None:
