@@ -1,7 +1,4 @@
-"""The chain of jobs that `submit.py` submits: what, with which settings, after what.
-
-Runs nothing itself.
-"""
+"""The chain of jobs that `submit.py` submits: what, with which settings, after what."""
 
 from __future__ import annotations
 
@@ -32,9 +29,12 @@ class Job:
 
     Attributes:
         name: of the job, unique in the chain.
-        after: names of the jobs that must have ended well.
+        step: of the chain.
+        script: that runs.
         settings: ORA_* variables, see slurm/lib.sh.
-        options, arguments: of sbatch; of the script.
+        options: of sbatch.
+        arguments: of the script.
+        after: names of the jobs that must have ended well.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Job:
 def plan(options: argparse.Namespace) -> list[Job]:
     """Return all jobs, each after those it waits for.
 
-    SubmitError if the options do not go together.
+    Raises:
+        SubmitError: the options do not go together.
     """
-    first, last = STEPS.index(getattr(options, "from")), STEPS.index(options.until)
+    first = STEPS.index(getattr(options, "from"))
+    last = STEPS.index(options.until)
     if first > last:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
-    extra_options, extra_arguments = (
-        _by_step(options.sbatch, "--sbatch"),
-        _by_step(options.args, "--args"),
-    )
+    extra_options = _by_step(options.sbatch, "--sbatch")
+    extra_arguments = _by_step(options.args, "--args")
     jobs = [
         job
         for job in _data_jobs(options) + _run_jobs(options)

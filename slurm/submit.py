@@ -30,7 +30,7 @@ SBATCH_TIMEOUT = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 for everything that the user can fix."""
+    """Submit or print a chain; return the exit code: 0, or 2 for all that the user can fix."""
     options = parser().parse_intermixed_args(arguments)
     try:
         jobs = plan(options)
@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def site_settings() -> dict[str, str]:
     """Return SBATCH_* variables of the site file (partition, account).
 
-    SubmitError if the file fails.
+    Raises:
+        SubmitError: the file fails.
     """
     given = os.environ.get("ORA_SITE")
     path = Path(given) if given else ROOT / "slurm" / "site.sh"
@@ -77,9 +78,17 @@ def site_settings() -> dict[str, str]:
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
-    """Submit in order: job name -> id.
+    """Submit jobs in order; if sbatch refuses one, cancel those before.
 
-    If sbatch refuses one, cancel those before and raise SubmitError.
+    Args:
+        jobs: the chain, each after those it waits for.
+        site: SBATCH_* variables of the site file.
+
+    Returns:
+        {name of a job: its id}.
+
+    Raises:
+        SubmitError: sbatch refuses a job.
     """
     ids: dict[str, str] = {}
     for job in jobs:
@@ -94,10 +103,7 @@ def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
 
 
 def log_directories(jobs: Sequence[Job]) -> list[Path]:
-    """The directories of the scripts' `#SBATCH --output`.
-
-    Without one a job fails at once, without a word.
-    """
+    """Return the directories of `#SBATCH --output`, without which a job fails at once."""
     found: dict[Path, None] = {}
     for script in dict.fromkeys(job.script for job in jobs):
         for line in script.read_text().splitlines():

@@ -34,10 +34,6 @@ PENDING: tuple[str, ...] = (
     "pretrain/reporting",
     "pretrain/sweep",
     "pretrain/replay",
-    "pretrain/evaluation",
-    "pretrain/finetuning",
-    "pretrain/export",
-    "pretrain/job",
     "pretrain/quickstart.py",
     "pretrain/__main__.py",
     "pretrain/api.py",
@@ -47,7 +43,6 @@ PENDING: tuple[str, ...] = (
     "tools/mutants",
     "tools/simulations",
     "benchmarks",
-    "slurm",
     "docs",
     "tests",
 )

@@ -1,6 +1,4 @@
-"""The preflight `python -m pretrain doctor`.
-
-Is every node fit for this run? On every rank, before training.
+"""The preflight `python -m pretrain doctor` on every rank: is every node fit for this run?
 
 rank         the course of the preflight on one rank
 request      what the command line asks for; imports nothing heavy

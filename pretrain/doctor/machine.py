@@ -156,10 +156,7 @@ def _driver_version() -> str | None:
 
 
 def _program_digest() -> str:
-    """Return a digest of this program's files.
-
-    It shows a node-local checkout that is outdated.
-    """
+    """Return a digest of this program's files, which differs in a checkout that was not updated."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):

@@ -1,7 +1,4 @@
-"""The request to the doctor. Imports nothing heavy.
-
-The command line needs this module before torch.
-"""
+"""The request to the doctor, without heavy imports: the command line needs it before torch."""
 
 from __future__ import annotations
 

@@ -253,10 +253,7 @@ def _clock_skew(gathered: Gathered) -> list[Problem]:
 
 
 def _link_failures(gathered: Gathered) -> list[Problem]:
-    """Return problems of nodes that the head node cannot reach.
-
-    Of the head node if it reaches none.
-    """
+    """Return problems of nodes that the head node cannot reach; its own if it reaches none."""
     failures: dict[str, str] = gathered.collectives.get(0, {}).get("link_failures", {})
     head, *others = gathered.ranks_of
     if len(failures) == len(others) > 1:

@@ -104,7 +104,13 @@ def tasks(
     device = "cuda" if use_cuda() else "cpu"
     versions = require_harness(device)
     measured = load_tasks(wanted, include_path, num_fewshot, limit)
-    settings = Settings(batch_size, device, limit, versions["lm-eval"], out / "results")
+    settings = Settings(
+        batch_size=batch_size,
+        device=device,
+        limit=limit,
+        harness=versions["lm-eval"],
+        results=out / "results",
+    )
     scores = measure(models, measured, settings)
     options: dict[str, str | int | Path | None] = {"--tasks": names, "--baseline": baseline}
     options |= {"--include-path": include_path, "--num-fewshot": num_fewshot, "--limit": limit}
@@ -112,7 +118,13 @@ def tasks(
     command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
     command += [(key, str(value)) for key, value in options.items() if value is not None]
     report = TaskReport(
-        compare_tasks(groups, scores), groups, measured, scores, limit, versions, command
+        comparison=compare_tasks(groups, scores),
+        groups=groups,
+        measured=measured,
+        scores=scores,
+        limit=limit,
+        versions=versions,
+        command=command,
     )
     finish(report.document(), out, log_width=100)
 

@@ -14,8 +14,14 @@ def model_card(facts: Mapping[str, Any], name: str) -> str:
         name: of the export's directory.
     """
     parts = (
-        *(_FRONT_MATTER, f"# {name}", _summary(facts), _table(facts)),
-        *(_loading(facts, name), _frozen(facts), _agreement(facts), _LIMITS),
+        _FRONT_MATTER,
+        f"# {name}",
+        _summary(facts),
+        _table(facts),
+        _loading(facts, name),
+        _frozen(facts),
+        _agreement(facts),
+        _LIMITS,
     )
     return "\n\n".join(parts)
 

@@ -1,7 +1,8 @@
 """Output directories that are either complete or absent.
 
-.OUT.xxxxxxxx/made    renamed to OUT when complete .OUT.xxxxxxxx/lock    lease of the process that
-makes it: without one, the next to make OUT removes both
+.OUT.xxxxxxxx/made    renamed to OUT when complete
+.OUT.xxxxxxxx/lock    lease of the process that makes it; without one, the next to make OUT removes
+                      both
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def export_run(
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)
-        trained_in, same_bits = run.config.precision.dtype, _keeps_bits(run, folded)
+        trained_in = run.config.precision.dtype
+        same_bits = _keeps_bits(run, folded)
         dtype = dtype or (trained_in if same_bits else "fp32")
         weight_bytes = write_weights(
             directory / "model.safetensors", list(architecture.weights(model)), DTYPES[dtype]
@@ -95,7 +96,7 @@ def export_run(
         rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = {
-            **_facts(run, architecture, dtype, folded, logits),
+            **_facts(run, architecture, dtype, folded=folded, logits=logits),
             "weight_bytes": weight_bytes,
             "tokenizer": asdict(
                 compare_tokenizers(run.blend.manifests, directory, architecture.custom)
@@ -111,10 +112,7 @@ def export_run(
 def _write_settings(
     run: TrainedRun, architecture: Architecture, dtype: str, directory: Path
 ) -> None:
-    """Write config.json, generation_config.json, the tokenizer.
-
-    And the export's own code, if any.
-    """
+    """Write config.json, generation_config.json, the tokenizer, and the export's own code."""
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
     write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
@@ -125,10 +123,7 @@ def _write_settings(
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
-    """Return the names of adapters that were folded into rows.
-
-    It are then no longer the bank's.
-    """
+    """Return the names of adapters that were folded into rows, which are no longer the bank's."""
     in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
     return [
         one.name
@@ -155,10 +150,7 @@ def _facts(
     folded: list[str],
     logits: LogitAgreement,
 ) -> dict[str, Any]:
-    """Return what export.json states of the weights.
-
-    Origin, frozen rows, agreement of the logits.
-    """
+    """Return what export.json states of the weights: origin, frozen rows, agreement."""
     config, loss = run.config, run.validation_loss
     phase = config.phase_at(run.step).number
     count = count_parameters(config.shape, config.policy, phase)

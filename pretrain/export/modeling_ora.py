@@ -54,7 +54,8 @@ class Convolution(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         cache, positions = self.cache, self.positions
         self.cache = self.positions = None
-        earlier, tokens = self.taps.size(1) - 1, inputs.size(1)
+        earlier = self.taps.size(1) - 1
+        tokens = inputs.size(1)
         states = inputs.transpose(1, 2)
         if cache is not None:
             states = cache.update_conv_state(states, *self.place, conv_kernel_size=earlier)
@@ -67,10 +68,7 @@ class Convolution(nn.Module):
 
 
 class Corrections(nn.Module):
-    """Corrections after the projection to queries, keys or values.
-
-    Tensors are `[batch, tokens, heads * head_dim]`.
-    """
+    """Corrections after a projection, of `[batch, tokens, heads * head_dim]`."""
 
     def __init__(self, wanted: dict[str, int], heads: int, head_dim: int) -> None:
         super().__init__()
@@ -117,10 +115,7 @@ class OraConv1D(Conv1D):
 
 
 def _connect(body: Any, layers: list[Any]) -> None:
-    """Let each convolution have, in every pass, the cache, a place there.
-
-    And the tokens' positions.
-    """
+    """Give each convolution in every pass the cache, its place there, and the tokens' positions."""
     body.register_forward_pre_hook(_number_tokens, with_kwargs=True)
     for attention in layers:
         attention.register_forward_pre_hook(_begin, with_kwargs=True)

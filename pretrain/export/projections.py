@@ -104,10 +104,7 @@ def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
 
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
-    """Return the names of the adapters that go into the layer's rows.
-
-    These are then not the bank's.
-    """
+    """Return the adapters that go into the layer's rows, which are then not the bank's."""
     return tuple(name for name in _around_the_norm(linear)[0] if ADAPTERS[name].linear)
 
 
@@ -205,10 +202,8 @@ def _own_corrections(
         )
     if part == "value":
         return found
-    groups, queries = (
-        len(linear.adapted_groups),
-        len(linear.adapted_groups) * linear.queries_per_group,
-    )
+    groups = len(linear.adapted_groups)
+    queries = len(linear.adapted_groups) * linear.queries_per_group
     query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
     none = Heads(query, key)
     if "bias" in wanted:

@@ -1,7 +1,4 @@
-"""Exports kept inside a run directory, RUN/exports.
-
-They are made at the end of training, or when a verb needs one.
-"""
+"""Exports kept inside a run directory, made at the end of training or when a verb needs one."""
 
 from __future__ import annotations
 
@@ -34,8 +31,15 @@ from pretrain.study.models import (
 _TIMEOUT = 6 * 3600
 _OWN_CODE = Path(__file__).with_name("modeling_ora.py")
 _OWN_FILES = {
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("tokenizer.model", "model.safetensors", "README.md", FACTS, _OWN_CODE.name),
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "model.safetensors",
+    "README.md",
+    FACTS,
+    _OWN_CODE.name,
 }
 
 
@@ -156,7 +160,7 @@ def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> 
     from pretrain.ranks.single_process import one_process
 
     with one_process() as context:
-        return export_run(run, out, context, step, dtype)
+        return export_run(run, out, context, step=step, dtype=dtype)
 
 
 def check_can_export(config: Config) -> None:

@@ -151,7 +151,8 @@ def _streams(
     modules = model_class.modules(section["num_layers"], section["tied_embeddings"])
     for name, keys in modules.items():
         module = model.get_submodule(name)
-        bias, weight = getattr(module, "bias", None), module.weight.detach()
+        bias = getattr(module, "bias", None)
+        weight = module.weight.detach()
         if isinstance(module, torch.nn.LayerNorm):
             yield f"{keys[0]}.weight", f"{name}.weight", weight
             yield f"{keys[0]}.bias", f"{name}.bias", module.bias.detach()
@@ -223,7 +224,8 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
     source = open_source(directory)
     weights = [Weight(name, tuple(w.shape), w.clone) for name, w in source.weights.items()]
     with made_beside(out) as made:
-        layers, head_dim = range(source.section["num_layers"]), source.section["head_dim"]
+        layers = range(source.section["num_layers"])
+        head_dim = source.section["head_dim"]
         names = [bank_name(layer, role) for layer in layers for role in ROLES]
         rows = {name: source.weights[name].split(head_dim) for name in names}
         model = json.dumps(source.section)

@@ -86,7 +86,8 @@ def converted(proto: Any, path: Path) -> Any:
         raise UserError(
             f"{path} is a {kind} model, which tokenizer.json cannot hold; only BPE and unigram"
         )
-    tokenizer, spec = Tokenizer(models[kind](proto)), proto.normalizer_spec
+    tokenizer = Tokenizer(models[kind](proto))
+    spec = proto.normalizer_spec
     steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
     decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if spec.add_dummy_prefix:
@@ -96,10 +97,8 @@ def converted(proto: Any, path: Path) -> Any:
         steps[:0] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.precompiled_charsmap:
         steps.insert(0, normalizers.Precompiled(spec.precompiled_charsmap))
-    tokenizer.normalizer, tokenizer.decoder = (
-        normalizers.Sequence(steps),
-        decoders.Sequence(decoding),
-    )
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence(decoding)
     tokenizer.add_tokens(
         [
             AddedToken(piece.piece, normalized=False, special=piece.type != piece.USER_DEFINED)
@@ -187,7 +186,8 @@ def compare_tokenizers(
     documents = tokens = different_ids = different_texts = 0
     for text in _held_out_texts(manifests):
         ids = own.encode([text])[0].tolist()
-        documents, tokens = documents + 1, tokens + len(ids)
+        documents = documents + 1
+        tokens = tokens + len(ids)
         different_ids += exported(text, add_special_tokens=False)["input_ids"] != ids
         different_texts += exported.decode(ids) != own.decode(ids)
         if tokens >= _COMPARED_TOKENS:

@@ -86,7 +86,13 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     about = read_about(checkpoint)
     config = load_config(str(run.config), ONE_PROCESS)
     _check_settings(checkpoint, about.keys, config)
-    return TrainedRun(path, config, checkpoint, about.frozen_bank, read_blend(config.data))
+    return TrainedRun(
+        path=path,
+        config=config,
+        checkpoint=checkpoint,
+        frozen_bank=about.frozen_bank,
+        blend=read_blend(config.data),
+    )
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
@@ -166,7 +172,9 @@ def model_texts(
 
             boundary = run.blend.eod_id if run.config.data.reset_at_document_end else None
             model = load_model(run, context)
-            samples = continue_prompts(model, encoded, run.config, boundary, context, draw)
+            samples = continue_prompts(
+                model, encoded, run.config, boundary=boundary, context=context, draw=draw
+            )
             texts[path] = tuple(
                 "".join(
                     letter if letter.isprintable() or letter in "\n\t" else "·"

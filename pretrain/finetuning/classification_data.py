@@ -34,9 +34,10 @@ class Task:
         name: as on the hub.
         folder: as in GLUE's archives.
         labels: names in the order of their numbers; empty for a score in a range.
-        first, second: columns of the sentences, by all the names they go by.
-        label: the same of the label.
+        first: columns of the first sentence, by all the names they go by.
         metrics: what GLUE reports, whose mean is the task's score.
+        second: the same of the second sentence; empty: there is none.
+        label: the same of the label.
         headless: columns of its TSV files, where these have no header.
         scores: the range, where there are no labels.
     """
@@ -62,49 +63,98 @@ class Task:
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
-_PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"))
-
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            *("cola", "CoLA", ("unacceptable", "acceptable"), ("sentence",), ("matthews",)),
-            headless=("source", "label", "mark", "sentence"),
-        ),
-        Task("sst2", "SST-2", ("negative", "positive"), ("sentence",), ("accuracy",)),
-        Task(
-            *(
-                "mrpc",
-                "MRPC",
-                ("not_equivalent", "equivalent"),
-                _PAIR[0],
-                ("accuracy", "f1"),
-                _PAIR[1],
-            ),
-            label=("label", "Quality"),
-        ),
-        Task(
-            *("qqp", "QQP", ("not_duplicate", "duplicate"), ("question1",), ("accuracy", "f1")),
-            *(("question2",), ("label", "is_duplicate")),
-        ),
-        Task(
-            *("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]),
-            label=("label", "score"),
-        ),
-        Task(
-            *("mnli", "MNLI", ("entailment", "neutral", "contradiction"), ("premise", "sentence1")),
-            *(("accuracy",), ("hypothesis", "sentence2"), ("label", "gold_label")),
-        ),
-        Task("qnli", "QNLI", _ENTAILMENT, ("question",), ("accuracy",), ("sentence",)),
-        Task("rte", "RTE", _ENTAILMENT, _PAIR[0], ("accuracy",), _PAIR[1]),
-        Task("wnli", "WNLI", _ENTAILMENT[::-1], _PAIR[0], ("accuracy",), _PAIR[1]),
-    )
-}
+_FIRST = ("sentence1", "#1 String")
+_SECOND = ("sentence2", "#2 String")
+_ACCURACY = ("accuracy",)
+_TASKS = (
+    Task(
+        name="cola",
+        folder="CoLA",
+        labels=("unacceptable", "acceptable"),
+        first=("sentence",),
+        metrics=("matthews",),
+        headless=("source", "label", "mark", "sentence"),
+    ),
+    Task(
+        name="sst2",
+        folder="SST-2",
+        labels=("negative", "positive"),
+        first=("sentence",),
+        metrics=_ACCURACY,
+    ),
+    Task(
+        name="mrpc",
+        folder="MRPC",
+        labels=("not_equivalent", "equivalent"),
+        first=_FIRST,
+        second=_SECOND,
+        label=("label", "Quality"),
+        metrics=("accuracy", "f1"),
+    ),
+    Task(
+        name="qqp",
+        folder="QQP",
+        labels=("not_duplicate", "duplicate"),
+        first=("question1",),
+        second=("question2",),
+        label=("label", "is_duplicate"),
+        metrics=("accuracy", "f1"),
+    ),
+    Task(
+        name="stsb",
+        folder="STS-B",
+        labels=(),
+        first=_FIRST,
+        second=_SECOND,
+        label=("label", "score"),
+        metrics=("pearson", "spearman"),
+    ),
+    Task(
+        name="mnli",
+        folder="MNLI",
+        labels=("entailment", "neutral", "contradiction"),
+        first=("premise", "sentence1"),
+        second=("hypothesis", "sentence2"),
+        label=("label", "gold_label"),
+        metrics=_ACCURACY,
+    ),
+    Task(
+        name="qnli",
+        folder="QNLI",
+        labels=_ENTAILMENT,
+        first=("question",),
+        second=("sentence",),
+        metrics=_ACCURACY,
+    ),
+    Task(
+        name="rte",
+        folder="RTE",
+        labels=_ENTAILMENT,
+        first=_FIRST,
+        second=_SECOND,
+        metrics=_ACCURACY,
+    ),
+    Task(
+        name="wnli",
+        folder="WNLI",
+        labels=_ENTAILMENT[::-1],
+        first=_FIRST,
+        second=_SECOND,
+        metrics=_ACCURACY,
+    ),
+)
+TASKS = {task.name: task for task in _TASKS}
 
 
 @dataclass(frozen=True)
 class Example:
-    """Example of a task: one or two sentences with the number of their label, or their score."""
+    """Example of a task.
+
+    Attributes:
+        first: the first sentence.
+        second: the second one; None: there is none.
+        label: number of the label, or the score.
+    """
 
     first: str
     second: str | None
@@ -113,7 +163,14 @@ class Example:
 
 @dataclass(frozen=True)
 class TaskData:
-    """Examples of a task; `mismatched` are MNLI's of other genres, where they are given."""
+    """Examples of a task.
+
+    Attributes:
+        task: the task.
+        train: to train on.
+        validation: to report.
+        mismatched: MNLI's of other genres, where they are given.
+    """
 
     task: Task
     train: Sequence[Example]

@@ -28,7 +28,12 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Examples as ids, and how many did not fit and were cut."""
+    """Examples as ids.
+
+    Attributes:
+        items: the examples.
+        shortened: how many did not fit and were cut.
+    """
 
     items: Sequence[Item]
     shortened: int

@@ -109,7 +109,8 @@ def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict
         RuntimeError: a frozen bit changed.
         UserError: nothing, or not the head, has changed.
     """
-    (frozen, trained), (after, now) = before, remember(model, rows)
+    (frozen, trained) = before
+    (after, now) = remember(model, rows)
     if after != frozen:
         raise RuntimeError(
             "frozen rows of queries and keys changed in fine-tuning: this is a defect"
@@ -140,7 +141,13 @@ def _parts(model: nn.Module, rows: Rows) -> Iterator[_Part]:
         for attribute in ("weight", "bias"):
             tensor = getattr(module, attribute, None)
             if tensor is not None:
-                yield _Part(name, module, attribute, tensor, _entries(name, module, tensor, ranges))
+                yield _Part(
+                    name=name,
+                    module=module,
+                    attribute=attribute,
+                    tensor=tensor,
+                    entries=_entries(name, module, tensor, ranges),
+                )
 
 
 def _entries(

@@ -35,6 +35,9 @@ class Plan:
     """Plan of fine-tunings of exports, each with the seeds 1 … `seeds`.
 
     Attributes:
+        models: the exports.
+        groups: the same by method.
+        settings: hyperparameters.
         seeds: of a new head, the order of examples, dropout, and which examples are set aside.
         max_length: ids of an example at most; None: as long as the model's own sequences.
         train_query_key: Q and K train like everything else.
@@ -71,7 +74,9 @@ class GlueFineTuning:
         longest = min(plan.max_length or tokenizer.longest, tokenizer.longest)
         splits = {TRAIN: data.train, VALIDATION: data.validation, MISMATCHED: data.mismatched}
         encoded = {
-            name: encode_examples(data.task, examples, tokenizer.ids, tokenizer.start, longest)
+            name: encode_examples(
+                data.task, examples, tokenizer.ids, start=tokenizer.start, longest=longest
+            )
             for name, examples in splits.items()
         }
         self.train = encoded.pop(TRAIN)
@@ -116,11 +121,11 @@ class GlueFineTuning:
             model,
             train,
             aside,
-            DataCollatorWithPadding(self.tokenizer.program),
-            self.plan.settings,
-            seed,
-            self._judge,
-            {name: encoded.items for name, encoded in self.judged.items()},
+            collator=DataCollatorWithPadding(self.tokenizer.program),
+            settings=self.plan.settings,
+            seed=seed,
+            judge=self._judge,
+            judged={name: encoded.items for name, encoded in self.judged.items()},
         )
         predictions = {name: predictions_of(self.task, made) for name, made in outputs.items()}
         result = {
@@ -187,8 +192,15 @@ def run_glue(
                     one.file_name(seed), identity, partial(one.run, seed)
                 )
                 result = content["result"]
-                numbers = (result[key] for key in ("score", "metrics", "standard_error", "items"))
-                group = plan.groups.name_of(model)
-                scores.append(Trial(data.task.name, group, model.name, model.seed, seed, *numbers))
+                scores.append(
+                    Trial(
+                        task=data.task.name,
+                        group=plan.groups.name_of(model),
+                        model=model.name,
+                        pretraining_seed=model.seed,
+                        seed=seed,
+                        **{key: result[key] for key in Trial.MEASURED},
+                    )
+                )
                 details.append({"name": title, "kept": kept, **result})
     return scores, details

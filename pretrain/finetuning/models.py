@@ -31,8 +31,16 @@ HEAD = "score"
 LOADING: Any = {"dtype": torch.float32, "use_safetensors": True}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
-    *("run", "seed", "step", "variant", "attention", "parameters"),
-    *("sequence_length", "data", "model", "frozen_rows"),
+    "run",
+    "seed",
+    "step",
+    "variant",
+    "attention",
+    "parameters",
+    "sequence_length",
+    "data",
+    "model",
+    "frozen_rows",
 )
 
 
@@ -122,7 +130,14 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
             f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint"
         )
     name = str(facts.get("run", path.resolve().name))
-    return Pretrained(path, directory, facts, model_digest(directory), trusted, name)
+    return Pretrained(
+        path=path,
+        directory=directory,
+        facts=facts,
+        digest=model_digest(directory),
+        trusted=trusted,
+        name=name,
+    )
 
 
 def _facts(path: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from matplotlib.figure import Figure
 
@@ -34,7 +34,11 @@ from pretrain.study.tables import (
 )
 
 _GAP_COLUMNS = (
-    *(GAP, INTERVAL, EFFECT, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (t, Holm)")),
+    GAP,
+    INTERVAL,
+    EFFECT,
+    replace(T_P, title="p (t)"),
+    replace(T_HOLM, title="p (t, Holm)"),
     replace(WILCOXON_HOLM, title="p (Wilcoxon, Holm)"),
 )
 
@@ -64,6 +68,9 @@ class Trial:
     metrics: Mapping[str, float]
     standard_error: float
     items: int
+
+    MEASURED: ClassVar[tuple[str, ...]] = ("score", "metrics", "standard_error", "items")
+    """Attributes that are the result of the fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,12 @@ def _compare(own: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> C
     held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
     pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
     return Comparison(
-        own[0].task, own[0].group, base[0].group, pair, gap, held if testable else None
+        task=own[0].task,
+        group=own[0].group,
+        control=base[0].group,
+        pair=pair,
+        gap=gap,
+        held=held if testable else None,
     )
 
 
@@ -265,7 +277,8 @@ def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[s
 
 def _figure(trials: Sequence[Trial]) -> Figure:
     """Draw every trial as a point, by task and group."""
-    tasks, groups = list(_by_task(trials)), by_group(trials)
+    tasks = list(_by_task(trials))
+    groups = by_group(trials)
     figure, (plot,) = new_figure(1, 1, height=3.6)
     for number_of_group, (group, own) in enumerate(groups.items()):
         colour, marker = group_style(list(groups), group)

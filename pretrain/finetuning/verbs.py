@@ -86,7 +86,14 @@ def glue(
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
     opened = [open_pretrained(path, trust_code) for path in models]
     groups = group_models(opened, baseline)
-    plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
+    plan = Plan(
+        models=opened,
+        groups=groups,
+        settings=settings,
+        seeds=seeds,
+        max_length=max_length,
+        train_query_key=train_query_key,
+    )
     with WorkDisplay(len(models) * len(data_of_tasks) * seeds) as work:
         trials, details = run_glue(plan, data_of_tasks, out, work.begin)
     notes = [*map(_constant_score, data_of_tasks), *_notes(plan)]
@@ -98,7 +105,7 @@ def glue(
     }
     kept = sum(bool(one["kept"]) for one in details)
     remark = f" ({kept} of {len(details)} trainings were there)" if kept else ""
-    report = fine_tuned_report(trials, groups.baseline, tolerance, notes, content)
+    report = fine_tuned_report(trials, groups.baseline, tolerance, notes=notes, content=content)
     finish(report, out, remark=remark)
 
 

@@ -89,7 +89,17 @@ def end_training(
     work = Training(run)
     refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
     refused = refusal.read_text().strip() if refusal.is_file() else ""
-    _end(work, Ending(exit_code, job_state, preempted, asked, refused), max_stalled)
+    _end(
+        work,
+        Ending(
+            exit_code=exit_code,
+            job_state=job_state,
+            preempted=preempted,
+            asked=asked,
+            refused=refused,
+        ),
+        max_stalled,
+    )
 
 
 @app.command("sweep-runs")
@@ -128,14 +138,22 @@ def sweep_runs(
         answer(waiting[:1])
         raise typer.Exit
 
-    given, share = parse_overrides(overrides or []), slice(task, None, num_tasks)
+    given = parse_overrides(overrides or [])
+    share = slice(task, None, num_tasks)
     if question is None:
         answer(plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[share])
         return
     from pretrain.sweep.trial import Trial, carry_out
 
-    asked = Trial.of(read_grid(grid), None, given, ranks_of, question.value, margin)
-    carry_out(asked.planned, answer_the_next, asked.claim, None, share)
+    asked = Trial.of(
+        read_grid(grid),
+        base=None,
+        overrides=given,
+        ranks_of=ranks_of,
+        question=question.value,
+        margin=margin,
+    )
+    carry_out(asked.planned, answer_the_next, asked.claim, max_pairs=None, share=share)
 
 
 @app.command("begin-tokenizing")
@@ -270,7 +288,8 @@ def _trained_steps(run: Path) -> int:
 
 
 def _end(work: JobKind, ending: Ending, max_stalled: int) -> None:
-    segments, job = Segments(work), SlurmJob.read(os.environ)
+    segments = Segments(work)
+    job = SlurmJob.read(os.environ)
     decision = segments.end(job, ending, max_stalled)
     if decision.action != FINISHED and ending.exit_code != 0:
         for sentence in errors_in(segments.logs(job)):

@@ -55,12 +55,13 @@ class Ending:
     """The end of a segment's processes, and Slurm's state of the job at that moment.
 
     Attributes:
+        exit_code: of the processes.
         job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has
             decided.
         preempted: the job is being preempted.
         asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by
             it.
-        refused: what the ranks refused alike; they would again.
+        refused: what all ranks refused; they would again.
     """
 
     exit_code: int
@@ -130,7 +131,8 @@ class Segments:
             job: this job.
             reached: where the work is.
         """
-        records, count = self._records(job), 0
+        records = self._records(job)
+        count = 0
         bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
         for record in reversed(records):
             if record["event"] == "begin" and record["restart"] not in bad_nodes:

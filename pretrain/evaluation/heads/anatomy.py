@@ -20,8 +20,7 @@ from scipy import stats
 from data_pipeline.tokenizer.tokenizer import open_tokenizer
 from pretrain.data.open import RunData
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.trained_model import TrainedModel
-from pretrain.model.build import token_losses
+from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
 from pretrain.reporting.html import html_page
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, number, share
@@ -48,12 +47,17 @@ Splits: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class ClassGap:
-    """Gap within a class, with `share` of the predictions.
+    """Gap within a class of predictions.
 
-    `losses` are the baseline's and the variant's.
-
-    `part`: of the whole gap, with Fieller's interval (1954); None where the whole's has no ends or
-    holds 0.
+    Attributes:
+        variant: name of the variant.
+        split: name of the split.
+        name: of the class.
+        share: share of the predictions.
+        losses: the baseline's and the variant's, in nats.
+        gap: of the variant to its baseline.
+        part: share of the whole gap, with Fieller's interval (1954); None where the whole's
+            interval has no ends or holds 0.
     """
 
     variant: str
@@ -107,15 +111,11 @@ def refuse_unlike(groups: Groups[FinishedRun]) -> None:
 
 def score(trained: TrainedModel) -> np.ndarray:
     """Return the loss of every held-out prediction, `[samples, sequence_length]` float64, nats."""
-    device, size = next(trained.model.parameters()).device, trained.config.data.micro_batch_size
+    size = trained.config.data.micro_batch_size
     losses = []
     for samples in trained.data.validation.values():
         for rows in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
-            tokens = torch.from_numpy(samples.blocks(rows)).to(device)
-            with torch.no_grad():
-                losses.append(
-                    token_losses(trained.model, tokens, trained.data.boundary).double().cpu()
-                )
+            losses.append(losses_of(trained.model, trained.data, samples.blocks(rows)))
     return torch.cat(losses).numpy()
 
 
@@ -134,10 +134,13 @@ def classify(
     ends = np.zeros(ids.shape, bool) if boundary is None else ids == boundary
     documents = np.cumsum(ends, axis=1) - ends + np.arange(len(ids))[:, None] * ids.shape[1]
     tokens = np.unique(documents * len(counts) + ids, return_inverse=True)[1].reshape(ids.shape)
-    seen, pair = _repeated(tokens)[:, 1:], _repeated(tokens[:, :-1] * len(counts) + ids[:, 1:])
-    order, quarters = np.argsort(counts, kind="stable"), np.empty(len(counts), int)
+    seen = _repeated(tokens)[:, 1:]
+    pair = _repeated(tokens[:, :-1] * len(counts) + ids[:, 1:])
+    order = np.argsort(counts, kind="stable")
+    quarters = np.empty(len(counts), int)
     quarters[order] = 4 * (np.cumsum(counts[order]) - counts[order] / 2) / counts.sum()
-    frequency, (rows, places) = quarters[ids[:, 1:]], np.indices(seen.shape)
+    frequency = quarters[ids[:, 1:]]
+    (rows, places) = np.indices(seen.shape)
     cuts = [-(-seen.shape[1] * part // 4) for part in range(5)]
     splits = {
         "recall": {
@@ -178,7 +181,8 @@ def dissect(
         base: the same of the baseline, with a seed in common.
         splits: classes of every prediction.
     """
-    whole, found = np.logical_or.reduce([*splits["recall"].values()]), list[ClassGap]()
+    whole = np.logical_or.reduce([*splits["recall"].values()])
+    found = list[ClassGap]()
     for split, classes in {"all": {"all": whole}, **splits}.items():
         for name, mask in ((name, mask) for name, mask in classes.items() if mask.any()):
             values, others = (
@@ -189,7 +193,17 @@ def dissect(
             losses = [sum(side[seed] for seed in gap.seeds) / gap.n for side in (values, others)]
             size = float(mask.sum() / whole.sum())
             part = _part(size, gap, found[0].gap if found else gap)
-            found.append(ClassGap(variant, split, name, size, (losses[0], losses[1]), gap, part))
+            found.append(
+                ClassGap(
+                    variant=variant,
+                    split=split,
+                    name=name,
+                    share=size,
+                    losses=(losses[0], losses[1]),
+                    gap=gap,
+                    part=part,
+                )
+            )
     return found
 
 
@@ -197,9 +211,11 @@ def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, 
     """Return size · gap / whole gap with the ends of its interval."""
     if whole.low is None or whole.high is None or whole.low <= 0 <= whole.high:
         return None
-    a, b = size * np.array(gap.differences), np.array(whole.differences)
+    a = size * np.array(gap.differences)
+    b = np.array(whole.differences)
     (aa, ab), (_, bb) = np.cov(a, b) * stats.t.ppf((1 + CONFIDENCE) / 2, gap.n - 1) ** 2 / gap.n
-    square, mixed = b.mean() ** 2 - bb, a.mean() * b.mean() - ab
+    square = b.mean() ** 2 - bb
+    mixed = a.mean() * b.mean() - ab
     root = math.sqrt(max(0.0, mixed**2 - square * (a.mean() ** 2 - aa)))
     return (
         float(a.mean() / b.mean()),
@@ -221,19 +237,16 @@ def anatomy_document(
     for run, data, own in measured:  # noqa: B007 # the data of all is the same
         losses[groups.name_of(run)][run.seed] = own
     ids = {name: own.blocks(np.arange(len(own))) for name, own in data.validation.items()}
-    every, sources = (
-        np.concatenate([*ids.values()]),
-        np.repeat([*ids], [len(own) for own in ids.values()]),
-    )
+    every = np.concatenate([*ids.values()])
+    sources = np.repeat([*ids], [len(own) for own in ids.values()])
     splits = classify(every, sources, data.blend.train_counts(), data.boundary)
     pairs = {name: base for name, base in groups.compared_with.items() if name != base}
     found = [
-        dissect(name, base, losses[name], losses[base], splits) for name, base in pairs.items()
+        dissect(name, base, losses[name], base=losses[base], splits=splits)
+        for name, base in pairs.items()
     ]
-    rows, in_short = (
-        [gap for alike in zip(*found, strict=True) for gap in alike],
-        [*map(in_words, found)],
-    )
+    rows = [gap for alike in zip(*found, strict=True) for gap in alike]
+    in_short = [*map(in_words, found)]
     page: list[Block] = ["# Anatomy of the gap", "## In short", in_short]
     for split in dict.fromkeys(row.split for row in rows):
         table = Table(_HEADER, [row.cells for row in rows if row.split == split], (0, 1))
@@ -241,7 +254,8 @@ def anatomy_document(
     classes = [vars(row) | {"gap": gap_content(row.gap)} for row in rows]
     tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
     texts = [tokenizer.decode(every[0, :end].tolist()) for end in range(every.shape[1] + 1)]
-    passage, differences = [after[len(before) :] for before, after in pairwise(texts)], {}
+    passage = [after[len(before) :] for before, after in pairwise(texts)]
+    differences = {}
     for (name, base), (whole, *_) in zip(pairs.items(), found, strict=True):
         each = [losses[name][seed][0] - losses[base][seed][0] for seed in whole.gap.seeds]
         differences[name] = np.mean(each, axis=0)
@@ -251,7 +265,8 @@ def anatomy_document(
 
 def in_words(gaps: Sequence[ClassGap]) -> str:
     """Return which class holds the most of a variant's gap, and whether that is MOST of it."""
-    gap, few = gaps[0].gap, f" < {FEWEST_SEEDS}: no claim" if gaps[0].gap.n < FEWEST_SEEDS else ""
+    gap = gaps[0].gap
+    few = f" < {FEWEST_SEEDS}: no claim" if gaps[0].gap.n < FEWEST_SEEDS else ""
     size = f"{NATS.signed(gap.mean)} {NATS.interval(gap)} {NATS.unit} (n = {gap.n}{few})"
     top = max((g for g in gaps if g.share < 1 and g.part), key=lambda g: g.part or (), default=None)
     answer = "Its interval has no ends or contains 0, so no class can be said to hold it."

@@ -50,9 +50,15 @@ Errors: TypeAlias = Mapping[str, Mapping[tuple[int, int], Sequence[float]]]
 
 @dataclass(frozen=True)
 class Grid:
-    """Models to train: every variant × width (hidden_size) × depth (num_layers) × seed 1 … `seeds`.
+    """Models to train; the first variant is what the others are compared with.
 
-    The first variant is what the others are compared with.
+    Attributes:
+        variants: names of variants.
+        widths: values of model.hidden_size, ascending.
+        depths: values of model.num_layers, ascending.
+        seeds: seeds 1 … this.
+        steps: optimizer steps of each.
+        learning_rate: peak of AdamW.
     """
 
     variants: tuple[str, ...]
@@ -144,7 +150,16 @@ def run_grid(grid: Grid) -> list[Trial]:
             regressor = Regressor(config, context)
             error = train(regressor, config)
             count = sum(p.numel() for p in regressor.parameters() if p.requires_grad)
-            trials.append(Trial(variant, width, depth, seed, error, count))
+            trials.append(
+                Trial(
+                    variant=variant,
+                    width=width,
+                    depth=depth,
+                    seed=seed,
+                    error=error,
+                    trainable_parameters=count,
+                )
+            )
     return trials
 
 
@@ -344,7 +359,9 @@ def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int,
             place - (len(grid.variants) - 1) / 2
         )  # error bars must not hide one another
         by_size = [errors[variant][size] for size in sizes.values()]
-        plot_seeds(plot, [value * shift for value in sizes], by_size, grid.variants, variant)
+        plot_seeds(
+            plot, [value * shift for value in sizes], by_size, groups=grid.variants, group=variant
+        )
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")

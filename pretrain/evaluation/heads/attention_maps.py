@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 
 from megatron_patches.attention.heads import attention_observed
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.trained_model import TrainedModel
-from pretrain.model.build import token_losses
+from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
 from pretrain.reporting.plots import in_lines, new_figure
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.seeds import by_group
@@ -101,18 +100,21 @@ def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) 
         positions: the first positions of the sample, at most; of HEADS heads at most.
     """
     source, samples = next(iter(trained.data.validation.items()))
-    device = next(trained.model.parameters()).device
-    tokens = torch.from_numpy(samples.blocks(np.array([0]))).to(device)
     seen: dict[int, torch.Tensor] = {}
 
     def observe(number: int, probabilities: torch.Tensor, _: torch.Tensor | None) -> None:
         if number == layer:
             seen[number] = probabilities[0, :HEADS, :positions, :positions].cpu()
 
-    with torch.no_grad(), attention_observed(trained.model, observe):
-        token_losses(trained.model, tokens, trained.data.boundary)
+    with attention_observed(trained.model, observe):
+        losses_of(trained.model, trained.data, samples.blocks(np.array([0])))
     return AttentionMaps(
-        trained.run.name, group, trained.run.seed, layer, source, seen[layer].numpy()
+        name=trained.run.name,
+        group=group,
+        seed=trained.run.seed,
+        layer=layer,
+        source=source,
+        probabilities=seen[layer].numpy(),
     )
 
 

@@ -27,8 +27,8 @@ from pretrain.evaluation.heads.attention_maps import (
     maps_figure,
     numbers_file,
 )
-from pretrain.evaluation.heads.trained_model import TrainedModel
-from pretrain.model.build import build_model, token_losses
+from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
+from pretrain.model.build import build_model
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 from pretrain.reporting.plots import GREY, group_style, label, legend_below, new_figure, remark
@@ -89,12 +89,11 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
         samples: samples of each source that the attention is measured on, the first ones.
     """
     layers = model.decoder.layers
-    device = next(model.parameters()).device
-    sums, positions = np.zeros((len(layers), 3)), 0
+    sums = np.zeros((len(layers), 3))
+    positions = 0
     for source in data.validation.values():
         for number in range(min(samples, len(source))):
-            tokens = torch.from_numpy(source.blocks(np.array([number]))).to(device)
-            seen, count = _attention_sums(model, tokens, data.boundary)
+            seen, count = _attention_sums(model, data, source.blocks(np.array([number])))
             sums += seen
             positions += count
     one_head = model.config.num_attention_heads == 1
@@ -108,24 +107,27 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
             for role in ("query", "key")
         )
         measured.append(
-            LayerDiversity(query, key, None if one_head else divergence, nats, relative)
+            LayerDiversity(
+                query=query,
+                key=key,
+                divergence=None if one_head else divergence,
+                entropy=nats,
+                relative_entropy=relative,
+            )
         )
     return measured
 
 
-def _attention_sums(
-    model: GPTModel, tokens: torch.Tensor, boundary: int | None
-) -> tuple[np.ndarray, int]:
-    """Run `[batch, seq + 1]` ids.
+def _attention_sums(model: GPTModel, data: RunData, blocks: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return sums over positions of divergence, entropy and relative entropy, `[layers, 3]`.
 
-    Sum divergence, entropy and relative entropy over positions, `[layers, 3]`.
-
-    Only positions that see two keys or more count; their number is returned too.
+    Of ids `[batch, seq + 1]`. Only positions that see two keys or more count; their number is
+    returned too.
     """
-    inputs = tokens[:, :-1]
-    visible = torch.arange(1, inputs.size(1) + 1, device=tokens.device).expand_as(inputs)
-    if boundary is not None:
-        visible = document_layout(inputs, boundary).positions + 1
+    inputs = torch.from_numpy(blocks[:, :-1]).to(next(model.parameters()).device)
+    visible = torch.arange(1, inputs.size(1) + 1, device=inputs.device).expand_as(inputs)
+    if data.boundary is not None:
+        visible = document_layout(inputs, data.boundary).positions + 1
     several = visible >= 2
     sums = np.zeros((len(model.decoder.layers), 3))
 
@@ -137,22 +139,19 @@ def _attention_sums(
         for column, values in enumerate((divergence, nats, relative)):
             sums[layer, column] = float(values[several].sum(dtype=torch.float64))
 
-    with torch.no_grad(), attention_observed(model, observe):
-        token_losses(model, tokens, boundary)
+    with attention_observed(model, observe):
+        losses_of(model, data, blocks)
     return sums, int(several.sum())
 
 
 def flat_cosines(weights: torch.Tensor) -> torch.Tensor:
-    """Return cos(vec W_g, vec W_h) of every two heads: `[H, d, n]` -> `[H, H]`."""
+    """Return cos(vec W_g, vec W_h) of every two heads, `[H, H]`, of weights `[H, d, n]`."""
     flat = torch.nn.functional.normalize(weights.flatten(1), dim=1)
     return flat @ flat.t()
 
 
 def row_cosines(weights: torch.Tensor) -> torch.Tensor:
-    """Return cosines of every row of one head with every row of another.
-
-    `[H, d, n]` -> `[H, H, d, d]`.
-    """
+    """Return the cosines of every two heads' rows, `[H, H, d, d]`, of weights `[H, d, n]`."""
     rows = torch.nn.functional.normalize(weights, dim=2)
     return torch.einsum("gin,hjn->ghij", rows, rows)
 
@@ -195,18 +194,12 @@ def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return −Σ_s p(s) ln p(s), in nats: `[..., s]` -> `[...]`.
-
-    Ln n where n keys have equal weight.
-    """
+    """Return −Σ_s p(s) ln p(s), in nats: `[..., s]` -> `[...]`; ln n of n equal weights."""
     return torch.special.entr(probabilities).sum(-1)
 
 
 def between_heads(pairs: torch.Tensor) -> torch.Tensor:
-    """Return the entries of two different heads.
-
-    `[H, H, ...]` -> `[H (H − 1), ...]`, both orders.
-    """
+    """Return the entries of two different heads, `[H, H, ...]` -> `[H (H − 1), ...]`."""
     return pairs[~torch.eye(len(pairs), dtype=torch.bool, device=pairs.device)]
 
 
@@ -230,7 +223,15 @@ def weight_diversity(weights: torch.Tensor) -> WeightDiversity | None:
 
 @dataclass(frozen=True)
 class RunDiversity:
-    """Diversity of one run, layer by layer."""
+    """Diversity of one run, layer by layer.
+
+    Attributes:
+        name: of the run.
+        group: of the run.
+        seed: of the run.
+        trained: layers after training.
+        untrained: layers at initialisation.
+    """
 
     name: str
     group: str
@@ -254,7 +255,9 @@ def measure_run(
     after, before = (
         measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
     )
-    return RunDiversity(trained.run.name, group, trained.run.seed, after, before)
+    return RunDiversity(
+        name=trained.run.name, group=group, seed=trained.run.seed, trained=after, untrained=before
+    )
 
 
 Reduce = Callable[[Sequence[float]], float]
@@ -274,10 +277,7 @@ MEASURES: Mapping[str, tuple[str, int, Reduce]] = {
 
 
 def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
-    """Return one number a measure, the worst or the mean over layers and roles.
-
-    None where not applicable.
-    """
+    """Return one number a measure over layers and roles; None where not applicable."""
     parts = [part for layer in layers for part in (layer, layer.query, layer.key)]
     numbers: dict[str, float | None] = {}
     for measure, (_, _, reduce) in MEASURES.items():
@@ -288,7 +288,12 @@ def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Criterion of the hypothesis: largest cosine, least divergence in nats."""
+    """Criterion of the hypothesis.
+
+    Attributes:
+        cosine: largest cosine between heads.
+        divergence: least KL between heads, in nats.
+    """
 
     cosine: float = 0.3
     divergence: float = 1.0
@@ -401,7 +406,14 @@ def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limit
         _plot_layers(plot, groups, measure)
         if limit is not None:
             plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
-            remark(plot, "criterion", (1, limit), (3, 0), ("axes fraction", "data"), va="center")
+            remark(
+                plot,
+                "criterion",
+                (1, limit),
+                offset=(3, 0),
+                coordinates=("axes fraction", "data"),
+                va="center",
+            )
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)
         label(plot, title, "layer", unit)

@@ -13,15 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data_pipeline.shards.samples import ValidationSamples
 from megatron_patches.attention.heads import has_queries_and_keys
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.trained_model import TrainedModel
-from pretrain.model.build import token_losses
+from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
 from pretrain.reporting.plots import (
     GREY,
     group_style,
@@ -139,7 +137,14 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     reasons = {factor: reason for factor in FACTORS if (reason := why_not(trained, factor))}
     possible = [factor for factor in FACTORS if factor not in reasons]
     losses = {factor: _losses(trained, sources, round(factor * length)) for factor in possible}
-    return RunLengths(trained.run.name, group, trained.run.seed, length, losses, reasons)
+    return RunLengths(
+        name=trained.run.name,
+        group=group,
+        seed=trained.run.seed,
+        trained_length=length,
+        losses=losses,
+        reasons=reasons,
+    )
 
 
 def why_not(trained: TrainedModel, factor: float) -> str | None:
@@ -164,22 +169,20 @@ def why_not(trained: TrainedModel, factor: float) -> str | None:
 def _losses(
     trained: TrainedModel, sources: Mapping[str, ValidationSamples], length: int
 ) -> LengthLoss:
-    device = next(trained.model.parameters()).device
     span = 3 * trained.config.data.sequence_length
-    sums, counts = np.zeros(span), np.zeros(span)
-    at_once = max(
-        1, trained.config.data.micro_batch_size // 3
-    )  # as many ids as a training forward pass
+    sums = np.zeros(span)
+    counts = np.zeros(span)
+    # As many ids as a training forward pass.
+    at_once = max(1, trained.config.data.micro_batch_size // 3)
+    boundary = trained.data.boundary
     for samples in sources.values():
         for first in range(0, len(samples), at_once):
             spans = samples.blocks(np.arange(first, min(first + at_once, len(samples))))
-            tokens = torch.from_numpy(cut(spans, length)).to(device)
-            with torch.no_grad():
-                losses = token_losses(trained.model, tokens, trained.data.boundary)
-            inputs, boundary = tokens[:, :-1], trained.data.boundary
-            counted = torch.ones_like(inputs) if boundary is None else inputs != boundary
-            sums += losses.double().cpu().numpy().reshape(-1, span).sum(0)
-            counts += counted.cpu().numpy().reshape(-1, span).sum(0)
+            blocks = cut(spans, length)
+            losses = losses_of(trained.model, trained.data, blocks).numpy()
+            counted = np.ones_like(losses) if boundary is None else blocks[:, :-1] != boundary
+            sums += losses.reshape(-1, span).sum(0)
+            counts += counted.reshape(-1, span).sum(0)
     return LengthLoss(length, sums, counts)
 
 
@@ -327,20 +330,24 @@ def length_figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) 
 
 def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> None:
     plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
-    text, at = f"criterion ±{100 * tolerance:g} %", (1, -100 * tolerance)
-    remark(plot, text, at, (-2, 3), ("axes fraction", "data"), ha="right")
+    text = f"criterion ±{100 * tolerance:g} %"
+    at = (1, -100 * tolerance)
+    remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
     for place, (group, runs) in enumerate(groups.items()):
         known = [factor for factor in FACTORS if factor in runs[0].losses]
         changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in known]
         shift = 0.02 * (place - (len(groups) - 1) / 2)  # so that error bars do not hide one another
-        plot_seeds(plot, [factor + shift for factor in known], changes, list(groups), group)
+        plot_seeds(
+            plot, [factor + shift for factor in known], changes, groups=list(groups), group=group
+        )
     plot.set_xticks(FACTORS)
 
 
 def _plot_gain(plot: Axes, groups: Mapping[str, Sequence[RunLengths]]) -> None:
     for group, runs in groups.items():
         colour, marker = group_style(list(groups), group)
-        length, trained = runs[0].losses[max(runs[0].losses)].length, runs[0].trained_length
+        length = runs[0].losses[max(runs[0].losses)].length
+        trained = runs[0].trained_length
         buckets = pairwise(length * index // _BUCKETS for index in range(_BUCKETS + 1))
         spans = [(start, stop) for start, stop in buckets if stop > start]
         middles = [(start + stop) / 2 / trained for start, stop in spans]
@@ -349,4 +356,4 @@ def _plot_gain(plot: Axes, groups: Mapping[str, Sequence[RunLengths]]) -> None:
         ]
         plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
     plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    remark(plot, "trained length", (1.0, 1), (3, -10), ("data", "axes fraction"))
+    remark(plot, "trained length", (1.0, 1), offset=(3, -10), coordinates=("data", "axes fraction"))

@@ -12,12 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from megatron.core.models.gpt import GPTModel
 
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError
 from pretrain.export.trained_run import load_model, open_trained_run
+from pretrain.model.build import token_losses
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun, read_finished_run
@@ -49,6 +52,19 @@ class TrainedModel:
     validation_loss: float
 
 
+@torch.no_grad()
+def losses_of(model: GPTModel, data: RunData, blocks: np.ndarray) -> torch.Tensor:
+    """Return the loss of every prediction in nats, `[samples, length]` float64 on the CPU.
+
+    Args:
+        model: the model, in evaluation mode.
+        data: the run's data.
+        blocks: ids `[samples, length + 1]`.
+    """
+    tokens = torch.from_numpy(blocks).to(next(model.parameters()).device)
+    return token_losses(model, tokens, data.boundary).double().cpu()
+
+
 def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     """Load the model of a finished run, and open its data.
 
@@ -62,7 +78,9 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
             reproduce the run's validation loss.
         DataError: the shards that config.yaml names are missing.
     """
-    run, trained, files = read_finished_run(path), open_trained_run(path), RunDirectory(path)
+    run = read_finished_run(path)
+    trained = open_trained_run(path)
+    files = RunDirectory(path)
     if trained.blend.fingerprint != run.data_fingerprint:
         raise UserError(
             f"the shards that {files.config} names are not those the run was trained on (data "
@@ -84,4 +102,6 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
             f"'{run.name}' logged {logged}: the weights are not those of that step; restore the "
             "run's directory"
         )
-    return TrainedModel(run, trained.config, model.eval(), data, loss)
+    return TrainedModel(
+        run=run, config=trained.config, model=model.eval(), data=data, validation_loss=loss
+    )

@@ -65,7 +65,13 @@ class LoadedTask:
 
 @dataclass(frozen=True)
 class Measured:
-    """Name in the report with its tasks: a single task, or a group with a number of its own."""
+    """Name in the report with its tasks.
+
+    Attributes:
+        name: of the task or group.
+        tasks: the task, or all of the group.
+        group: the harness's own object, of a group with a number of its own.
+    """
 
     name: str
     tasks: tuple[LoadedTask, ...]
@@ -147,8 +153,7 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     """Return the harness's manager of these tasks, groups and tags; those of `include_path` win.
 
     The harness's own task files take it many seconds to read, so they are left out where
-    `include_path` has all that is needed. Raises UserError: `include_path` is not a directory, or a
-    name is not known.
+    `include_path` has all that is needed.
     """
     from lm_eval.tasks import TaskManager
 
@@ -156,7 +161,8 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     if include_path is not None:
         if not include_path.is_dir():
             raise UserError(
-                f"--include-path {include_path} is not a directory; give one with task files (*.yaml)"
+                f"--include-path {include_path} is not a directory; give one with task files "
+                "(*.yaml)"
             )
         own_files = f" nor in --include-path {include_path}"
         own = TaskManager(include_path=str(include_path), include_defaults=False)
@@ -203,10 +209,9 @@ def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
 
 
 def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
-    """Fail soon, and in a sentence, where data must come from the hub and the hub does not answer.
+    """Refuse soon where data must come from the hub and the hub does not answer.
 
-    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache. Raises
-    UserError: no answer in HUB_SECONDS.
+    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache.
     """
     tasks = _on_hub(manager, names)
     if not tasks or _offline():
@@ -266,7 +271,13 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
     task.build_all_requests(limit=limit)
     config = task.dump_config()
     shots = int(config.get("num_fewshot") or 0)
-    return LoadedTask(task.task_name, str(task.VERSION), shots, _digest(task, config), task)
+    return LoadedTask(
+        name=task.task_name,
+        version=str(task.VERSION),
+        shots=shots,
+        asked=_digest(task, config),
+        task=task,
+    )
 
 
 def _digest(task: Task, config: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""Report of `evaluate tasks`.
-
-Scores, gaps over pairs of seeds, McNemar's tests, and how they were made.
-"""
+"""Report of `evaluate tasks`: scores, gaps over pairs of seeds, McNemar's tests, their making."""
 
 from __future__ import annotations
 
@@ -41,7 +38,17 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Comparison on tasks with its inputs. `command` is cut where a line may break."""
+    """Comparison on tasks with its inputs.
+
+    Attributes:
+        comparison: what is reported.
+        groups: the models by variant.
+        measured: the tasks.
+        scores: of all models on all tasks.
+        limit: the first items of each task, at most; None: all.
+        versions: of the packages.
+        command: cut where a line may break.
+    """
 
     comparison: TaskComparison
     groups: Groups[Pretrained]
@@ -53,7 +60,8 @@ class TaskReport:
 
     def document(self) -> Document:
         """Return all forms of the report."""
-        comparison, remarks = self.comparison, notes(self)
+        comparison = self.comparison
+        remarks = notes(self)
         tested, others = (
             [one for one in comparison.contrasts if one.tested is t] for t in (True, False)
         )
@@ -64,8 +72,10 @@ class TaskReport:
         page: list[Block] = [
             "# Tasks",
             f"Baseline: {comparison.baseline}. lm-evaluation-harness {self.versions['lm-eval']}.",
-            *("## In short", [*in_short, *remarks]),
-            *("## Scores", results),
+            "## In short",
+            [*in_short, *remarks],
+            "## Scores",
+            results,
         ]
         summary: list[Block] = [results]
         if comparison.contrasts:
@@ -114,15 +124,26 @@ def _gap_table(
 def _item_table(tests: Sequence[ItemTest]) -> Table:
     rows = [
         (
-            *(one.task, one.metric, one.model, one.base),
+            one.task,
+            one.metric,
+            one.model,
+            one.base,
             *(f"{count:,}" for count in (one.items, one.only_model, one.only_base)),
-            *(p_value(one.p), p_value(one.p_holm)),
+            p_value(one.p),
+            p_value(one.p_holm),
         )
         for one in tests
     ]
     header = (
-        *("task", "metric", "model", "baseline's", "items"),
-        *("only the model right", "only the baseline's", "McNemar p", "by Holm"),
+        "task",
+        "metric",
+        "model",
+        "baseline's",
+        "items",
+        "only the model right",
+        "only the baseline's",
+        "McNemar p",
+        "by Holm",
     )
     return Table(header, rows, text_columns=(0, 1, 2, 3))
 

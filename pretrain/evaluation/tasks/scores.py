@@ -51,7 +51,8 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
         name: of the task.
         cut: number of requests longer than the model's context.
     """
-    result, better = results["results"][name], results["higher_is_better"].get(name) or {}
+    result = results["results"][name]
+    better = results["higher_is_better"].get(name) or {}
     scores = {}
     for metric, which, value, error in _metrics(result):
         items = [

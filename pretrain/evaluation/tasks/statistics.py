@@ -77,7 +77,20 @@ class Contrast:
 
 @dataclass(frozen=True)
 class ItemTest:
-    """McNemar's exact test between a model and one of the baseline, on `metric` of `task`."""
+    """McNemar's exact test between a model and one of the baseline.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: of the model.
+        model: its name.
+        base: name of the baseline's model.
+        items: number of items.
+        only_model: items that only the model has right.
+        only_base: items that only the baseline's has right.
+        p: two-sided p value.
+        p_holm: adjusted over all tests of this kind.
+    """
 
     task: str
     metric: str
@@ -93,7 +106,14 @@ class ItemTest:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """Comparison of all groups; `results` and `contrasts` are task by task, the baseline first."""
+    """Comparison of all groups, task by task, the baseline first.
+
+    Attributes:
+        baseline: name of the baseline.
+        results: scores of all variants by all metrics.
+        contrasts: their gaps to the baselines.
+        item_tests: McNemar's tests.
+    """
 
     baseline: str
     results: tuple[Result, ...]
@@ -122,10 +142,20 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
                 if base.name == group.name:
                     continue
                 values, others = (_values(one, scores, task, metric) for one in (group, base))
-                gap, better = paired_gap(base.name, values, others, SCORES), score.higher_is_better
-                contrasts.append(Contrast(task, metric, group.name, better, metric == main, gap))
+                gap = paired_gap(base.name, values, others, SCORES)
+                better = score.higher_is_better
+                contrasts.append(
+                    Contrast(
+                        task=task,
+                        metric=metric,
+                        variant=group.name,
+                        higher_is_better=better,
+                        tested=metric == main,
+                        gap=gap,
+                    )
+                )
                 if metric == main:
-                    item_tests += _item_tests(group, base, scores, task, metric)
+                    item_tests += _item_tests(group, base, scores, task=task, metric=metric)
     tested = iter(adjust([one.gap for one in contrasts if one.tested]))
     untested = partial(replace, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
     gaps = [next(tested) if one.tested else one.gap and untested(one.gap) for one in contrasts]
@@ -157,10 +187,19 @@ def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) ->
 def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> Result:
     whole = [scores[one.path][task] for one in group.runs]
     own = [one.scores[metric] for one in whole]
-    errors, score = spread_of_all([one.stderr for one in own]), spread([one.value for one in own])
+    errors = spread_of_all([one.stderr for one in own])
+    score = spread([one.value for one in own])
     assert score is not None  # a group has a run
     error = errors.mean if errors else None
-    return Result(task, metric, group.name, own[0].higher_is_better, score, error, whole[0].items)
+    return Result(
+        task=task,
+        metric=metric,
+        variant=group.name,
+        higher_is_better=own[0].higher_is_better,
+        score=score,
+        stderr=error,
+        items=whole[0].items,
+    )
 
 
 def _item_tests(
@@ -175,8 +214,20 @@ def _item_tests(
     for model, other in pairs:
         ours, theirs = (scores[one.path][task].scores[metric].items for one in (model, other))
         if right_or_wrong(ours) and right_or_wrong(theirs):
-            counts = (len(ours), *mcnemar(ours, theirs))
-            tests.append(ItemTest(task, metric, group.name, model.name, other.name, *counts))
+            only_ours, only_theirs, p = mcnemar(ours, theirs)
+            tests.append(
+                ItemTest(
+                    task=task,
+                    metric=metric,
+                    variant=group.name,
+                    model=model.name,
+                    base=other.name,
+                    items=len(ours),
+                    only_model=only_ours,
+                    only_base=only_theirs,
+                    p=p,
+                )
+            )
     return tests
 
 
@@ -194,7 +245,8 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
         ValueError: the numbers of items differ.
     """
     pairs = list(zip(ours, theirs, strict=True))
-    only_ours, only_theirs = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
+    only_ours = pairs.count((1.0, 0.0))
+    only_theirs = pairs.count((0.0, 1.0))
     if only_ours == only_theirs:
         return only_ours, only_theirs, 1.0
     p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)
