@@ -3,15 +3,14 @@
 Own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs.
 
 Where the system allows it (root), it lives in process, mount and network namespaces of its own:
-every node has its own host name and address, and nothing can be left behind. Elsewhere all nodes
-share the machine's loopback address. ORA_TEST_SLURM=loopback and ORA_TEST_SLURM=plain choose less:
-one network for all, and no namespaces at all. The last node is bad where nodes can differ: its
-/dev/shm has 4 MB.
+every node has its own host name and address, the last one is bad (its /dev/shm has 4 MB), and
+nothing can be left behind. Elsewhere all nodes share the machine's loopback address.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from tests.ranks import ROOT, rank_environment
 from tests.slurm.configuration import ClusterFiles
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
-NAMESPACES = (
+NAMESPACES = [
     "unshare",
     "--pid",
     "--fork",
@@ -39,12 +38,20 @@ NAMESPACES = (
     "--uts",
     "--net",
     "--kill-child",
-)
+]
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
-OVER = {
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
-    *("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
-}
+OVER = set(
+    [
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+    ]
+)
 """States of jobs that have ended; a job that is requeued is COMPLETING, then PENDING."""
 
 
@@ -54,10 +61,7 @@ def missing_programs() -> list[str]:
 
 
 def require_slurm() -> None:
-    """Skip the test where Slurm is not installed.
-
-    One place, so that pytest reports one line for all.
-    """
+    """Skip the test where Slurm is not installed, in one place, so that pytest reports one line."""
     if missing := missing_programs():
         pytest.skip(
             f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge"
@@ -83,9 +87,7 @@ class Cluster:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.bad_node = self.nodes[-1]
         self.directory = Path(tempfile.mkdtemp(prefix="ora-slurm-"))
-        wanted = os.environ.get("ORA_TEST_SLURM", "networks")
-        self.isolated = wanted != "plain" and os.geteuid() == 0 and _can(*NAMESPACES, "true")
-        self.networks = self.isolated and wanted != "loopback" and _can_have_networks()
+        self.isolated = os.geteuid() == 0 and _can_isolate()
         self._supervisor: subprocess.Popen[str] | None = None
         self._first_process = 0
         self._one_command = threading.Lock()
@@ -94,7 +96,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            ClusterFiles(self.directory, tuple(self.nodes), self.bad_node, self.networks).write()
+            files = ClusterFiles(self.directory, tuple(self.nodes), self.bad_node, self.isolated)
+            files.write()
             self._start()
             wait_until(self._is_idle, "all nodes to be idle", timeout=120, describe=self.logs)
         except BaseException:
@@ -108,24 +111,14 @@ class Cluster:
             self._supervisor.wait(timeout=60)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    # --- what a user types
-    # --------------------------------------------------------------------------------
-
     def run(
         self, *command: object, environment: Mapping[str, str] | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a command where the cluster's users would, in the checkout's root."""
         inside: list[str] = []
         if self.isolated:
-            inside = [
-                "nsenter",
-                f"--target={self._first_process}",
-                "--mount",
-                "--pid",
-                "--net",
-                "--uts",
-            ]
-            inside += [f"--wd={ROOT}", "--"]
+            target = f"--target={self._first_process}"
+            inside = ["nsenter", target, "--mount", "--pid", "--net", "--uts", f"--wd={ROOT}", "--"]
         env = rank_environment() | {
             "SLURM_CONF": str(self.directory / "slurm.conf"),
             "PATH": _path(),
@@ -139,19 +132,20 @@ class Cluster:
             timeout=timeout,
         )
 
-    def output_of(self, *command: object) -> str:
-        done = self.run(*command)
+    def output_of(self, command: str) -> str:
+        """The output of a command, given as a line."""
+        done = self.run(*shlex.split(command))
         assert done.returncode == 0, (command, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
-    def answer_to(self, *question: object) -> str:
-        """The output of a command that changes nothing, asked again if a busy machine lets it fail."""
+    def answer_to(self, question: str) -> str:
+        """The output of a command that changes nothing, asked again if it fails."""
         for _ in range(4):
-            done = self.run(*question)
+            done = self.run(*shlex.split(question))
             if done.returncode == 0:
                 return done.stdout
             time.sleep(2)
-        return self.output_of(*question)
+        return self.output_of(question)
 
     def sbatch(self, *arguments: object, environment: Mapping[str, str] | None = None) -> int:
         """Submit; returns the job's number."""
@@ -162,7 +156,7 @@ class Cluster:
     def jobs(self, number: int) -> list[Job]:
         """The job, or the tasks of an array."""
         found = []
-        for line in self.answer_to("scontrol", "show", "job", "-o", number).splitlines():
+        for line in self.answer_to(f"scontrol show job -o {number}").splitlines():
             fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
             found.append(
                 Job(
@@ -182,7 +176,7 @@ class Cluster:
 
     def nodes_of(self, number: int) -> list[str]:
         """The nodes of a running job, the head node first."""
-        return self.answer_to("scontrol", "show", "hostnames", self.job(number).nodes).split()
+        return self.answer_to(f"scontrol show hostnames {self.job(number).nodes}").split()
 
     def wait_for_end(
         self, number: int, timeout: float = 400, describe: Callable[[], str] | None = None
@@ -191,8 +185,8 @@ class Cluster:
         wait_until(
             lambda: self.is_over(number),
             f"job {number} to end",
-            timeout,
-            describe or (lambda: str(self.jobs(number))),
+            timeout=timeout,
+            describe=describe or (lambda: str(self.jobs(number))),
             every=2.0,
         )
         return self.jobs(number)
@@ -200,17 +194,11 @@ class Cluster:
     def is_over(self, number: int) -> bool:
         if any(job.state not in OVER for job in self.jobs(number)):
             return False
-        return not self.answer_to("squeue", "-h", "-j", number).strip()
-
-    # --- whose nodes they are
-    # -------------------------------------------------------------------------------
+        return not self.answer_to(f"squeue -h -j {number}").strip()
 
     @contextmanager
     def reserve(self, count: int, timeout: float = 1200) -> Iterator[tuple[str, ...]]:
-        """`count` good nodes that no other caller is given meanwhile.
-
-        Waits until there are so many.
-        """
+        """Wait for `count` good nodes that no other caller is given meanwhile."""
         with self._freed:
             enough = self._freed.wait_for(lambda: len(self._free) >= count, timeout)
             assert enough, f"waited {timeout} s for {count} nodes, free are {self._free}"
@@ -227,16 +215,14 @@ class Cluster:
         """The option of sbatch and srun that leaves out all other nodes."""
         return f"--exclude={','.join(node for node in self.nodes if node not in nodes)}"
 
-    # --- what happens to a cluster
-    # ------------------------------------------------------------------------
-
     def processes(self, *words: str, **environment: str) -> list[psutil.Process]:
         """The Python processes of jobs with these words in their command and these variables."""
         wanted = {"SLURM_CONF": str(self.directory / "slurm.conf"), **environment}
         found = []
         for process in psutil.process_iter():
             try:
-                variables, command = process.environ(), process.cmdline()
+                variables = process.environ()
+                command = process.cmdline()
             except (psutil.Error, OSError):
                 continue
             python = bool(command) and Path(command[0]).name.startswith("python")
@@ -256,47 +242,37 @@ class Cluster:
         """Power off, and Slurm is told at once, as by a site's health check: all together."""
         for node in nodes:
             self.kill_node(node)
-        self.output_of(
-            *("scontrol", "update", f"NodeName={','.join(nodes)}", "State=DOWN", "Reason=no power"),
-        )
+        self.output_of(f"scontrol update NodeName={','.join(nodes)} State=DOWN Reason=drill")
 
     def start_node(self, node: str) -> None:
         """Power on; returns when Slurm uses the node again."""
         self._tell(f"start {node}")
         up = ("idle", "allocated", "mixed", "completing")
         wait_until(
-            lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs, every=1.0
+            lambda: self._states(f"-n {node}")[0] in up,
+            f"{node} to come back",
+            timeout=120,
+            describe=self.logs,
         )
 
     def kill_controller(self) -> None:
-        """Nobody answers Slurm's commands from now on; jobs go on."""
+        """Nobody answers Slurm's commands from now on; jobs continue."""
         self._tell("stop-daemon slurmctld")
 
     def start_controller(self) -> None:
         """Start slurmctld again; returns when it answers."""
         self._tell("start-daemon slurmctld")
         wait_until(
-            lambda: bool(self._states()), "slurmctld to come back", 120, self.logs, every=1.0
+            lambda: bool(self._states()),
+            "slurmctld to come back",
+            timeout=120,
+            describe=self.logs,
         )
-
-    def _state_of(self, node: str) -> str:
-        return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
-
-    # --- starting
-    # -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        flags = [
-            str(int(self.isolated)),
-            str(int(self.networks)),
-            self.bad_node if self.isolated else "",
-        ]
-        arguments = [str(self.directory), ",".join(self.nodes), *flags]
-        namespaces = (
-            [word for word in NAMESPACES if word != "--net" or self.networks]
-            if self.isolated
-            else []
-        )
+        bad_node = self.bad_node if self.isolated else ""
+        arguments = [str(self.directory), ",".join(self.nodes), bad_node]
+        namespaces = NAMESPACES if self.isolated else []
         self._supervisor = subprocess.Popen(
             [*namespaces, sys.executable, "-m", "tests.slurm.supervisor", *arguments],
             cwd=ROOT,
@@ -316,8 +292,8 @@ class Cluster:
             self._supervisor.stdin.flush()
             assert self._supervisor.stdout.readline() == "done\n", command
 
-    def _states(self) -> list[str]:
-        return self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").stdout.split()
+    def _states(self, which: str = "") -> list[str]:
+        return self.run(*f"sinfo -h -N -p main -o %T {which}".split()).stdout.split()
 
     def _is_idle(self) -> bool:
         return self._states() == ["idle"] * len(self.nodes)
@@ -338,10 +314,7 @@ def wait_until(
     describe: Callable[[], str] = lambda: "",
     every: float = 0.2,
 ) -> None:
-    """Ask `condition` every so many seconds.
-
-    Fails, saying `what` it waited for, after `timeout` seconds.
-    """
+    """Ask `condition` every so many seconds, for `timeout` seconds at most."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{describe()}"
@@ -352,17 +325,13 @@ def _path() -> str:
     return f"{os.environ.get('PATH', '/usr/bin:/bin')}:{SYSTEM_PATH}"
 
 
-def _can(*command: str) -> bool:
+def _can_isolate() -> bool:
+    attempt = (
+        "ip link add b0 type bridge && ip link add v0 type veth peer name v1 && "
+        "mount -t tmpfs t /run && ip netns add n0"
+    )
     try:
-        done = subprocess.run(command, capture_output=True, timeout=30)
+        done = subprocess.run([*NAMESPACES, "sh", "-c", attempt], capture_output=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
-
-
-def _can_have_networks() -> bool:
-    attempt = (
-        "ip link add b0 type bridge && ip link add v0 type veth peer name v1 && mount -t tmpfs t /run "
-        "&& ip netns add n0"
-    )
-    return _can(*NAMESPACES, "sh", "-c", attempt)

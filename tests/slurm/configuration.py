@@ -54,15 +54,12 @@ PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The files of a Slurm of `nodes` in `directory`.
-
-    With `networks` every node has its own address.
-    """
+    """The files of a Slurm of `nodes`; with `isolated` every node has its own address."""
 
     directory: Path
     nodes: tuple[str, ...]
     bad_node: str
-    networks: bool
+    isolated: bool
 
     def write(self) -> None:
         for name in ("run", "log", "state", "spool", "dev"):
@@ -73,14 +70,15 @@ class ClusterFiles:
         key.chmod(0o600)
         for number in range(8):
             (self.directory / f"dev/nvidia{number}").symlink_to("/dev/null")
-        gpus = f"NodeName={','.join(self.nodes)} Name=gpu Type=a100 File={self.directory}/dev/nvidia[0-7]\n"
+        devices = f"File={self.directory}/dev/nvidia[0-7]"
+        gpus = f"NodeName={','.join(self.nodes)} Name=gpu Type=a100 {devices}\n"
         (self.directory / "gres.conf").write_text(gpus)
         (self.directory / "hosts").write_text(self._hosts())
         (self.directory / "slurm.conf").write_text(self._configuration())
 
     def _hosts(self) -> str:
         lines = ["127.0.0.1 localhost"]
-        if self.networks:
+        if self.isolated:
             lines += [f"10.77.0.{number} {node}" for number, node in enumerate(self.nodes, start=1)]
             lines += [f"10.77.0.254 {socket.gethostname()}"]
             return "\n".join(lines) + "\n"
@@ -91,16 +89,17 @@ class ClusterFiles:
         lines = []
         for number, (node, port) in enumerate(zip(self.nodes, ports[1:], strict=True), start=1):
             where = f"NodeHostname={node} NodeAddr=10.77.0.{number}"
-            if not self.networks:
+            if not self.isolated:
                 where = "NodeHostname=localhost NodeAddr=127.0.0.1"
             weight = 1 if node == self.bad_node else 10  # the bad node is taken first
             lines.append(
-                f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8 Weight={weight}"
+                f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8 "
+                f"Weight={weight}"
             )
         return CONFIGURATION.format(
             directory=self.directory,
-            controller=socket.gethostname() if self.networks else "localhost",
-            controller_address="10.77.0.254" if self.networks else "127.0.0.1",
+            controller=socket.gethostname() if self.isolated else "localhost",
+            controller_address="10.77.0.254" if self.isolated else "127.0.0.1",
             port=ports[0],
             user=pwd.getpwuid(os.geteuid()).pw_name,
             first_job=random.randrange(
@@ -111,7 +110,7 @@ class ClusterFiles:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Find ports between the ranks' (10000 to 29999) and those of outgoing connections (from 32768).
+    """Find ports from 30000 to 32767, which neither ranks nor outgoing connections use.
 
     A port that the kernel chose may be another connection's again before the daemon starts.
     """

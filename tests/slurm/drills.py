@@ -26,10 +26,7 @@ EVERY = 2
 def training_overrides(
     shards: Path, runs: Path, name: str, ranks: int, **changes: object
 ) -> list[str]:
-    """4 ranks: tensor parallel in pairs, data parallel across.
-
-    2 ranks: data parallel, half the starts.
-    """
+    """Settings of a tiny run: 2 ranks are data parallel, of 4 two pairs are tensor parallel."""
     return tiny_overrides(
         shards,
         runs,
@@ -166,24 +163,27 @@ class Drills:
         log = self.directory / "logs" / f"{name}-%j.log"
         log.parent.mkdir(exist_ok=True)
         own = {"ORA_CONFIG": "demo", "ORA_DOCTOR": 0, "ORA_RANKS_PER_NODE": ranks // 2}
+        shape = ["--nodes=2", "--cpus-per-task=1", "--time=60", self.here, *options]
+        overrides = training_overrides(self.shards, self.runs, name, ranks, **changes)
         number = self.cluster.sbatch(
-            *("--nodes=2", "--cpus-per-task=1", "--time=60", self.here),
-            *options,
+            *shape,
             f"--output={log}",
             "slurm/pretrain_large.sh",
-            *training_overrides(self.shards, self.runs, name, ranks, **changes),
+            *overrides,
             environment=self.environment(own | dict(settings or {})),
         )
         path = Path(str(log).replace("%j", str(number)))
-        return Submitted(self.cluster, number, self.runs / name, path, ranks)
+        return Submitted(
+            cluster=self.cluster, number=number, run=self.runs / name, log_path=path, ranks=ranks
+        )
 
     def assert_finished(self, job: Submitted) -> None:
-        """The job's run has every step once, metrics and weights of the uninterrupted one, bit for bit."""
+        """The job's run is the uninterrupted one, bit for bit: steps, metrics, weights."""
         assert (job.run / "state").read_text() == "finished\n", job.describe()
         assert_same_run(job.run, self.references.uninterrupted(job.ranks))
 
     def assert_finished_up_to_rounding(self, job: Submitted, exact_steps: int) -> None:
-        """As `assert_finished`, but after the first steps, at another layout, losses differ by rounding."""
+        """As `assert_finished`, but after the first steps losses differ by rounding."""
         assert (job.run / "state").read_text() == "finished\n", job.describe()
         assert logged_steps(job.run) == list(range(1, STEPS + 1))
         ours, theirs = map(
@@ -198,6 +198,7 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert logged_steps(run) == list(range(1, STEPS + 1))
     assert deterministic_metrics(run) == deterministic_metrics(reference)
     last = f"checkpoints/step_{STEPS:08d}"
-    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(reference / last)
+    ours = checkpoint_tensors(run / last)
+    theirs = checkpoint_tensors(reference / last)
     assert ours.keys() == theirs.keys() and len(ours) > 50
     assert [place for place in ours if not equal(ours[place], theirs[place])] == []

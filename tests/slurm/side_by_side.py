@@ -1,6 +1,4 @@
-"""Drills mostly wait: for Slurm's timers, for ranks that start.
-
-So those of a session run side by side.
+"""Drills side by side: they mostly wait, for Slurm's timers and for ranks that start.
 
 A drill is a function of `Drills` that submits jobs, does something to them and asserts what became
 of them. `@drill(nodes=2)` makes it a test that starts nothing itself: before the first of them, all

@@ -24,39 +24,24 @@ NODE_MARK = "ORA_TEST_NODE"
 
 
 class Supervisor:
-    """The daemons of one Slurm in `directory`.
+    """The daemons of one Slurm; with a bad node, every node has a network of its own."""
 
-    With `networks` every node has a network of its own.
-    """
-
-    def __init__(
-        self, directory: Path, nodes: list[str], isolated: bool, networks: bool, bad_node: str
-    ) -> None:
+    def __init__(self, directory: Path, nodes: list[str], bad_node: str) -> None:
         self.directory = directory
         self.nodes = nodes
-        self.isolated = isolated
-        self.networks = networks
         self.bad_node = bad_node
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
-        if isolated:
-            _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
-            _run("mount", "--bind", str(directory / "hosts"), "/etc/hosts")
-        if networks:
+        if bad_node:
+            _run("mount -t tmpfs tmpfs /dev/shm")
+            _run(f"mount --bind {directory}/hosts /etc/hosts")
             self._make_networks()
 
     def start(self) -> None:
-        self._spawn(
-            "munged",
-            *("munged", "--foreground", "--force", f"--key-file={self.directory}/munge.key"),
-            *(
-                f"--socket={self.directory}/run/munge.sock",
-                f"--pid-file={self.directory}/run/munged.pid",
-            ),
-            *(
-                f"--log-file={self.directory}/log/munged.log",
-                f"--seed-file={self.directory}/run/munged.seed",
-            ),
-        )
+        run, log = self.directory / "run", self.directory / "log"
+        files = f"--key-file={self.directory}/munge.key --socket={run}/munge.sock"
+        files += f" --pid-file={run}/munged.pid --log-file={log}/munged.log"
+        files += f" --seed-file={run}/munged.seed"
+        self._spawn("munged", "munged", "--foreground", "--force", *files.split())
         _wait_for(self.directory / "run/munge.sock")
         self.start_daemon("slurmctld")
         for node in self.nodes:
@@ -74,27 +59,16 @@ class Supervisor:
         if node == self.bad_node:
             command = f"mount -t tmpfs -o size=4m tmpfs /dev/shm && {command}"
         start = ["sh", "-c", command]
-        if self.networks:
-            _run("ip", "link", "set", f"to-{node}", "up")
-            command = f"hostname {node} && {command}"
-            start = [
-                "nsenter",
-                f"--net=/run/netns/{node}",
-                "unshare",
-                "--uts",
-                "--mount",
-                "sh",
-                "-c",
-                command,
-            ]
-        elif self.isolated:
-            start = ["unshare", "--mount", *start]
+        if self.bad_node:
+            _run(f"ip link set to-{node} up")
+            own = f"nsenter --net=/run/netns/{node} unshare --uts --mount".split()
+            start = [*own, "sh", "-c", f"hostname {node} && {command}"]
         self._spawn(f"slurmd-{node}", *start, environment={NODE_MARK: node})
 
     def kill_node(self, node: str) -> None:
         """As if its power went off: no more packets, no last words."""
-        if self.networks:
-            _run("ip", "link", "set", f"to-{node}", "down")
+        if self.bad_node:
+            _run(f"ip link set to-{node} down")
         doomed = []
         for process in self._family():
             environment = environment_of(process)
@@ -128,42 +102,23 @@ class Supervisor:
             )
 
     def _make_networks(self) -> None:
-        """A bridge, and on it one network namespace per node.
-
-        All of it goes when the last process goes.
-        """
-        _run("mount", "-t", "tmpfs", "tmpfs", "/run")
-        _run("ip", "link", "set", "lo", "up")
-        _run("ip", "link", "add", "bridge", "type", "bridge")
-        _run("ip", "addr", "add", "10.77.0.254/24", "dev", "bridge")
-        _run("ip", "link", "set", "bridge", "up")
+        """A bridge, and on it a network namespace per node; all goes with the last process."""
+        _run("mount -t tmpfs tmpfs /run")
+        _run("ip link set lo up")
+        _run("ip link add bridge type bridge")
+        _run("ip addr add 10.77.0.254/24 dev bridge")
+        _run("ip link set bridge up")
         for number, node in enumerate(self.nodes, start=1):
-            _run("ip", "netns", "add", node)
-            _run(
-                "ip",
-                "link",
-                "add",
-                f"to-{node}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                node,
-            )
-            _run("ip", "link", "set", f"to-{node}", "master", "bridge", "up")
-            inside = ("ip", "-n", node)
-            _run(*inside, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
-            _run(*inside, "link", "set", "eth0", "up")
-            _run(*inside, "link", "set", "lo", "up")
+            _run(f"ip netns add {node}")
+            _run(f"ip link add to-{node} type veth peer name eth0 netns {node}")
+            _run(f"ip link set to-{node} master bridge up")
+            _run(f"ip -n {node} addr add 10.77.0.{number}/24 dev eth0")
+            _run(f"ip -n {node} link set eth0 up")
+            _run(f"ip -n {node} link set lo up")
 
 
 def serve(supervisor: Supervisor) -> None:
-    """Do what stdin says until it ends.
-
-    Meanwhile collect the orphans that the first process inherits.
-    """
+    """Do what stdin says until it ends, and collect the orphans that the first process inherits."""
     pending = b""
     while True:
         ready, _, _ = select.select([0], [], [], 0.5)
@@ -196,10 +151,10 @@ def _reap() -> None:
             return
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -246,15 +201,13 @@ def _wait_for(path: Path) -> None:
 
 
 def main() -> None:
-    directory, nodes, isolated, networks, bad_node = sys.argv[1:]
+    directory, nodes, bad_node = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C in the tests' terminal: they close stdin
-    supervisor = Supervisor(
-        Path(directory), nodes.split(","), isolated == "1", networks == "1", bad_node
-    )
+    supervisor = Supervisor(Path(directory), nodes.split(","), bad_node)
     try:
         supervisor.start()
-        print(f"ready {os.readlink('/proc/self')}", flush=True)
+        print("ready", flush=True)
         serve(supervisor)
     finally:
         supervisor.stop()

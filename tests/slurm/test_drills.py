@@ -1,4 +1,4 @@
-"""Drills on a real Slurm: whatever happens to its jobs, a run ends as the uninterrupted one, bit for bit.
+"""Drills on a real Slurm: a run ends as the uninterrupted one, whatever happens to its jobs.
 
 The jobs are the shipped scripts on two virtual nodes. Those that wait longest come first.
 """
@@ -12,53 +12,31 @@ import time
 import pytest
 
 from tests.command_line import logged_steps
-from tests.slurm.drills import STEPS, Drills, Submitted
+from tests.slurm.drills import STEPS, Drills
 from tests.slurm.side_by_side import drill
 
 pytestmark = pytest.mark.timeout(1500)
 
 
-@drill(nodes=2)
-def test_time_limit(drills: Drills) -> None:
-    """Slurm sends the signal half a minute to a minute after the start.
-
-    And the next segment ends the run.
-    """
-    limits = ("--time=3", "--signal=B:USR1@120")
-    job = drills.train(
-        "time_limit", *limits, settings={"HOLD_AT": "3", "ORA_MAX_STALLED_SEGMENTS": 20}
-    )
-    ended = job.end()
-    assert ended.state == "COMPLETED" and ended.restarts >= 1, job.describe()
-    assert "SIGUSR1: the time limit or a preemption is near" in job.log
-    progress = [segment["progress"] for segment in job.segments()]
-    assert progress == sorted(progress) and len(progress) == ended.restarts + 1
-    drills.assert_finished(job)
-
-
 @drill(nodes=4)
 def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
-    """Let one job survive them one after the other.
-
-    Every start of its ranks takes a core for seconds.
-    """
+    """One job survives all of them: every start of its ranks takes a core for seconds."""
     # Any srun option makes the script start all of its Python by srun, as containers may need.
     settings = {"HOLD_AT": "4,7,9,11", "ORA_SRUN_OPTIONS": "--mpi=none"}
-    cluster, job = drills.cluster, drills.train("unlucky", settings=settings)
+    cluster = drills.cluster
+    job = drills.train("unlucky", settings=settings)
     job.wait_for_step(3)
-    urgent = cluster.sbatch(
-        *("--partition=urgent", cluster.nothing_but(*cluster.nodes_of(job.number))),
-        *("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"),
-    )
+    options = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap"]
+    own = cluster.nothing_but(*cluster.nodes_of(job.number))
+    urgent = cluster.sbatch(own, *options, "sleep 1")
     assert cluster.wait_for_end(urgent)[0].state == "COMPLETED"
+    assert "SIGUSR1: the time limit or a preemption is near" in job.log
     job.wait_for_step(6)
     cluster.ranks(job.number)[1].kill()
     lost: list[str] = []
     try:
-        for step, place in (
-            (8, 1),
-            (10, 0),
-        ):  # the second node, then the head node with the job script
+        # The second node, then the head node with the job script.
+        for step, place in ((8, 1), (10, 0)):
             job.wait_for_step(step)
             lost.append(cluster.nodes_of(job.number)[place])
             cluster.kill_node(lost[-1])
@@ -67,7 +45,7 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
         for node in lost:
             cluster.start_node(node)
     assert (ended.state, ended.restarts) == ("COMPLETED", 4), job.describe()
-    # The preempted segment has finished its step and saved; the others go on from the last
+    # The preempted segment has finished its step and saved; the others continue from the last
     # checkpoint.
     assert [segment["progress"] for segment in job.segments()] == [0, 4, 6, 8, 10]
     assert "continues from progress 6" in job.log
@@ -76,10 +54,7 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
 
 @drill(nodes=3)
 def test_fewer_nodes(drills: Drills) -> None:
-    """The run can use two of three nodes.
-
-    Then two go down for good, and it finishes on the last one.
-    """
+    """A run on two of three nodes finishes on the last one when two go down for good."""
     job = drills.train("fewer_nodes", "--nodes=1-3", settings={"HOLD_AT": 4})
     lost: list[str] = []
     try:
@@ -93,8 +68,8 @@ def test_fewer_nodes(drills: Drills) -> None:
             drills.cluster.start_node(node)
     assert (ended.state, ended.restarts, ended.nodes) == ("COMPLETED", 1, head), job.describe()
     assert (
-        "trains on 2 ranks (2 x 1) of the job's 3 ranks (3 x 1): data.global_batch_size=8 is not divisible "
-        "by data.micro_batch_size=2 times 3 data-parallel ranks\n"
+        "trains on 2 ranks (2 x 1) of the job's 3 ranks (3 x 1): data.global_batch_size=8 is not "
+        "divisible by data.micro_batch_size=2 times 3 data-parallel ranks\n"
     ) in job.log
     assert [(one["progress"], one["ranks"]) for one in job.segments()] == [(0, 2), (2, 1)]
     history = json.loads((job.run / "environment.json").read_text())["segments"]
@@ -103,26 +78,12 @@ def test_fewer_nodes(drills: Drills) -> None:
 
 
 @drill(nodes=2)
-def test_crash_loop(drills: Drills) -> None:
-    """Dies before step 3 again and again; how many segments may, tests/pretrain/job has."""
-    limits = {"KILL_AT": 3, "ORA_MAX_STALLED_SEGMENTS": 1}
-    crashing = drills.train("crash_loop", settings=limits)
-    ended = crashing.end()
-    assert (ended.state, ended.restarts) == ("FAILED", 1), crashing.describe()
-    assert [segment["progress"] for segment in crashing.segments()] == [0, 2]
-    assert "error: crash loop: 1 segments in a row made no progress" in crashing.log
-    mended = drills.train("crash_loop")
-    assert mended.end().state == "COMPLETED", mended.describe()
-    drills.assert_finished(mended)
-
-
-@drill(nodes=2)
 def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     """Tensor parallel within a node, data parallel across."""
     settings = {
         "ORA_DOCTOR": 1,
         "ORA_PREFIX": "env ORA_TEST=1",
-        "ORA_INTERFACE": "eth0" if drills.cluster.networks else "lo",
+        "ORA_INTERFACE": "eth0" if drills.cluster.isolated else "lo",
         "ORA_TIMEOUT_SECONDS": 500,
     }
     job = drills.train("two_nodes", ranks=4, settings=settings)
@@ -131,9 +92,8 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     drills.assert_finished(job)
     logs = job.run / f"slurm/job_{job.number}-restart_0"
     nodes = [path.stem.split("-")[1] for path in sorted(logs.glob("rank_*.log"))]
-    assert (
-        len(nodes) == 4 and nodes[0] == nodes[1] != nodes[2] == nodes[3]
-    )  # ranks 0, 1 share the layers
+    # Ranks 0 and 1 share the layers.
+    assert len(nodes) == 4 and nodes[0] == nodes[1] != nodes[2] == nodes[3]
     layout = json.loads((job.run / "environment.json").read_text())
     assert (layout["tensor_model_parallel_size"], layout["data_parallel_size"]) == (2, 2)
     assert json.loads((logs / "doctor.json").read_text())["bad_nodes"] == []
@@ -165,41 +125,33 @@ def test_bad_node_is_left_out(drills: Drills) -> None:
 def test_scancel_saves_and_stays_dead(drills: Drills) -> None:
     job = drills.train("cancelled", settings={"HOLD_AT": 4})
     job.wait_for_step(3)
-    drills.cluster.output_of("scancel", job.number)
+    drills.cluster.output_of(f"scancel {job.number}")
     assert job.end().state == "CANCELLED", job.describe()
     ended = time.monotonic()
     assert (job.run / "state").read_text() == "stopped\n", job.describe()
-    assert (
-        max(logged_steps(job.run)) == 4
-        and (job.run / "checkpoints/step_00000004/COMPLETE").is_file()
-    )
+    assert max(logged_steps(job.run)) == 4
+    assert (job.run / "checkpoints/step_00000004/COMPLETE").is_file()
 
     again = drills.train("cancelled")
     assert again.end().state == "COMPLETED", again.describe()
     drills.assert_finished(again)
-    time.sleep(
-        max(0.0, ended + 12 - time.monotonic())
-    )  # a requeued job would wait 7 s on this cluster
+    # A requeued job would wait 7 s on this cluster.
+    time.sleep(max(0.0, ended + 12 - time.monotonic()))
     after = drills.cluster.job(job.number)
     assert (after.state, after.restarts) == ("CANCELLED", 0)
 
 
 @drill(nodes=2)
 def test_mistakes_are_not_requeued(drills: Drills) -> None:
-    job = drills.train("mistake", model__hidden_sizes=32)
-    ended = job.end()
-    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), job.describe()
-    assert any(
-        line.startswith("error: ") and "hidden_sizes" in line for line in job.log.splitlines()
-    )
-
-
-@drill(nodes=2)
-def test_a_mistake_that_only_the_ranks_can_see_is_not_requeued(drills: Drills) -> None:
+    """One that the script sees, and one that only the ranks can see."""
+    script = drills.train("mistake", model__hidden_sizes=32)
     shutil.copytree(drills.references.uninterrupted(2), drills.runs / "changed")
-    job: Submitted = drills.train(
-        "changed", attention__variant="vanilla", schedule__steps=STEPS + 2
-    )
-    ended = job.end()
-    assert (ended.state, ended.restarts) == ("FAILED", 0), job.describe()
-    assert "error: refused, and would be again: " in job.log and "attention.variant" in job.log
+    changes = {"attention__variant": "vanilla", "schedule__steps": STEPS + 2}
+    ranks = drills.train("changed", **changes)
+    ended = script.end()
+    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), script.describe()
+    said = [line for line in script.log.splitlines() if line.startswith("error: ")]
+    assert any("hidden_sizes" in line for line in said)
+    ended = ranks.end()
+    assert (ended.state, ended.restarts) == ("FAILED", 0), ranks.describe()
+    assert "error: refused, and would be again: " in ranks.log and "attention.variant" in ranks.log

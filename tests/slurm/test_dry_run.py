@@ -31,14 +31,7 @@ def submissions(printed: str) -> dict[str, list[str]]:
 def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("export SBATCH_ACCOUNT='my project'\n: ${ORA_INTERFACE:=ib0}\n")
-    given = (
-        "large",
-        "--dry-run",
-        "--tasks",
-        "8",
-        "--sbatch",
-        "pretrain=--nodes=2-4 --comment='a b'",
-    )
+    given = ("large", "--dry-run", "--tasks=8", "--sbatch=pretrain=--nodes=2-4 --comment='a b'")
     done = submit(*given, "model.dropout=0", ORA_SITE=str(site))
     assert (done.returncode, done.stderr) == (0, "")
     assert (
@@ -79,7 +72,7 @@ def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> Non
 
 def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
     arguments = ("mine/tiny.yaml", "--shards", "data/tiny", "--variants", "gaussian")
-    done = submit(*arguments, "--from", "merge", "--until", "pretrain", "--dry-run")
+    done = submit(*arguments, "--from=merge", "--until=pretrain", "--dry-run")
     chain = submissions(done.stdout)
     assert list(chain) == ["merge", "tiny_gaussian"]
     assert not [word for word in chain["merge"] if word.startswith("--dependency")]

@@ -1,7 +1,4 @@
-"""From text to a comparison by job scripts alone, on a real Slurm.
-
-An array, a sweep, the whole chain.
-"""
+"""From text to a comparison by job scripts alone: an array, a sweep, a trial, the whole chain."""
 
 from __future__ import annotations
 
@@ -35,7 +32,8 @@ def logs_in(directory: Path) -> str:
 
 @drill(nodes=1)
 def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
-    cluster, place = drills.cluster, drills.new_directory("tokenize")
+    cluster = drills.cluster
+    place = drills.new_directory("tokenize")
     shards, small = place / "shards", ("--cpus-per-task=1", drills.here)
     settings = {
         "ORA_CORPUS": drills.shards.parent / "corpus",
@@ -47,7 +45,10 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
     environment = drills.environment(settings)
     log = f"--output={place}/%x-%A_%a.log"
     array = cluster.sbatch(
-        *("--array=0-2%2", *small, log, "slurm/tokenize.sh"),
+        "--array=0-2%2",
+        *small,
+        log,
+        "slurm/tokenize.sh",
         environment=environment | {"HOLD_TASK": "1"},
     )
     after = (f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes")
@@ -72,90 +73,67 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
     assert contents(shards) == contents(drills.shards)
 
 
-@drill(nodes=4)
-def test_sweep_of_three_variants(drills: Drills) -> None:
-    cluster, place = drills.cluster, drills.new_directory("sweep")
-    runs, small = place / "runs", ("--cpus-per-task=1", drills.here)
-    fixed = dict(
-        word.split("=", 1) for word in training_overrides(drills.shards, runs, "any", ranks=2)
-    )
+def write_grid(drills: Drills, place: Path, grid: dict[str, object], **changes: object) -> None:
+    """Write a grid of tiny runs, one rank on each node, all in `place`/runs."""
+    words = training_overrides(drills.shards, place / "runs", "any", ranks=2, **changes)
+    fixed = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
     for key in ("run.name", "run.directory", "attention.variant"):
         del fixed[key]
-    grid = {
-        "base": "demo",
-        "directory": str(runs),
-        "set": {key: yaml.safe_load(value) for key, value in fixed.items()},
-        "grid": {"attention.variant": ["vanilla", "orthogonal", "gaussian"]},
-    }
-    (place / "grid.yaml").write_text(yaml.safe_dump(grid))
-    settings = {
-        "ORA_GRID": place / "grid.yaml",
-        "ORA_NUM_TASKS": 2,  # so task 0 trains two of the three runs
-        "ORA_DOCTOR": 0,
-        "ORA_RUNS": runs,
-        "ORA_OUT": place / "comparison",
-    }
-    environment = drills.environment(settings)
-    log = f"--output={place}/%x-%A_%a.log"
-    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1")
-    array = cluster.sbatch(*shape, *small, log, "slurm/sweep.sh", environment=environment)
-    after = (f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes")
-    compare = cluster.sbatch(*small, *after, log, "slurm/compare.sh", environment=environment)
+    whole = {"base": "demo", "directory": str(place / "runs"), "set": fixed, **grid}
+    (place / "grid.yaml").write_text(yaml.safe_dump(whole))
 
-    cluster.wait_for_end(compare, describe=lambda: logs_in(place))
-    logs = logs_in(place)
-    assert [job.state for job in cluster.jobs(array)] == ["COMPLETED"] * 2, logs
-    assert cluster.job(compare).state == "COMPLETED", logs
-    names = sorted(path.parent.name for path in runs.glob("*/config.yaml"))
+
+def sweep(drills: Drills, place: Path, nodes: int, **settings: object) -> set[str]:
+    """Let an array of two tasks train the grid in `place`; return the finished runs' names."""
+    own = {"ORA_GRID": place / "grid.yaml", "ORA_NUM_TASKS": 2, "ORA_DOCTOR": 0}
+    options = f"--array=0-1 --nodes={nodes} --ntasks-per-node=1 --cpus-per-task=1".split()
+    array = drills.cluster.sbatch(
+        drills.here,
+        *options,
+        f"--output={place}/%x-%A_%a.log",
+        "slurm/sweep.sh",
+        environment=drills.environment(own | settings),
+    )
+    drills.cluster.wait_for_end(array, describe=lambda: logs_in(place))
+    states = [job.state for job in drills.cluster.jobs(array)]
+    assert states == ["COMPLETED"] * 2, logs_in(place)
+    return {path.parent.name for path in (place / "runs").glob("*/summary.json")}
+
+
+@drill(nodes=4)
+def test_sweep_of_three_variants(drills: Drills) -> None:
+    """Task 0 trains two of the three runs."""
+    place = drills.new_directory("sweep")
+    write_grid(
+        drills, place, {"grid": {"attention.variant": ["vanilla", "orthogonal", "gaussian"]}}
+    )
+    names = sweep(drills, place, nodes=2)
     assert len(names) == 3
-    found = [json.loads((runs / name / "summary.json").read_text())["step"] for name in names]
-    assert found == [STEPS] * 3
-    report = (place / "comparison/report.md").read_text()
-    assert "vanilla" in report and "orthogonal" in report
     for name in names:  # the chain below holds what two nodes train to what one does
-        assert (runs / name / "state").read_text() == "finished\n"
+        run = place / "runs" / name
+        assert json.loads((run / "summary.json").read_text())["step"] == STEPS
+        assert (run / "state").read_text() == "finished\n"
 
 
 @drill(nodes=2)
 def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
     """Four pairs are there, as fabricated runs; two tasks train the fifth, which is the answer."""
-    cluster, place = drills.cluster, drills.new_directory("trial")
-    words = training_overrides(drills.shards, place / "runs", "any", ranks=1, schedule__steps=6)
-    fixed = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
-    del fixed["run.name"], fixed["run.directory"]
-    fixed["parallel.tensor_model_parallel_size"] = 1
-    grid = {
-        "base": "demo",
-        "directory": str(place / "runs"),
-        "set": fixed,
-        "list": [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}],
-        "seeds": [1, 2, 3, 4, 5],
-    }
-    (place / "grid.yaml").write_text(yaml.safe_dump(grid))
-    scripts = [("checkpoint.fall_back", True)]  # which the job scripts set
+    place = drills.new_directory("trial")
+    arms = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
+    grid = {"list": arms, "seeds": [1, 2, 3, 4, 5]}
+    write_grid(drills, place, grid, schedule__steps=6, attention__variant="orthogonal")
     planned = plan_sweep(
-        read_grid(str(place / "grid.yaml")), None, scripts, lambda _: 1, check_data=True
+        read_grid(str(place / "grid.yaml")),
+        base=None,
+        overrides=[("checkpoint.fall_back", True)],  # which the job scripts set
+        ranks_of=lambda _: 1,
+        check_data=True,
     )
     for run in planned[:8]:
-        write_planned_run(
-            run, drills.shards, 5 + 0.01 * run.config.run.seed + 0.5 * ("hardly" in run.name)
-        )
-    settings = {"ORA_GRID": place / "grid.yaml", "ORA_NUM_TASKS": 2, "ORA_DOCTOR": 0}
-    settings |= {"ORA_QUESTION": "worse", "ORA_MARGIN": 1, "ORA_RANKS_PER_NODE": 1}
-    array = cluster.sbatch(
-        *(
-            "--array=0-1",
-            "--nodes=1",
-            "--cpus-per-task=1",
-            drills.here,
-            f"--output={place}/%x-%A_%a.log",
-        ),
-        "slurm/sweep.sh",
-        environment=drills.environment(settings),
-    )
-    cluster.wait_for_end(array, describe=lambda: logs_in(place))
-    assert [job.state for job in cluster.jobs(array)] == ["COMPLETED"] * 2, logs_in(place)
-    names = {path.parent.name for path in (place / "runs").glob("*/summary.json")}
+        worse = 0.5 * ("hardly" in run.name)
+        write_planned_run(run, drills.shards, 5 + 0.01 * run.config.run.seed + worse)
+    question = {"ORA_QUESTION": "worse", "ORA_MARGIN": 1, "ORA_RANKS_PER_NODE": 1}
+    names = sweep(drills, place, nodes=1, **question)
     assert names == {run.name for run in planned}, logs_in(place)
     assert (place / "runs/hardly-seed_5/state").read_text() == "finished\n"
 
@@ -163,25 +141,26 @@ def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
 @drill(nodes=4)
 def test_the_chain_of_submit_on_the_demo_corpus(drills: Drills) -> None:
     """Download, tokenizer, array, merge, two runs, comparison: one command, then only waiting."""
-    cluster, place = drills.cluster, drills.new_directory("chain")
+    cluster = drills.cluster
+    place = drills.new_directory("chain")
     runs = place / "runs"
     overrides = training_overrides(place / "shards", runs, "any", ranks=2)
     own = ("run.name", "run.directory", "attention.variant", "data.directory", "model.vocab_size")
     overrides = [word for word in overrides if word.split("=")[0] not in own]
-    done = cluster.run(
-        *(sys.executable, "slurm/submit.py", "demo", *overrides, "model.vocab_size=4096"),
-        *("--corpus", place / "corpus", "--tokenizer", place / "tokenizer.model"),
-        *("--shards", place / "shards", "--runs", runs, "--tasks", 2),
-        *("--sbatch", f"all=--cpus-per-task=1 --output={place}/%x.log {drills.here}"),
-        *("--sbatch", "pretrain=--nodes=2 --ntasks-per-node=1"),
-        environment=drills.environment({"ORA_DOCTOR": 0}),
-    )
+    options = f"--corpus={place}/corpus --tokenizer={place}/tokenizer.model --tasks=2".split()
+    options += [f"--shards={place}/shards", f"--runs={runs}"]
+    options += [f"--sbatch=all=--cpus-per-task=1 --output={place}/%x.log {drills.here}"]
+    options += ["--sbatch=pretrain=--nodes=2 --ntasks-per-node=1"]
+    command = [sys.executable, "slurm/submit.py", "demo", *overrides, "model.vocab_size=4096"]
+    environment = drills.environment({"ORA_DOCTOR": 0})
+    done = cluster.run(*command, *options, environment=environment)
     assert done.returncode == 0, done.stderr
-    jobs = {
-        name: int(number)
-        for number, name in re.findall(r"^ *(\d+)  (\S+)", done.stdout, re.MULTILINE)
-    }
-    assert list(jobs)[-1] == "compare" and len(jobs) == 7, done.stdout
+    found = re.findall(r"^ *(\d+)  (\S+)", done.stdout, re.MULTILINE)
+    jobs = {name: int(number) for number, name in found}
+    steps = ["download", "tokenizer", "tokenize", "merge", "demo-vanilla", "demo-orthogonal"]
+    assert list(jobs) == [*steps, "compare"], done.stdout
+    everything = " ".join(map(str, jobs.values()))
+    assert f"stop:    scancel {everything}" in done.stdout and "squeue --jobs=" in done.stdout
     cluster.wait_for_end(jobs["compare"], 900, lambda: logs_in(place))
     logs = logs_in(place)
     for name, number in jobs.items():

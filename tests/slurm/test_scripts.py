@@ -1,7 +1,4 @@
-"""The shipped scripts as shipped.
-
-Accepted by Slurm for nodes of 8 GPUs, clean for shellcheck, clear.
-"""
+"""The shipped scripts as shipped: accepted by Slurm for nodes of 8 GPUs, clean for shellcheck."""
 
 from __future__ import annotations
 
@@ -26,12 +23,6 @@ def test_slurm_accepts_every_script_as_shipped(drills: Drills) -> None:
     for name in JOBS:
         done = drills.cluster.run("sbatch", "--test-only", f"slurm/{name}")
         assert done.returncode == 0 and "to start at" in done.stderr, (name, done.stderr)
-
-
-def test_slurm_refuses_more_gpus_than_a_node_has(drills: Drills) -> None:
-    """The check of the check: `--test-only` really looks at the GPUs."""
-    done = drills.cluster.run("sbatch", "--test-only", "--gres=gpu:9", "slurm/pretrain_large.sh")
-    assert done.returncode != 0 and "Requested node configuration is not available" in done.stderr
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -96,10 +87,7 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 def in_shell(tmp_path: Path, scontrol: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script after lib.sh and training.sh, with this program as scontrol.
-
-    And no time passing.
-    """
+    """Run a script after lib.sh and training.sh, with a program as scontrol; no time passes."""
     for name, text in (("scontrol", scontrol), ("sleep", "")):
         (tmp_path / name).write_text(f"#!/bin/bash\necho >>{tmp_path}/{name}.calls\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -119,7 +107,7 @@ def calls(tmp_path: Path, name: str) -> int:
 
 def test_a_segment_waits_for_a_slurmctld_that_is_away_for_ten_minutes(tmp_path: Path) -> None:
     away = f"""[ $(wc -l <{tmp_path}/scontrol.calls) -gt 120 ] && exec echo JobId=7 JobState=RUNNING
-        echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"""
+        echo 'slurm_load_jobs error: Unable to contact slurm controller (failure)' >&2; exit 1"""
     done = in_shell(tmp_path, away, "ora_job_field JobState")
     assert done.stdout == "RUNNING\n" and calls(tmp_path, "sleep") == 120  # of five seconds each
     assert "slurmctld does not answer (slurm_load_jobs error: Unable to contact" in done.stderr

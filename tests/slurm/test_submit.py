@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from tests.command_line import assert_refused
@@ -10,65 +9,33 @@ from tests.slurm.cluster import Cluster
 
 SITE = {"ORA_SITE": "/dev/null"}
 """In place of the site file that this checkout may have."""
+SUBMIT = (sys.executable, "slurm/submit.py")
 
 
 def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> None:
-    """All of them, by a shell: the tests of every script.
-
-    And the chain with its dependencies, on hold.
-    """
+    """By a shell: the tests of every script, and the chain with its dependencies, on hold."""
     hold = ("--sbatch", "all=--hold --comment='two words'")
     for config in ("small", "base", "large"):
-        printed = cluster.run(
-            sys.executable, "slurm/submit.py", config, "--dry-run", *hold, environment=SITE
-        )
+        printed = cluster.run(*SUBMIT, config, "--dry-run", *hold, environment=SITE)
         runs = f"${config}_vanilla ${config}_orthogonal"
         ids = f"echo $download $tokenizer $tokenize $merge {runs} $compare"
         done = cluster.run("bash", "-euc", f"{printed.stdout}\n{ids}", environment=SITE)
         assert done.returncode == 0, done.stderr
         assert len(done.stdout.split()) == 7
-        cluster.output_of("scancel", *done.stdout.split())
-
-
-def test_a_submitted_chain_waits_in_order_and_is_printed(cluster: Cluster) -> None:
-    done = cluster.run(
-        *(sys.executable, "slurm/submit.py", "demo", "--tasks", "3", "--sbatch", "all=--hold"),
-        environment=SITE,
-    )
-    assert done.returncode == 0, done.stderr
-    ids = {
-        name: int(number)
-        for number, name in re.findall(r"^ *(\d+)  (\S+)  ", done.stdout, re.MULTILINE)
-    }
-    assert list(ids) == [
-        *("download", "tokenizer", "tokenize", "merge"),
-        *("demo-vanilla", "demo-orthogonal", "compare"),
-    ]
-    shown = cluster.output_of("scontrol", "show", "job", "-o", ids["compare"])
-    waits = set(re.findall(r"afterok:(\d+)", shown))
-    assert waits == {str(ids["demo-vanilla"]), str(ids["demo-orthogonal"])}
-    assert f"afterok:{ids['tokenize']}_*" in cluster.output_of(
-        "scontrol", "show", "job", "-o", ids["merge"]
-    )
-    everything = " ".join(str(number) for number in ids.values())
-    assert f"stop:    scancel {everything}" in done.stdout and "squeue --jobs=" in done.stdout
-    assert "KillOInInvalidDependent=Yes" in shown  # Slurm's own spelling
-    cluster.output_of("scancel", *ids.values())
+        cluster.output_of(f"scancel {done.stdout}")
 
 
 def test_what_sbatch_refuses_is_one_sentence_and_nothing_is_submitted(cluster: Cluster) -> None:
-    before = cluster.output_of("squeue", "-h")
+    before = cluster.output_of("squeue -h")
     for option, reason in (
         ("pretrain=--nodes=99", "slurm/pretrain_large.sh (ora-large-vanilla)"),
         ("pretrain=--gres=gpu:9", "Requested node configuration is not available"),
         ("all=--partition=nowhere", "invalid partition specified: nowhere"),
         ("merge=--no-such-option", "slurm/merge.sh (ora-merge)"),
     ):
-        done = cluster.run(
-            sys.executable, "slurm/submit.py", "large", "--sbatch", option, environment=SITE
-        )
+        done = cluster.run(*SUBMIT, "large", f"--sbatch={option}", environment=SITE)
         assert_refused(done, "sbatch --test-only refuses", reason)
-    assert cluster.output_of("squeue", "-h") == before
+    assert cluster.output_of("squeue -h") == before
 
 
 HALF_A_CHAIN = """
@@ -85,10 +52,9 @@ submit([good, bad], {})
 
 def test_a_refusal_on_the_way_takes_back_what_was_submitted(cluster: Cluster) -> None:
     """As when a limit on jobs is reached, which --test-only cannot foresee."""
-    before = cluster.output_of("squeue", "-h")
+    before = cluster.output_of("squeue -h")
     done = cluster.run(sys.executable, "-c", HALF_A_CHAIN)
-    assert done.stderr.splitlines()[-1].startswith(
-        "chain.SubmitError: sbatch refused slurm/compare.sh (ora-bad): invalid partition specified: nowhere"
-    )
+    refused = "sbatch refused slurm/compare.sh (ora-bad): invalid partition specified: nowhere"
+    assert done.stderr.splitlines()[-1].startswith(f"chain.SubmitError: {refused}")
     assert done.stderr.rstrip().endswith("the 1 jobs submitted before it are cancelled")
-    assert cluster.output_of("squeue", "-h") == before
+    assert cluster.output_of("squeue -h") == before

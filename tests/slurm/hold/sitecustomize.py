@@ -44,10 +44,8 @@ class Wrap:
 
 def held(train_step: Callable[..., Any]) -> Callable[..., Any]:
     def step(run: Any, progress: Any, signals: Any) -> Any:
-        number, rank = (
-            progress.step + 1,
-            os.environ.get("SLURM_PROCID") or os.environ.get("RANK", "0"),
-        )
+        number = progress.step + 1
+        rank = os.environ.get("SLURM_PROCID") or os.environ.get("RANK", "0")
         if rank == "0" and number == hold_at():
             while not (signals.stop or signals.continue_later):
                 time.sleep(0.02)
