@@ -1,7 +1,4 @@
-"""docs/first_model.ipynb runs from its first cell to its last.
-
-And is committed with what it shows.
-"""
+"""docs/first_model.ipynb runs, and is committed with what it shows."""
 
 from __future__ import annotations
 

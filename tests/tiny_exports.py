@@ -1,7 +1,4 @@
-"""Exports without a training.
-
-Transformers' own tiny models with the real tokenizer and an export.json.
-"""
+"""Exports without a training: tiny models of transformers, the real tokenizer, an export.json."""
 
 from __future__ import annotations
 

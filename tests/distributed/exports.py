@@ -1,7 +1,4 @@
-"""The runs whose exports test_export.py looks at, by name.
-
-And the class that each export is loaded by.
-"""
+"""The runs whose exports test_export.py looks at, and the class that each is loaded by."""
 
 from __future__ import annotations
 
@@ -49,7 +46,9 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "convolved": {
         **PARALLEL,
         **GROUPED,
-        "attention__adapters": "[short_convolution, qk_norm, query_key_bias, channel_scale, logit_scale]",
+        "attention__adapters": (
+            "[short_convolution, qk_norm, query_key_bias, channel_scale, logit_scale]"
+        ),
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__taps": 3,
     },

@@ -1,7 +1,4 @@
-"""Exports of runs of any layout: stock classes load them and compute the same; samples.
-
-Refusals.
-"""
+"""Exports of runs of any layout: classes that load them compute the same; samples; refusals."""
 
 from __future__ import annotations
 
@@ -100,18 +97,14 @@ def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> 
     assert found["vanilla"]["frozen_rows"] == found["shared-vanilla"]["frozen_rows"] == {}
     # Keys with the rows of queries are as frozen as these; of one frozen role the other one trains.
     rows = found["shared"]["frozen_rows"]  # group 1 of two in layer 0, with heads 2 and 3
-    assert rows[attention.format(0, "q")] == [[16, 32]] and rows[attention.format(0, "k")] == [
-        [8, 16]
-    ]
-    assert found["frozen-query"]["frozen_rows"] == {
-        attention.format(layer, "q"): [[0, 32]] for layer in (0, 1)
-    }
+    assert rows[attention.format(0, "q")] == [[16, 32]]
+    assert rows[attention.format(0, "k")] == [[8, 16]]
+    queries = {attention.format(layer, "q"): [[0, 32]] for layer in (0, 1)}
+    assert found["frozen-query"]["frozen_rows"] == queries
     assert found["frozen-query"]["folded"] == found["low-rank"]["folded"][:1] == ["low_rank"]
     assert found["early"]["frozen_rows"] == {}
-    bank = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())[
-        "frozen_bank"
-    ]
-    assert found["hybrid"]["frozen_bank"] == bank
+    about = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())
+    assert found["hybrid"]["frozen_bank"] == about["frozen_bank"]
     stored = json.loads((runs / "out/hybrid/export.json").read_text())
     assert stored == found["hybrid"]
 
@@ -135,14 +128,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert "no class of transformers computes attention so" in found["scores"]
     assert "model.head_dim=16 makes 64 of model.hidden_size=32" in found["wide"]
     assert "complete checkpoints of step 2, 4 only" in found["never saved"]
-    assert (
-        "frozen digest mismatch" in found["spoilt"]["bank"]
-        and "seed=1235" in found["spoilt"]["bank"]
-    )
-    assert (
-        "written with model.rotary_base=10000 but config.yaml has 20000"
-        in found["spoilt"]["config"]
-    )
+    spoilt = found["spoilt"]
+    assert "frozen digest mismatch" in spoilt["bank"] and "seed=1235" in spoilt["bank"]
+    said = "written with model.rotary_base=10000 but config.yaml has 20000"
+    assert said in spoilt["config"]
     names = {path.name for path in (runs / "out").iterdir()}
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
 
@@ -159,26 +148,6 @@ def test_an_adapter_without_code_in_exports_is_refused() -> None:
     assert not any(corrections_of(policy, adapted_groups=()).values())
 
 
-@pytest.mark.parametrize(
-    "name", ["orthogonal", "learned", "normed", "convolved", "convolved-learned"]
-)
-def test_the_cache_of_keys_and_values_gives_the_same_text(
-    found: dict[str, Any], runs: Path, name: str
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        runs / "out" / name, trust_remote_code=found[name]["custom_code"], dtype=torch.float32
-    )
-    ids = torch.tensor([[5, 77, 300]])
-    made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
-    with torch.no_grad():
-        for length in range(3, made.size(1)):
-            assert (
-                made[0, length] == model(made[:, :length], use_cache=False).logits[0, -1].argmax()
-            )
-
-
 def test_the_seed_decides_what_is_drawn(
     found: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,9 +157,8 @@ def test_the_seed_decides_what_is_drawn(
     greedy = sampler.write("The", Sampling(tokens=12, temperature=0, seed=3))
     narrow = sampler.write("The", Sampling(tokens=12, top_p=1e-6, seed=3))
     assert first == again != other and greedy == narrow != first
-    assert capsys.readouterr().out == "".join(
-        f"The{text}\n" for text in (first, again, other, greedy, narrow)
-    )
+    texts = (first, again, other, greedy, narrow)
+    assert capsys.readouterr().out == "".join(f"The{text}\n" for text in texts)
     sampler.write("", Sampling(tokens=1))  # begins a document
 
 
@@ -222,8 +190,16 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
 @pytest.mark.parametrize(
     "name",
     [
-        *("hybrid", "folded", "learned", "normed", "normed-learned", "unfreeze"),
-        *("shared", "frozen-query", "convolved", "convolved-learned"),
+        "hybrid",
+        "folded",
+        "learned",
+        "normed",
+        "normed-learned",
+        "unfreeze",
+        "shared",
+        "frozen-query",
+        "convolved",
+        "convolved-learned",
     ],
 )
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
@@ -248,18 +224,15 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
     freeze(model, pretrained.frozen_rows)
     before = remember(model, pretrained.frozen_rows)
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], 1e-2, weight_decay=0.1
-    )
-    model(
-        ids, attention_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]), labels=torch.tensor([0, 1])
-    ).loss.backward()
+    training = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(training, 1e-2, weight_decay=0.1)
+    mask = torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
+    model(ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
     optimizer.step()
     changed = what_changed(model, pretrained.frozen_rows, before, HEAD)
     assert changed["frozen_tensors"] == len(found[name]["frozen_rows"])
-    rows = sum(
-        end - first for ranges in found[name]["frozen_rows"].values() for first, end in ranges
-    )
+    frozen = [one for ranges in found[name]["frozen_rows"].values() for one in ranges]
+    rows = sum(end - first for first, end in frozen)
     biases = rows if found[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
     assert changed["frozen_entries"] == 32 * rows + biases
     assert changed["unchanged_tensors"] == []
@@ -293,14 +266,7 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
         (pickled / name).unlink()
     shutil.rmtree(pickled / "custom_generate")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.pretrain.export.hostile",
-            str(run),
-            str(directory),
-            str(pickled),
-        ],
+        [sys.executable, "-m", "tests.pretrain.export.hostile", run, directory, pickled],
         cwd=ROOT,
         env={**rank_environment(), "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
@@ -310,16 +276,12 @@ def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert not canary.exists()
     assert "is not as an export was written; kept aside as step_00000004.foreign" in done.stderr
-    assert (run / "exports/step_00000004.foreign/evil.py").is_file() and not (
-        export / "evil.py"
-    ).exists()
+    assert (run / "exports/step_00000004.foreign/evil.py").is_file()
+    assert not (export / "evil.py").exists()
 
 
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
-    """Two ranks train and rank 0 exports.
-
-    `sample` takes that export, and says what it was told to.
-    """
+    """Two ranks train and rank 0 exports; `sample` takes that export."""
     overrides = tiny_overrides(
         tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true"
     )
@@ -330,17 +292,8 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     made = (export / "export.json").stat().st_mtime_ns
     prompts = runs / "prompts.txt"
     prompts.write_text("Return\n\nclass A\n")
-    arguments = [
-        "sample",
-        str(runs / "at-end"),
-        "--prompt",
-        "The",
-        "--prompt-file",
-        str(prompts),
-        "--tokens",
-        "8",
-    ]
-    greedy = warm_cli([*arguments, "--greedy"])
+    arguments = ["--prompt=The", f"--prompt-file={prompts}", "--tokens=8", "--greedy"]
+    greedy = warm_cli(["sample", str(runs / "at-end"), *arguments])
     assert greedy.returncode == 0, greedy.stderr
     texts = greedy.stdout.split("\n\n")
     assert len(texts) == 3
@@ -352,38 +305,28 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
 def test_runs_are_evaluated_on_tasks_through_their_exports(
     found: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
-    """Code that an export needs is our own and runs.
-
-    The items are of both runs, the labels as in compare.
-    """
+    """Code that an export needs is our own and runs; the labels are as in compare."""
     pytest.importorskip("lm_eval")
     from pretrain.evaluation.verbs import tasks
 
-    files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
+    files = write_tasks(tmp_path / "files")
+    out = tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)
     report = json.loads((out / "report.json").read_text())
-    assert [(one["name"], one["step"]) for one in report["models"]] == [
-        ("hybrid", 4),
-        ("normed", 4),
-    ]
+    models = [(one["name"], one["step"]) for one in report["models"]]
+    assert models == [("hybrid", 4), ("normed", 4)]
     (one,) = report["item_tests"]
     assert (one["variant"], one["items"]) == ("orthogonal+qk_norm+logit_scale+low_rank", 24)
-    assert any(
-        "differ in" in note and "parallel.sequence_parallel" in note for note in report["notes"]
-    )
+    (differ,) = [note for note in report["notes"] if "differ in" in note]
+    assert "parallel.sequence_parallel" in differ
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 
 def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(
     tiny_shards: Path, runs: Path
 ) -> None:
-    overrides = tiny_overrides(
-        tiny_shards,
-        runs,
-        "refused",
-        attention__variant="synthesizer_random",
-        checkpoint__export_at_end="true",
-    )
+    changes = {"attention__variant": "synthesizer_random", "checkpoint__export_at_end": "true"}
+    overrides = tiny_overrides(tiny_shards, runs, "refused", **changes)
     done = train_on_warm_ranks(overrides, ranks=1)
     assert_refused(done, "checkpoint.export_at_end: attention.variant=synthesizer_random")
     assert not (runs / "refused").exists()

@@ -78,18 +78,15 @@ def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
     assert ranks.output(1, 0) == ranks.output(2, 0) == ""
     report = ranks.report()
     assert (report["exit_code"], report["bad_nodes"], report["problems"]) == (0, [], [])
-    assert {node: facts["ranks"] for node, facts in report["nodes"].items()} == {
-        "n1": [0, 1],
-        "n2": [2],
-    }
+    ranks_of = {node: facts["ranks"] for node, facts in report["nodes"].items()}
+    assert ranks_of == {"n1": [0, 1], "n2": [2]}
     assert report["nodes"]["n1"]["all_reduce_gb_per_s"] > 0
     assert abs(report["nodes"]["n2"]["clock_ahead_seconds"]) < 5
     assert "frozen bank: all 16 heads regenerated and compared on 3 ranks" in said
     assert "fit for this run: all 3 ranks on 2 nodes" in said
     assert sum(line.endswith(" ok") for line in said.splitlines()) == 2
-    assert not (tmp_path / "runs").exists() and not list(
-        tmp_path.glob(".doctor*")
-    )  # nothing is left behind
+    # Nothing is left behind.
+    assert not (tmp_path / "runs").exists() and not list(tmp_path.glob(".doctor*"))
 
 
 def test_other_data_no_data_and_another_bank_are_named(
@@ -97,17 +94,9 @@ def test_other_data_no_data_and_another_bank_are_named(
 ) -> None:
     """The same config on every rank, but each node sees other files at the same path."""
     other = tmp_path / "n2" / "shards"
-    arguments = (
-        "--tokenizer",
-        tiny_shards.parent / "tokenizer.model",
-        "--out",
-        other,
-        "--name",
-        "tiny",
-    )
-    data_pipeline(
-        "tokenize", tiny_shards.parent / "corpus", *arguments, "--validation-fraction", 0.2
-    )
+    tokenizer = tiny_shards.parent / "tokenizer.model"
+    options = ("--tokenizer", tokenizer, "--out", other, "--name=tiny", "--validation-fraction=0.2")
+    data_pipeline("tokenize", tiny_shards.parent / "corpus", *options)
     for node in ("n1", "n3", "n4"):
         (tmp_path / node).mkdir()
     for node in ("n1", "n4"):
@@ -124,10 +113,8 @@ def test_other_data_no_data_and_another_bank_are_named(
     assert report["bad_nodes"] == ["n2", "n3", "n4"]
     assert "manifest fingerprint" in found["n2", "data"]
     assert "data directory shards does not exist" in found["n3", "data"]
-    assert (
-        "layer 0 query head 0" in found["n4", "bank"]
-        and "overrides differ" in found["n4", "config"]
-    )
+    assert "layer 0 query head 0" in found["n4", "bank"]
+    assert "overrides differ" in found["n4", "config"]
     assert set(found) == {("n2", "data"), ("n3", "data"), ("n4", "bank"), ("n4", "config")}
     assert "bad node n3: data directory shards does not exist" in said
     assert said.splitlines()[-1] == "bad-nodes: n2,n3,n4"  # what the job script gives to --exclude
@@ -140,9 +127,8 @@ def test_a_rank_that_never_comes_and_one_that_falls_silent_are_named(
     step = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
     arguments = [[*overrides, "--timeout", "3"], [*overrides, "--timeout", "200"], []]
     ranks.run(("n1", "n2", "n3"), arguments, function="with_a_silent_and_an_absent_rank", **step)
-    said = ranks.output(
-        0, BAD_NODES, SITE
-    )  # on a busy machine 3 s may be too short for n1's own checks
+    # On a busy machine 3 s may be too short for n1's own checks.
+    said = ranks.output(0, BAD_NODES, SITE)
     assert {"n2", "n3"} <= set(ranks.report()["bad_nodes"])
     assert "bad node n3: rank 2 did not answer within 3 s" in said
     assert "bad node n2: rank 1 came, but did not end" in said
@@ -154,16 +140,10 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
     arguments = ["doctor", "demo", "--timeout", "1", "--report", str(report)]
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        environment = rank_environment() | {
-            "RANK": "1",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(unused.getsockname()[1]),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "SLURMD_NODENAME": "gpu-08",
-            "SLURM_STEP_NODELIST": "gpu-[07-08]",
-        }
+        environment = rank_environment() | {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        environment |= {"SLURMD_NODENAME": "gpu-08", "SLURM_STEP_NODELIST": "gpu-[07-08]"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused.getsockname()[1])}
+        environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
         command = [sys.executable, "-m", "pretrain", *arguments]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300

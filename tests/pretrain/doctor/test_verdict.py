@@ -57,17 +57,13 @@ def test_the_majority_is_right_and_the_head_node_where_there_is_none() -> None:
 def test_a_failure_of_some_nodes_is_theirs_and_of_all_the_sites() -> None:
     state = gathered(2)
     state.facts[3]["failures"]["gpus"] = "local rank 1 has no GPU: 1 visible"
-    assert judged(state) == (
-        BAD_NODES,
-        ["n2"],
-        ["bad node n2: rank 3: local rank 1 has no GPU: 1 visible"],
-    )
+    said = "bad node n2: rank 3: local rank 1 has no GPU: 1 visible"
+    assert judged(state) == (BAD_NODES, ["n2"], [said])
     for rank in range(4):
         state.facts[rank]["failures"]["gpus"] = "torch sees 0 GPUs of 8"
     assert judged(state) == (SITE, [], ["torch sees 0 GPUs of 8"])
-    absent = gathered(
-        2, missing={4: "n3"}
-    )  # a third node that never came is no reason to blame the others
+    # A third node that never came is no reason to blame the others.
+    absent = gathered(2, missing={4: "n3"})
     for rank in range(4):
         absent.facts[rank]["failures"]["data"] = "data directory data/x does not exist"
     assert judged(absent)[:2] == (SITE, ["n3"])
@@ -79,24 +75,20 @@ def test_a_failure_of_some_nodes_is_theirs_and_of_all_the_sites() -> None:
 
 def test_failing_collectives_name_the_node_that_can_be_named() -> None:
     state = gathered(3)
-    state.collectives[4]["failures"]["node"] = (
-        "all-reduce within the node failed: 12 of 99 sums are wrong"
-    )
+    failed = "all-reduce within the node failed: 12 of 99 sums are wrong"
+    state.collectives[4]["failures"]["node"] = failed
     assert judged(state)[:2] == (BAD_NODES, ["n3"])
     state = gathered(3)
-    state.collectives[0]["link_failures"]["n2"] = (
-        "all-reduce between nodes n1 and n2 did not end within 65 s"
-    )
+    failed = "all-reduce between nodes n1 and n2 did not end within 65 s"
+    state.collectives[0]["link_failures"]["n2"] = failed
     assert judged(state)[:2] == (BAD_NODES, ["n2"])
-    state.collectives[0]["link_failures"]["n3"] = (
-        "all-reduce between nodes n1 and n3 did not end within 65 s"
-    )
+    failed = "all-reduce between nodes n1 and n3 did not end within 65 s"
+    state.collectives[0]["link_failures"]["n3"] = failed
     assert judged(state)[:2] == (BAD_NODES, ["n1"])  # it reaches nobody: it is the one
     state = gathered(3)
     for rank in range(6):
-        state.collectives[rank]["failures"]["world"] = (
-            "all-reduce over all ranks did not end within 65 s"
-        )
+        failed = "all-reduce over all ranks did not end within 65 s"
+        state.collectives[rank]["failures"]["world"] = failed
     code, bad, (sentence,) = judged(state)
     assert (code, bad) == (SITE, []) and "NCCL_SOCKET_IFNAME" in sentence
 

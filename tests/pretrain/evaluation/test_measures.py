@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,15 +32,10 @@ from pretrain.evaluation.heads.diversity import (
 from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut, length_report
 from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
-from pretrain.study.report import seeds_text
-from pretrain.study.seeds import group_by_method
 
 
 def test_principal_angles_of_known_planes() -> None:
-    """span(e1, e2) against span(cos a e1 + sin a e3, e2): 0 and a.
-
-    Against span(e3, e4): 90 and 90.
-    """
+    """Of span(e1, e2), span(cos a e1 + sin a e3, e2) and span(e3, e4)."""
     a = math.radians(30)
     planes = torch.tensor(
         [
@@ -51,9 +45,7 @@ def test_principal_angles_of_known_planes() -> None:
         ],
         dtype=torch.float64,
     )
-    mixed = (
-        torch.tensor([[2.0, 1.0], [-1.0, 3.0]], dtype=torch.float64) @ planes
-    )  # the same row spaces
+    mixed = torch.tensor([[2.0, 1.0], [-1.0, 3.0]]).double() @ planes  # the same row spaces
     for weights in (planes, mixed):
         angles = principal_angles(weights)
         assert angles[0, 1].tolist() == pytest.approx([0, 30], abs=1e-5)
@@ -69,9 +61,8 @@ def test_cosines_of_weights_and_rows() -> None:
     assert row_cosines(weights)[0, 1].tolist() == [[0, 1], [1, 0]]
     found = weight_diversity(weights.double())
     assert (found.cosine_max, found.row_cosine_max, found.row_cosine_mean) == (0, 1, 0.5)
-    assert (found.angle_mean, found.overlap) == pytest.approx(
-        (0, 1), abs=1e-4
-    )  # all span the plane
+    # All span the plane.
+    assert (found.angle_mean, found.overlap) == pytest.approx((0, 1), abs=1e-4)
     assert weight_diversity(weights[:1].double()) is None
 
 
@@ -107,7 +98,9 @@ def run_lengths(
         factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6))
         for factor, loss in losses.items()
     }
-    return RunLengths(group, group, 1, 2, entries, reasons or {})
+    return RunLengths(
+        name=group, group=group, seed=1, trained_length=2, losses=entries, reasons=reasons or {}
+    )
 
 
 def test_length_verdicts() -> None:
@@ -116,12 +109,8 @@ def test_length_verdicts() -> None:
     bound = run_lengths("bound", {0.5: 1.0, 1.0: 1.0}, {1.5: "no such position"})
     fails = run_lengths("fails", {0.5: 1.5, 1.0: 1.0}, {1.5: "no such position"})
     report = length_report([stable, grows, bound, fails], tolerance=0.1)
-    assert [v.answer for v in report.verdicts] == [
-        "yes (1 of 1)",
-        "no (0 of 1)",
-        "not testable",
-        "no (0 of 1)",
-    ]
+    answers = ["yes (1 of 1)", "no (0 of 1)", "not testable", "no (0 of 1)"]
+    assert [v.answer for v in report.verdicts] == answers
     assert grows.change(1.5) == pytest.approx(math.exp(0.2) - 1)
     assert grows.gain().tolist() == pytest.approx([0.2] * 3)
     assert any("no such position" in note for note in report.notes)
@@ -134,8 +123,9 @@ def test_diversity_verdicts() -> None:
     def run(
         group: str, seed: int, role: WeightDiversity | None, divergence: float | None
     ) -> RunDiversity:
-        layers = [LayerDiversity(role, role, divergence, 1.0, 0.5)]
-        return RunDiversity(f"{group}-{seed}", group, seed, layers, layers)
+        attention = {"divergence": divergence, "entropy": 1.0, "relative_entropy": 0.5}
+        layers = [LayerDiversity(role, role, **attention)]
+        return RunDiversity(f"{group}-{seed}", group, seed, trained=layers, untrained=layers)
 
     runs = [
         run("good", 1, weights, 1.5),
@@ -144,9 +134,8 @@ def test_diversity_verdicts() -> None:
         run("scores only", 1, None, 1.5),
         run("one head", 1, None, None),
     ]
-    maps = [
-        AttentionMaps(run.name, run.group, run.seed, 0, "prose", np.ones((1, 1, 1))) for run in runs
-    ]
+    drawn = {"layer": 0, "source": "prose", "probabilities": np.ones((1, 1, 1))}
+    maps = [AttentionMaps(run.name, run.group, run.seed, **drawn) for run in runs]
     report = diversity_report(runs, Limits(), 1, maps)
     answers = {verdict.group: verdict.answer for verdict in report.verdicts}
     assert answers == {
@@ -179,7 +168,7 @@ def test_approximation_verdicts() -> None:
         ("b", 16): (0.109, 0.12),
     }
     trials = [
-        Trial(variant, width, 1, seed, error, 0)
+        Trial(variant=variant, width=width, depth=1, seed=seed, error=error, trainable_parameters=0)
         for (variant, width), errors in found.items()
         for seed, error in enumerate(errors, start=1)
     ]
@@ -188,18 +177,11 @@ def test_approximation_verdicts() -> None:
     assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
     equal, large = report.tables[1].rows
     assert equal == ("8", "1", "2", "1.00 [1.00, 1.00]")
-    logarithms = np.log(
-        [1.09, 1.2]
-    )  # ± t(0.975, 1) sd / √2; of two, sd / √2 is half their distance
-    mean, half = logarithms.mean(), 12.7062 * (logarithms[1] - logarithms[0]) / 2
+    # ± t(0.975, 1) sd / √2; of two, sd / √2 is half their distance.
+    logarithms = np.log([1.09, 1.2])
+    mean = logarithms.mean()
+    half = 12.7062 * (logarithms[1] - logarithms[0]) / 2
     assert large[-1] == f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]"
-
-
-def test_numbers_are_shown_with_their_spread() -> None:
-    assert seeds_text([1.0, 3.0], 1) == "2.0 ± 1.4"
-    assert seeds_text([1.0], 2) == "1.00"
-    assert seeds_text([-0.001], 1) == "0.0"
-    assert seeds_text([None, 1.0]) == seeds_text([]) == "–"
 
 
 @pytest.mark.parametrize(
@@ -223,53 +205,17 @@ def test_sizes_must_ascend(text: str) -> None:
         _ascending("--widths", text)
 
 
-def finished(
-    path: str, variant: str, seed: int = 1, adapters: list[str] | None = None, **model: str | int
-) -> FinishedRun:
-    """As much of a finished run as its group and the layer that is drawn depend on."""
-    config = {
-        "attention": {"variant": variant, "adapters": adapters},
-        "model": {"num_layers": 2, **model},
-    }
+def finished(name: str, num_layers: int) -> FinishedRun:
+    """As much of a finished run as the layer that is drawn depends on."""
     blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
-    known = {"path": Path(path), "name": path, "variant": variant, "seed": seed, "config": config}
-    return FinishedRun(**{**blank, **known})
-
-
-def test_groups_are_seeds_of_one_another() -> None:
-    runs = [
-        finished("a", "vanilla"),
-        finished("b", "orthogonal", position_embedding="rope"),
-        finished("c", "orthogonal", seed=2, position_embedding="rope"),
-        finished("d", "orthogonal", position_embedding="learned"),
-        finished("e", "orthogonal", adapters=["qk_norm", "low_rank"]),
-    ]
-    rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
-    groups = group_by_method(runs)
-    assert [groups.name_of(run) for run in runs] == [
-        "vanilla",
-        rope,
-        rope,
-        learned,
-        "orthogonal+qk_norm+low_rank",
-    ]
-    with pytest.raises(
-        UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"
-    ):
-        group_by_method([*runs, finished("f", "vanilla")])
-    with pytest.raises(UserError, match="given twice"):
-        group_by_method([*runs, runs[0]])
+    return FinishedRun(**blank | {"name": name, "config": {"model": {"num_layers": num_layers}}})
 
 
 def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:
-    runs = [
-        finished("deep", "vanilla", num_layers=12),
-        finished("flat", "orthogonal", num_layers=5),
-    ]
+    runs = [finished("deep", 12), finished("flat", 5)]
     assert chosen_layer(None, runs) == 2
     assert [chosen_layer(asked, runs) for asked in (0, 4)] == [0, 4]
     for asked in (-1, 5, 11):
-        with pytest.raises(
-            UserError, match=f"--maps-layer is {asked}, but run 'flat' has 5 layers"
-        ):
+        said = f"--maps-layer is {asked}, but run 'flat' has 5 layers"
+        with pytest.raises(UserError, match=said):
             chosen_layer(asked, runs)

@@ -59,9 +59,8 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
         ]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    assert (
-        run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload) == ["finished"] * 4
-    )
+    states = run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload)
+    assert states == ["finished"] * 4
     payload = {
         "runs": all_of({**ONE_RANK, **BF16}),
         "load": [str(runs / name) for name in (*ONE_RANK, *BF16, *FOUR_RANKS)],
@@ -99,12 +98,8 @@ def test_effective_weights_and_attention_are_those_the_model_uses(answers: dict[
 def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> None:
     first, again = answers["trials"]
     assert first == again
-    assert [(t["variant"], t["width"]) for t in first] == [
-        ("vanilla", 8),
-        ("orthogonal", 8),
-        ("vanilla", 16),
-        ("orthogonal", 16),
-    ]
+    sizes = [(variant, width) for width in (8, 16) for variant in ("vanilla", "orthogonal")]
+    assert [(t["variant"], t["width"]) for t in first] == sizes
     assert all(0 < trial["error"] < 1 for trial in first)
     assert len({trial["error"] for trial in first}) == 4
 
@@ -131,7 +126,7 @@ def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -
 
 
 def assert_maps(out: Path, report: dict[str, Any]) -> None:
-    """Of each of three variants, the first 20 of 32 positions of three heads, in the second of two layers."""
+    """Of each of three variants, the first 20 of 32 positions of three heads."""
     assert (out / "maps.png").stat().st_size > 10_000
     text = (out / "report.md").read_text()
     assert "![maps](maps.png)\n\nAttention of the first 3 heads of layer 1 in one sample" in text
@@ -154,11 +149,8 @@ def test_length_report_says_what_is_not_possible(
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     rotary, learned, scores = report["runs"]
-    assert {key: entry["length"] for key, entry in rotary["lengths"].items()} == {
-        "0.5": 16,
-        "1": 32,
-        "1.5": 48,
-    }
+    lengths = {key: entry["length"] for key, entry in rotary["lengths"].items()}
+    assert lengths == {"0.5": 16, "1": 32, "1.5": 48}
     assert {entry["predictions"] for entry in rotary["lengths"].values()} == {3 * 4 * 96}
     assert set(learned["lengths"]) == set(scores["lengths"]) == {"0.5", "1"}
     assert "score matrices have rows for the 32" in scores["not_possible"]["1.5"]
@@ -193,18 +185,11 @@ def test_anatomy_shares_out_the_difference_that_the_runs_logged(
     assert (tmp_path / "report.html").is_file()
 
 
-def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path) -> None:
-    assert_refused(warm_cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")
-
-
-def test_a_layer_that_is_not_there_cannot_be_drawn(
-    answers: dict[str, Any], runs: Path, tmp_path: Path
-) -> None:
+def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
+    one = str(runs / "learned")
     out = tmp_path / "out"
-    done = warm_cli(
-        ["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)]
-    )
-    assert_refused(
-        done, "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1"
-    )
+    command = ["evaluate", "diversity", one, "--out", str(out)]
+    assert_refused(warm_cli([*command, one]), "given twice")
+    said = "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1"
+    assert_refused(warm_cli([*command, "--maps-layer=2"]), said)
     assert not out.exists()

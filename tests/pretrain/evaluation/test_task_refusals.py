@@ -48,7 +48,8 @@ def refused(match: str, *arguments: Any, **options: Any) -> None:
 
 
 def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
-    model, again = fake_model(tmp_path / "model"), fake_model(tmp_path / "again")
+    model = fake_model(tmp_path / "model")
+    again = fake_model(tmp_path / "again")
     refused("--tasks names no task", [model], " , ")
     refused("given twice", [model, model], "choice")
     refused("neither a run directory nor an export", [tmp_path], "choice")
@@ -62,12 +63,8 @@ def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
-    refused(
-        "--include-path .* is not a directory",
-        [place / "model"],
-        "choice",
-        include_path=tmp_path / "none",
-    )
+    said = "--include-path .* is not a directory"
+    refused(said, [place / "model"], "choice", include_path=tmp_path / "none")
 
 
 def _copy(model: Path, tmp_path: Path) -> Path:
@@ -76,12 +73,8 @@ def _copy(model: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.distributed
 def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
-    refused(
-        r"no task, group or tag arc_eazy \(did you mean arc_easy",
-        [place / "model"],
-        "choice,arc_eazy",
-        include_path=place / "files",
-    )
+    said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
+    refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
 
 
 @pytest.mark.distributed
@@ -89,21 +82,12 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     files = write_tasks(tmp_path / "files", 4)
     text = (files / "choice.yaml").read_text()
     (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
-    refused(
-        "--tasks choice cannot be loaded: .*nowhere",
-        [place / "model"],
-        "choice",
-        include_path=files,
-    )
+    options = {"include_path": files, "out": tmp_path / "out"}
+    refused("--tasks choice cannot be loaded: .*nowhere", [place / "model"], "choice", **options)
     (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
     (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
-    refused(
-        "--tasks choice failed in the harness: .*no such.*key",
-        [place / "model"],
-        "choice",
-        include_path=files,
-        out=tmp_path / "out",
-    )
+    said = "--tasks choice failed in the harness: .*no such.*key"
+    refused(said, [place / "model"], "choice", **options)
     assert not list(tmp_path.glob("out/results/*/*"))
     (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
     refused("runs code that the model writes", [place / "model"], "choice", include_path=files)

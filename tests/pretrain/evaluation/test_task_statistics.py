@@ -24,13 +24,14 @@ ITEMS = 40
 
 
 def fabricated(seeds: int) -> TaskReport:
-    """Models with 40 items, of which `orthogonal` has one less right than vanilla, or as many, by turns."""
+    """Models with 40 items, of which `orthogonal` has one less right, or as many, by turns."""
     models, scores = [], {}
     for variant, fewer in (("orthogonal", 1), ("vanilla", 0)):
         for seed in range(1, seeds + 1):
             path = Path(f"{variant}-{seed}")
             facts = {"variant": variant, "seed": seed, "step": 6, "attention": {}}
-            models.append(Pretrained(path, path, facts, "", True, path.name))
+            own = {"facts": facts, "digest": "", "trusted": True, "name": path.name}
+            models.append(Pretrained(path, path, **own))
             right = 20 + seed - fewer * (seed % 2)
             items = tuple([1.0] * right + [0.0] * (ITEMS - right))
             perplexity = Score(10.0 + seed + fewer, 0.5, False, tuple(map(float, range(ITEMS))))
@@ -38,25 +39,24 @@ def fabricated(seeds: int) -> TaskReport:
             scores[path] = {"choice": TaskScores(choice, ITEMS, cut=seed)}
     all_scores: Scores = scores
     groups = group_runs(models, "vanilla")
-    versions, command = (
-        {"lm-eval": "0.4.13"},
-        [("python", "-m", "pretrain"), ("--tasks", "choice, both")],
-    )
-    comparison = compare_tasks(groups, all_scores)
     return TaskReport(
-        comparison, groups, [Measured("choice", ())], all_scores, None, versions, command
+        comparison=compare_tasks(groups, all_scores),
+        groups=groups,
+        measured=[Measured("choice", ())],
+        scores=all_scores,
+        limit=None,
+        versions={"lm-eval": "0.4.13"},
+        command=[("python", "-m", "pretrain"), ("--tasks", "choice, both")],
     )
 
 
 def test_gaps_and_items_of_five_seeds() -> None:
     report = fabricated(5)
     tested, other = report.comparison.contrasts
-    assert (tested.metric, tested.tested, other.metric, other.tested) == (
-        "acc",
-        True,
-        "perplexity",
-        False,
-    )
+    assert [(one.metric, one.tested) for one in (tested, other)] == [
+        ("acc", True),
+        ("perplexity", False),
+    ]
     differences = -np.array([1, 0, 1, 0, 1]) / ITEMS
     assert tested.gap is not None and other.gap is not None
     assert tested.gap.differences == pytest.approx(differences)
@@ -78,8 +78,8 @@ def test_the_report_says_what_was_compared() -> None:
     text = page_text(document.page)
     assert "# Tasks\n\nBaseline: vanilla. lm-evaluation-harness 0.4.13.\n" in text
     assert (
-        "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla; no sig"
-        in text
+        "* choice: orthogonal: acc -0.0150 (95 % interval -0.0320 to +0.0020) against vanilla; no "
+        "sig" in text
     )
     assert "| choice | acc ↑ | vanilla | 5 | 0.5750 ± 0.0395 | 0.0800 | 40 |" in text
     assert (
@@ -116,15 +116,8 @@ def test_mcnemar_by_hand() -> None:
     base = [0.0] + [1.0] * 5 + [1.0] * 3 + [0.0] * 2
     assert mcnemar(ours, base) == (1, 5, pytest.approx(float(Fraction(14, 64))))
     assert mcnemar(base, ours) == (5, 1, pytest.approx(float(Fraction(14, 64))))
+    assert mcnemar(ours, base)[2] == pytest.approx(stats.binomtest(1, 6).pvalue)
     assert mcnemar([1.0] * 8, [0.0] * 8) == (8, 0, pytest.approx(2 / 256))
     assert mcnemar([1.0, 0.0], [0.0, 1.0]) == (1, 1, 1.0) and mcnemar([1.0], [1.0]) == (0, 0, 1.0)
     with pytest.raises(ValueError):
         mcnemar([1.0], [1.0, 0.0])
-
-
-def test_mcnemar_is_the_binomial_test() -> None:
-    random = np.random.default_rng(1)
-    for size in (10, 300, 3000):
-        ours, base = (random.integers(0, 2, size).astype(float).tolist() for _ in range(2))
-        only_ours, only_base, p = mcnemar(ours, base)
-        assert p == pytest.approx(stats.binomtest(only_ours, only_ours + only_base).pvalue)

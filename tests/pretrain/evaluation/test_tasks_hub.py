@@ -1,7 +1,4 @@
-"""evaluate tasks with the harness's own sst2.
-
-Data from the hub (here on loopback), then from the cache.
-"""
+"""evaluate tasks with the harness's own sst2, from the hub (here on loopback), then the cache."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-WORDS = (
+WORDS = [
     "red",
     "green",
     "blue",
@@ -26,7 +26,7 @@ WORDS = (
     "a",
     "sees",
     "not",
-)
+]
 
 
 @contextmanager
@@ -52,13 +52,8 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     vocabulary = {"</s>": 0, "<unk>": 1} | {f"▁{word}": 2 + i for i, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="</s>",
-        eos_token="</s>",
-        pad_token="</s>",
-        unk_token="<unk>",
-    )
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **marks)
     fast.save_pretrained(path)
     torch.manual_seed(1000 * len(variant or "") + seed)
     config = Starcoder2Config(
@@ -94,10 +89,7 @@ def facts_of(name: str, variant: str, seed: int) -> dict[str, Any]:
 
 
 def write_tasks(directory: Path, items: int = 24) -> Path:
-    """`choice` (multiple choice), `last_word` (shaped like lambada).
-
-    And `both`, a group of two choices.
-    """
+    """`choice` (multiple choice), `last_word` (shaped like lambada), `both`, a group of choices."""
     directory.mkdir(parents=True)
     choices = [
         {

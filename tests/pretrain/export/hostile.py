@@ -1,7 +1,4 @@
-"""Files of a stranger's export that run a program where they are believed.
-
-And a process that loads them.
-"""
+"""Files of a stranger's export that run a program where believed, and a process that loads them."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ class _Program:
 
 
 def make_hostile(directory: Path, canary: Path) -> None:
-    """Put a program wherever transformers looks for one.
-
-    And forge the list of files in export.json.
-    """
+    """Put a program wherever transformers looks for one, and forge the files of export.json."""
     program = f"from pathlib import Path\nPath({str(canary)!r}).touch()\n"
     (directory / "evil.py").write_text(program)
     (directory / "custom_generate").mkdir()
@@ -66,9 +60,8 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         code = str(getattr(arguments[0], "co_filename", "")) if event == "exec" else ""
         opened = str(arguments[0]) if event == "open" else ""
-        if any(
-            name in code + opened for name in ("evil.py", "custom_generate", "pytorch_model.bin")
-        ):
+        theirs = ("evil.py", "custom_generate", "pytorch_model.bin")
+        if any(name in code + opened for name in theirs):
             seen.append(f"{event} {code or opened}")
         if event == "pickle.find_class" and arguments[0] == "pathlib":
             seen.append(f"unpickled {arguments}")

@@ -32,12 +32,12 @@ def test_the_export_ends_with_the_rank_that_waits_for_it(tmp_path: Path) -> None
     rank = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *overrides], cwd=ROOT, env=rank_environment(), text=True
     )
-    deadline, children = time.monotonic() + 60, []
+    deadline = time.monotonic() + 60
+    children = []
     while time.monotonic() < deadline:
         children = psutil.Process(rank.pid).children()
-        if (
-            children and "export" in children[0].cmdline()
-        ):  # a fork becomes the export a moment later
+        # A fork becomes the export a moment later.
+        if children and "export" in children[0].cmdline():
             break
         time.sleep(0.01)
     (export,) = children

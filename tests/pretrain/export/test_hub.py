@@ -1,12 +1,8 @@
-"""--push-to-hub, against a hub on loopback.
-
-Huggingface_hub itself makes the repository and uploads.
-"""
+"""--push-to-hub against a hub on loopback, by huggingface_hub itself."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import subprocess
 import sys
@@ -34,7 +30,6 @@ class Hub:
 
     address: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)
-    objects: dict[str, bytes] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
 
@@ -56,25 +51,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/validate-yaml":  # of the model card's front matter
             self._answer({"errors": [], "warnings": []})
         elif self.path.endswith("/preupload/main"):
-            names = [file["path"] for file in json.loads(body)["files"]]
-            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
-            found = [
-                {"path": name, "uploadMode": modes[name], "shouldIgnore": False, "oid": None}
-                for name in names
-            ]
-            self._answer({"files": found})
-        elif self.path.endswith("/info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            for each in objects:
-                each["actions"] = {"upload": {"href": f"{self.hub.address}/upload/{each['oid']}"}}
-            self._answer({"transfer": "basic", "objects": objects})
+            rest = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            self._answer({"files": [file | rest for file in json.loads(body)["files"]]})
         else:
             assert self.path.endswith("/commit/main"), self.path
             self._commit([json.loads(line) for line in body.splitlines()])
-
-    def do_PUT(self) -> None:
-        self.hub.objects[self.path.rpartition("/")[2]] = self._body()
-        self._answer({})
 
     def do_GET(self) -> None:
         self._answer({"id": "acme/tiny", "sha": COMMIT, "siblings": [], "tags": []})
@@ -83,26 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.removeprefix("/api/models/").removesuffix("/commit/main")
         files = self.hub.files.setdefault(name, {})
         for entry in entries[1:]:
-            value = entry["value"]
-            if entry["key"] == "lfsFile":
-                content = self.hub.objects[value["oid"]]
-                assert hashlib.sha256(content).hexdigest() == value["oid"]
-            else:
-                content = base64.b64decode(value["content"])
-            files[value["path"]] = content
-        self._answer(
-            {"commitUrl": f"{self.hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
-        )
+            files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+        address = f"{self.hub.address}/{name}/commit/{COMMIT}"
+        self._answer({"commitUrl": address, "commitOid": COMMIT})
 
     def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        content = b""
-        while size := int(self.rfile.readline(), 16):
-            content += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def _answer(self, value: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(value).encode()

@@ -1,7 +1,4 @@
-"""Corrections of an export's own classes, with random weights.
-
-Formulas, decoding with a cache, padding.
-"""
+"""Corrections of an export's own classes: formulas, decoding with a cache, padding."""
 
 from __future__ import annotations
 
@@ -73,7 +70,9 @@ def ids() -> torch.Tensor:
 def test_reading_in_parts_gives_the_logits_of_the_whole(
     model: Any, ids: torch.Tensor, steps: list[int]
 ) -> None:
-    whole, parts, cache = model(ids, use_cache=False).logits, [], None
+    whole = model(ids, use_cache=False).logits
+    parts = []
+    cache = None
     for part in ids.split(steps, dim=1):
         read = model(part, past_key_values=cache, use_cache=True)
         parts, cache = [*parts, read.logits], read.past_key_values
@@ -87,8 +86,11 @@ BEAMS, SAMPLED = {"num_beams": 6, "num_return_sequences": 6}, {"do_sample": True
 @pytest.mark.parametrize(
     ("options", "others"),
     [
-        *(({}, {}), (BEAMS, BEAMS), (SAMPLED, SAMPLED)),
-        *(({"prompt_lookup_num_tokens": 2}, {}), ({"cache_implementation": "static"}, {})),
+        ({}, {}),
+        (BEAMS, BEAMS),
+        (SAMPLED, SAMPLED),
+        ({"prompt_lookup_num_tokens": 2}, {}),
+        ({"cache_implementation": "static"}, {}),
     ],
 )
 def test_generating_with_the_cache_gives_the_same_text(
@@ -104,18 +106,16 @@ def test_generating_with_the_cache_gives_the_same_text(
 def test_padding_on_the_left_and_texts_before_are_not_looked_at(
     model: Any, ids: torch.Tensor
 ) -> None:
-    padded, mask = ids.clone(), torch.ones_like(ids)
+    padded = ids.clone()
+    mask = torch.ones_like(ids)
     padded[0, :7] = mask[0, :7] = 0
     alone = ids[:1, 7:]
     expected = model(alone).logits
-    torch.testing.assert_close(
-        model(padded, attention_mask=mask).logits[:1, 7:], expected, rtol=0, atol=1e-5
-    )
+    found = model(padded, attention_mask=mask).logits[:1, 7:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     made = model.generate(padded, attention_mask=mask, **GREEDY)
     assert torch.equal(made[:1, 7:], model.generate(alone, attention_mask=mask[:1, 7:], **GREEDY))
-    positions = torch.cat((torch.arange(7), torch.arange(5)))[
-        None
-    ]  # two texts, one after the other
+    positions = torch.cat((torch.arange(7), torch.arange(5)))[None]  # two texts, one by one
     both = model(ids[:1], position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(both[:, 7:], expected, rtol=0, atol=1e-5)
 
@@ -126,7 +126,8 @@ def test_a_cache_without_a_place_for_convolutions_is_refused(model: Any, ids: to
 
 
 def test_the_convolution_is_that_of_the_training() -> None:
-    convolution, inputs = Convolution(8, TAPS), torch.randn(9, 2, 2, 4)
+    convolution = Convolution(8, TAPS)
+    inputs = torch.randn(9, 2, 2, 4)
     torch.nn.init.normal_(convolution.taps)
     convolution.positions = torch.arange(9)[None]
     found = convolution(inputs.transpose(0, 1).flatten(2))

@@ -72,10 +72,8 @@ with made_beside(Path(sys.argv[1])) as directory:
 def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "out"
     started, places = [], []
-    for end in (
-        "stopped",
-        "killed",
-    ):  # in this order: who begins removes what a killed one has left
+    # In this order: who begins removes what a killed one has left.
+    for end in ("stopped", "killed"):
         command = [sys.executable, "-c", KILLED, out, end]
         started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
         assert started[-1].stdout is not None
@@ -89,16 +87,13 @@ def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: P
         (path / "theirs").touch()
     (tmp_path / ".out.linkedxx").symlink_to(left)
     with made_beside(out) as directory:
-        assert (
-            directory.stat().st_mode == foreign[0].stat().st_mode
-        )  # mkdtemp gives others no permissions
+        # mkdtemp gives others no permissions.
+        assert directory.stat().st_mode == foreign[0].stat().st_mode
     started[0].kill()
     started[0].wait()
     assert out.is_dir() and alive.is_dir() and not left.exists()
-    assert (
-        all((path / "theirs").is_file() for path in foreign)
-        and (tmp_path / ".out.linkedxx").is_symlink()
-    )
+    assert all((path / "theirs").is_file() for path in foreign)
+    assert (tmp_path / ".out.linkedxx").is_symlink()
 
 
 @pytest.mark.parametrize(

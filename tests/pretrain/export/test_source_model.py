@@ -1,7 +1,4 @@
-"""Import of foreign models: types and values are judged tensor by tensor.
-
-And odd files in one sentence.
-"""
+"""Import of foreign models, judged tensor by tensor; odd files are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -81,9 +78,8 @@ def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> N
     for ours, theirs in (("embedding.word", "embed_tokens"), ("layer.0.attention.key", "k_proj")):
         (expected,) = [value for name, value in mixed.items() if theirs in name]
         assert torch.equal(made[ours].float(), expected.float())
-    assert config.given_weights is not None and config.given_weights.head(
-        0, "query", 0, 4
-    ).shape == (4, 8)
+    assert config.given_weights is not None
+    assert config.given_weights.head(0, "query", 0, 4).shape == (4, 8)
 
 
 def test_a_long_path_with_blanks(tmp_path: Path) -> None:
@@ -102,22 +98,22 @@ def _set(
     return change
 
 
+def _add(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.update({name: value})
+
+
+LORA = "model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (_set("model.norm.weight", (3,), float("nan")), "model.norm.weight holds NaN or infinity"),
         (_set("model.embed_tokens.weight", (3, 1), -float("inf")), "embed_tokens.weight holds NaN"),
+        (_add(LORA, torch.ones(2, 8)), "q_proj.lora_A.weight has no place in the model here"),
         (
-            lambda tensors: tensors.update(
-                {"model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 8)}
-            ),
-            "q_proj.lora_A.weight has no place in the model here",
-        ),
-        (
-            lambda tensors: tensors.update(
-                {"model.norm.weight": torch.ones(8, dtype=torch.float64)}
-            ),
-            "model.norm.weight is of type F64; only fp32, bf16 and fp16",
+            _add("model.norm.weight", torch.ones(8).double()),
+            "model.norm.weight is of type F64; only",
         ),
     ],
 )
@@ -143,10 +139,7 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"rope_theta": 10000.7},
-            "its rope_theta is 10000.7, and model.rotary_base is a whole number",
-        ),
+        ({"rope_theta": 10000.7}, "rope_theta is 10000.7, and model.rotary_base is a whole number"),
         ({"rope_parameters": [1]}, "transformers cannot load"),
         ({"num_attention_heads": 0}, "transformers cannot load"),
         ({"hidden_size": "8"}, "Field 'hidden_size' expected int, got str"),
@@ -154,10 +147,7 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
         ({"norm_epsilon": "small"}, "Field 'norm_epsilon' expected float, got str"),
         ({"tie_word_embeddings": "yes"}, "Field 'tie_word_embeddings' expected bool, got str"),
         ({"model_type": ["starcoder2"]}, "transformers cannot load"),
-        (
-            {"auto_map": {"AutoConfig": "evil.Config"}},
-            "auto_map={'AutoConfig': 'evil.Config'}, code to run",
-        ),
+        ({"auto_map": {"AutoConfig": "evil.Config"}}, "'evil.Config'}, code to run"),
     ],
 )
 def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -189,22 +179,13 @@ def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
 
 
 def test_a_tensor_of_another_kind_of_shape(tmp_path: Path) -> None:
-    sizes = {
-        "n_embd": 8,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 16,
-        "activation_function": "gelu",
-    }
+    config = {"model_type": "gpt2", "vocab_size": 32, "activation_function": "gelu"}
+    config |= {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/config.json").write_text(
-        json.dumps({"model_type": "gpt2", "vocab_size": 32} | sizes)
-    )
+    (tmp_path / "in/config.json").write_text(json.dumps(config))
     shapes = {"wte.weight": (32, 8), "wpe.weight": (16, 8), "h.0.attn.c_attn.weight": (8, 2, 2)}
     shapes |= {"h.0.ln_1.weight": (8,), "h.0.ln_1.bias": (8,)}
     write(tmp_path / "in", {name: torch.ones(shape) for name, shape in shapes.items()})
     said = refusal(tmp_path / "in", tmp_path / "out")
-    assert (
-        "h.0.attn.c_attn.weight has the shape (8, 2, 2), and its config.json makes it (8, 24)"
-        in said
-    )
+    assert "h.0.attn.c_attn.weight has the shape (8, 2, 2)" in said
+    assert "its config.json makes it (8, 24)" in said

@@ -1,7 +1,4 @@
-"""tokenizer.json from SentencePiece models.
-
-The same ids and texts, whatever is written in a text.
-"""
+"""tokenizer.json from SentencePiece models: the same ids and texts, whatever is written."""
 
 from __future__ import annotations
 
@@ -73,9 +70,8 @@ def test_hostile_texts_have_the_ids_of_training(manifest: Manifest, exported: Pa
         ids = own.encode(text)
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
         assert tokenizer.decode(ids) == own.decode(ids) == text
-    assert tokenizer("no </s> here")["input_ids"] == own.encode(
-        "no </s> here"
-    )  # and nothing is added
+    # And nothing is added.
+    assert tokenizer("no </s> here")["input_ids"] == own.encode("no </s> here")
 
 
 def test_documents_end_and_begin_with_the_end_of_document(

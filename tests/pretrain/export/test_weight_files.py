@@ -1,7 +1,4 @@
-"""The files of an export that need no model: safetensors as its own package reads them.
-
-What is missing.
-"""
+"""Files of an export that need no model, as safetensors reads them; what is missing."""
 
 from __future__ import annotations
 
@@ -71,10 +68,8 @@ def test_without_transformers_the_extra_is_named(
     verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("transformers", "transformers.utils"):
-        monkeypatch.setitem(
-            sys.modules, module, None
-        )  # Python then raises as for a missing package
-    with pytest.raises(
-        UserError, match=rf"^{verb} needs the package transformers .*ora-pretrain\[export\]"
-    ):
+        # Python then raises as for a missing package.
+        monkeypatch.setitem(sys.modules, module, None)
+    said = rf"^{verb} needs the package transformers .*ora-pretrain\[export\]"
+    with pytest.raises(UserError, match=said):
         require_transformers(verb)

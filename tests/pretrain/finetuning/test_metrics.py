@@ -31,7 +31,8 @@ def test_metrics_by_hand() -> None:
     assert measure(TASKS["mrpc"], LABELS, FOUND) == pytest.approx({"accuracy": 0.7, "f1": F1})
     assert measure(TASKS["cola"], LABELS, FOUND) == pytest.approx({"matthews": MATTHEWS})
     assert score({"accuracy": 0.7, "f1": F1}) == pytest.approx((0.7 + F1) / 2)
-    x, y = np.array([1.0, 2.0, 3.0, 5.0]), np.array([1.0, 3.0, 2.0, 9.0])
+    x = np.array([1.0, 2.0, 3.0, 5.0])
+    y = np.array([1.0, 3.0, 2.0, 9.0])
     # Deviations (-1.75, -0.75, 0.25, 2.25) and (-2.75, -0.75, -1.75, 5.25); ranks differ by (0, 1,
     # -1, 0).
     pearson = 16.75 / math.sqrt(8.75 * 38.75)
@@ -63,11 +64,13 @@ def test_the_standard_error_of_sst2() -> None:
 @pytest.mark.parametrize("name", ["cola", "mrpc", "stsb"])
 def test_standard_errors_shrink_with_the_items(name: str) -> None:
     """By the root of how many there are, as the formula for accuracy does."""
-    generator, task = np.random.default_rng(1), TASKS[name]
+    generator = np.random.default_rng(1)
+    task = TASKS[name]
     labels = generator.integers(2, size=150)
     found = np.where(generator.random(150) < 0.8, labels, 1 - labels)
     if not task.labels:
-        labels, found = labels + generator.random(150), found + generator.random(150)
+        labels = labels + generator.random(150)
+        found = found + generator.random(150)
     few, many = (
         standard_error(task, np.tile(labels, times), np.tile(found, times)) for times in (1, 4)
     )

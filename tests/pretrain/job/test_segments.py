@@ -41,31 +41,18 @@ def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> 
     ("state", "ending", "action", "said"),
     [
         (FINISHED, Ending(0, "RUNNING"), FINISHED, "is finished"),
-        (
-            FINISHED,
-            Ending(137, "COMPLETING"),
-            FINISHED,
-            "is finished",
-        ),  # the state outranks all else
+        # The state outranks all else.
+        (FINISHED, Ending(137, "COMPLETING"), FINISHED, "is finished"),
         (CONTINUE, Ending(0, "RUNNING"), REQUEUE, "more to do"),
         (CONTINUE, Ending(138, "RUNNING"), REQUEUE, "more to do"),
-        (
-            CONTINUE,
-            Ending(0, "COMPLETING"),
-            STOP,
-            "the job is COMPLETING",
-        ),  # scancel: never resurrected
+        # scancel: never resurrected.
+        (CONTINUE, Ending(0, "COMPLETING"), STOP, "the job is COMPLETING"),
         (RUNNING, Ending(143, "COMPLETING"), STOP, "the job is COMPLETING"),
         (RUNNING, Ending(0, "UNKNOWN"), STOP, "the job is UNKNOWN"),
         (STOPPED, Ending(0, "RUNNING"), STOP, "as SIGTERM asked"),
         (STOPPED, Ending(0, "RUNNING", preempted=True), REQUEUE, "before preemption"),
         (RUNNING, Ending(137, "RUNNING"), REQUEUE, "continues from progress 0 (1 of 3 segments"),
-        (
-            RUNNING,
-            Ending(143, "RUNNING", refused="the loss is nan"),
-            STOP,
-            "would be again: the loss is nan",
-        ),
+        (RUNNING, Ending(143, "RUNNING", refused="loss is nan"), STOP, "be again: loss is nan"),
         (None, Ending(1, "RUNNING"), REQUEUE, "crashed with exit code 1"),
         (None, Ending(0, "RUNNING", asked=True), REQUEUE, "before the time limit"),
     ],
@@ -86,7 +73,8 @@ def test_a_crash_is_not_taken_for_the_end_of_the_segment_before(tmp_path: Path) 
 
 
 def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path: Path) -> None:
-    record, crash = segments(tmp_path), Ending(1, "RUNNING")
+    record = segments(tmp_path)
+    crash = Ending(1, "RUNNING")
     for number, step in enumerate((2, 4, 6)):  # crashes, but each got further
         record.begin(restart(number), 3)
         save(tmp_path, step)

@@ -28,11 +28,8 @@ def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> Non
         ((2, 8), (512, 8, 1), (2, 8)),
         ((1, 8), (512, 8, 1), (1, 8)),
         ((3, 8), (512, 8, 1), (2, 8)),  # 24 do not divide 64; 16 on two whole nodes, not on three
-        (
-            (3, 8),
-            (480, 8, 1),
-            (3, 5),
-        ),  # fewer ranks on each node: 15 of 60, where two nodes have 12
+        # Fewer ranks on each node: 15 of 60, where two nodes have 12.
+        ((3, 8), (480, 8, 1), (3, 5)),
         ((7, 8), (512, 8, 1), (4, 8)),
         ((1, 6), (8, 2, 1), (1, 4)),
         ((5, 1), (8, 2, 1), (4, 1)),
@@ -75,8 +72,8 @@ def test_no_larger_part_of_a_job_is_possible() -> None:
 
 def test_what_is_said_of_the_rest() -> None:
     assert shape_to_use(Shape(3, 8), Batches(512, 8, 1))[1] == (
-        "trains on 16 ranks (2 x 8) of the job's 24 ranks (3 x 8): data.global_batch_size=512 is not "
-        "divisible by data.micro_batch_size=8 times 24 data-parallel ranks"
+        "trains on 16 ranks (2 x 8) of the job's 24 ranks (3 x 8): data.global_batch_size=512 is "
+        "not divisible by data.micro_batch_size=8 times 24 data-parallel ranks"
     )
     assert shape_to_use(Shape(1, 7), Batches(8, 2, 2))[1] == (
         "trains on 4 ranks (1 x 4) of the job's 7 ranks (1 x 7): 7 is not a multiple of "
@@ -103,9 +100,8 @@ def test_a_training_begins_on_what_it_can_use(tiny_shards: Path, tmp_path: Path)
     (begin,) = map(json.loads, (run / "slurm/segments.jsonl").read_text().splitlines())
     assert (begin["event"], begin["nodes"], begin["ranks"]) == ("begin", "n[1-3]", 2)
     few = job("begin-training", *given, "parallel.tensor_model_parallel_size=4")
-    assert_refused(
-        few, "parallel.tensor_model_parallel_size=4 needs at least 4 processes, but there are 3"
-    )
+    key = "parallel.tensor_model_parallel_size"
+    assert_refused(few, f"{key}=4 needs at least 4 processes, but there are 3")
 
 
 def test_the_runs_of_a_sweep_each_begin_on_what_they_can_use(
@@ -113,13 +109,15 @@ def test_the_runs_of_a_sweep_each_begin_on_what_they_can_use(
 ) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(
-        f"base: demo\ndirectory: {tmp_path}\ngrid: {{parallel.tensor_model_parallel_size: [1, 2]}}\n"
+        f"base: demo\ndirectory: {tmp_path}\ngrid: "
+        f"{{parallel.tensor_model_parallel_size: [1, 2]}}\n"
     )
     overrides = [
         word
         for word in tiny_overrides(tiny_shards, tmp_path, "any")
         if not word.startswith(("run.", "parallel.t"))
     ]
-    done = job("sweep-runs", "--nodes=3", "--ranks-per-node=1", "--", str(grid), *overrides)
+    given = ("--nodes=3", "--ranks-per-node=1", "--", str(grid), *overrides)
+    done = job("sweep-runs", *given)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2

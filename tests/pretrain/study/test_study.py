@@ -178,8 +178,15 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page_text(page, ["there"]) == text
     figures = {"gone": lambda: None}
     document = Document(
-        page, {"x": float("nan")}, ["said", ["note"]], figures, {"a.csv": "1\n", "b": b"2"}
+        page,
+        {"x": float("nan")},
+        ["said", ["note"]],
+        figures=figures,
+        files={"a.csv": "1\n", "b": b"2", "older": None},
     )
+    (tmp_path / "out").mkdir()
+    for name in ("older", "another"):
+        (tmp_path / "out" / name).touch()
     finish(document, tmp_path / "out", remark=" (again)")
     assert (
         capsys.readouterr().out == f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
@@ -190,7 +197,7 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         and files["a.csv"] == "1\n"
         and files["b"] == "2"
     )
-    assert "gone" not in files["report.md"]
+    assert "gone" not in files["report.md"] and "another" in files and "older" not in files
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written: "):
         finish(document, tmp_path / "file")
