@@ -394,7 +394,12 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
 
 
 def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limits) -> Figure:
-    """Draw cosines, angles, divergence and entropy of each group over the layers."""
+    """Draw cosines, angles, divergence and entropy of each group over the layers.
+
+    Args:
+        groups: {group: what was measured of its runs}.
+        limits: the criterion.
+    """
     figure, plots = new_figure(2, 2, height=2.8)
     panels = (
         ("Largest |cosine| of flattened W", "|cosine|", "cosine_max", limits.cosine),

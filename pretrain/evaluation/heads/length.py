@@ -313,7 +313,12 @@ def _content(run: RunLengths) -> dict[str, Any]:
 
 
 def length_figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> Figure:
-    """Draw the change of perplexity by length, and what context gives by position."""
+    """Draw the change of perplexity by length, and what context gives by position.
+
+    Args:
+        groups: {group: what was measured of its runs}.
+        tolerance: relative changes of perplexity up to this count as stable.
+    """
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, groups, tolerance)
     label(changes, "Change of perplexity", "length / trained length", "%")
