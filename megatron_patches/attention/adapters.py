@@ -12,9 +12,9 @@ With q_h = W_q x of head h (k likewise), in this order:
     logit_scale        q_h ← s_h q_h                           s_h starts at 1
 
 Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All weights but A
-belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's gradient of
-it covers its own heads only, so it carries the mark `partial_gradient` (see `freeze`). The projection layer
-owns A and makes A x in the collective that its other products share.
+belong to a head and are sharded with it. A is the same on every tensor-parallel rank, and each rank's
+gradient of it covers its own heads only. The projection layer owns A and makes A x in the collective that its
+other products share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import NamedTuple
 import torch
 
 from megatron_patches.attention.convolution import Reach, convolve
-from megatron_patches.engine.compat import mark_tensor_parallel
-from megatron_patches.recipe.adapters import Adapter, AdapterSizes, AdapterWeight, HeadRole
+from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole
 
 QK_NORM_EPSILON = 1e-6
 
@@ -132,22 +131,14 @@ class HeadAdapters(torch.nn.Module):
         super().__init__()
         heads: dict[HeadRole, int] = {"query": num_heads, "key": num_groups, "value": num_groups}
         self.steps: dict[str, tuple[str, ...]] = {}
-        self.declared: dict[str, AdapterWeight] = {}
         for adapter in adapters:
             declared = adapter.weights(sizes)
             self.steps[adapter.name] = tuple(weight.name for weight in declared)
             for weight in declared:
                 if weight.role is not None:
-                    self.declared[weight.name] = weight
-                    made = sharded_parameter(weight, heads[weight.role], dtype, device)
+                    shape = (heads[weight.role] * weight.shape[0], *weight.shape[1:])
+                    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
                     self.register_parameter(weight.name, made)
-
-    @torch.no_grad()
-    def fill(self) -> None:
-        """Give every parameter its start value, but for those that start by chance."""
-        for name, declared in self.declared.items():
-            if declared.start != "normal":
-                fill(getattr(self, name), declared)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
         """Correct queries, keys and values; `shared` has the products of x with tensors that heads share."""
@@ -162,28 +153,6 @@ class HeadAdapters(torch.nn.Module):
             }
             heads = FORMULAS[name](heads, weights)
         return heads
-
-
-def fill(weight: torch.Tensor, declared: AdapterWeight) -> None:
-    """Give a parameter its declared start value, the same for every head."""
-    if declared.start in ("current", "half_previous"):
-        weight.zero_()
-        weight[:, 0] = 1.0
-        if declared.start == "half_previous":
-            weight[1::2, :2] = torch.tensor([0.0, 1.0], dtype=weight.dtype)
-    else:
-        weight.fill_(1.0 if declared.start == "ones" else 0.0)
-
-
-def sharded_parameter(
-    weight: AdapterWeight, heads: int, dtype: torch.dtype, device: torch.device | int
-) -> torch.nn.Parameter:
-    """Return the parameter for `heads` heads of a role, marked as tensor-parallel; values are not set."""
-    shape = (heads * weight.shape[0], *weight.shape[1:])
-    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-    mark_tensor_parallel(made, dim=0)
-    made.no_weight_decay = not weight.decay  # type: ignore[attr-defined]  # see `freeze`
-    return made
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

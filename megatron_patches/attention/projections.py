@@ -37,10 +37,8 @@ from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import query_key_rows
-from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.documents import Visible
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
-from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
 
 
@@ -124,10 +122,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             saves parameters, frozen or not. None where the bank is structured.
         query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same rows where
             the bank is structured, else None.
-        value_weight: parameter `[groups * head_dim, hidden]`. Every sharded parameter is marked as tensor
-            parallel, for DeepSpeed's gradient norm.
-        trains_from_bank: rows that train start from those of the same heads in the bank; False: from
-            vanilla's values.
+        value_weight: parameter `[groups * head_dim, hidden]`.
         trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
         trained_right_query_key, trained_left_query_key: parameters `[m, a, b]` and `[m, a, a]`, trained
             factors in the place of all rows, or None.
@@ -192,40 +187,34 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             self.register_buffer(
                 name, made[name].to(device) if name in made else None, persistent=False
             )
-        self.value_weight = self._sharded((self.num_groups * self.head_dim, input_size), device)
-        self._add_trainable_heads(policy, config.num_layers, device)
+        self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
+        self._add_trainable_heads(policy, device)
         self._add_adapters(policy, config, device)
 
-    def _sharded(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
-        weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
-        mark_tensor_parallel(weight, dim=0)
-        return weight
+    def _parameter(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
 
-    def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, device: Any) -> None:
+    def _add_trainable_heads(self, policy: QKPolicy, device: Any) -> None:
         self.trained_query_key: torch.nn.Parameter | None = None
         self.trained_right_query_key: torch.nn.Parameter | None = None
         self.trained_left_query_key: torch.nn.Parameter | None = None
         self.head_orders: dict[Role, torch.Tensor] = {}
-        begins = phases_of_layers(policy.unfreeze, num_layers)[self.layer]
-        self.trains_from_bank = begins is not None
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
         if not count or not policy.has_rows:
             return
         rows = count * self.head_dim
         if policy.trains_factors:
             a, b = block_sizes(self.input_size, self.head_dim)
-            self.trained_right_query_key = self._sharded((rows // a, a, b), device)
-            self.trained_left_query_key = self._sharded((rows // a, a, a), device)
+            self.trained_right_query_key = self._parameter((rows // a, a, b), device)
+            self.trained_left_query_key = self._parameter((rows // a, a, a), device)
             return
-        self.trained_query_key = self._sharded((rows, self.input_size), device)
+        self.trained_query_key = self._parameter((rows, self.input_size), device)
         heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
         self.head_orders = {
             role: torch.tensor(heads.order(role), device=device)
             for role in (ROLES if self.shared else policy.frozen_row_roles)
             if self.frozen_groups and heads.trainable[role]
         }
-        if begins is not None:
-            self.trained_query_key.optimizer_group = begins  # type: ignore[attr-defined]  # see `freeze`
 
     def _add_adapters(self, policy: QKPolicy, config: TransformerConfig, device: Any) -> None:
         self.adapters: HeadAdapters | None = None
@@ -247,12 +236,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         for adapter in policy.corrections:
             for weight in adapter.weights(sizes):
                 if weight.role is None:
-                    made = torch.nn.Parameter(
-                        torch.empty(weight.shape, device=device, dtype=self.dtype)
-                    )
-                    # Alike on every rank, but a rank's gradient of it is of its own heads only: see `freeze`.
-                    made.partial_gradient = True  # type: ignore[attr-defined]
-                    self.register_parameter(weight.name, made)
+                    self.register_parameter(weight.name, self._parameter(weight.shape, device))
                     self.shared_adapters[weight.name] = adapter.name
 
     def look_back_within(self, visible: Visible) -> None:

@@ -26,7 +26,6 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 
 from megatron_patches.bank.head_split import heads_of_rank
-from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows, own_stream
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.recipes import ScoreRecipe
@@ -105,7 +104,7 @@ class SynthesizerCoreAttention(MegatronModule):
     `scores`: `[heads * T, T]`, or None where scores are factorized. `query_factor`, `key_factor`: A and B,
     `[heads * T, k]` each, or None.
 
-    The matrices are parameters marked as tensor-parallel if trainable, else buffers that are not saved.
+    The matrices are parameters if trainable, else buffers that are not saved.
     """
 
     scores: torch.Tensor | None
@@ -134,9 +133,7 @@ class SynthesizerCoreAttention(MegatronModule):
         if values is None or not self.trainable:
             self.register_buffer(name, values, persistent=False)
             return
-        parameter = torch.nn.Parameter(values)
-        mark_tensor_parallel(parameter, dim=0)
-        self.register_parameter(name, parameter)
+        self.register_parameter(name, torch.nn.Parameter(values))
 
     def regenerate(self, name: str) -> torch.Tensor:
         """Draw the initial values of this rank's rows of a matrix, on the CPU in the compute dtype."""

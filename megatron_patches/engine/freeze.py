@@ -28,10 +28,17 @@ def parameter_groups(
     """Return optimizer groups of the trainable parameters, none of them empty.
 
     Parameters with the same mark `optimizer_group` form a group after the others: weights that become
-    trainable later have a step count of their own, and leave the earlier groups as they were. Weight decay is
-    for matrices. Vectors (LayerNorm) have none, nor have parameters that start as the identity and carry the
-    mark `no_weight_decay`. `rate_factors`: {name pattern: factor of the learning rate}, for parameters whose
-    name matches; every group says its own under `rate_factor`.
+    trainable later have a step count of their own, and leave the earlier groups as they were. Weight
+    decay is for matrices without the mark `no_weight_decay`. Marks follow from the inventory, see
+    `megatron_patches.model.initialize`.
+
+    Args:
+        model: with parameters that require gradients.
+        weight_decay: of the parameters that have any.
+        rate_factors: {name pattern: factor of the learning rate} for parameters whose name matches.
+
+    Returns:
+        Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`.
     """
     members: dict[tuple[int, bool, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -56,11 +63,18 @@ def rate_factor(name: str, factors: Mapping[str, float]) -> float:
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
-    """Sum partial gradients of replicated parameters over tensor-parallel ranks; return how many there are.
+    """Sum partial gradients of replicated parameters over tensor-parallel ranks.
 
-    Gradients are partial for parameters marked `sequence_parallel` (a rank has seen only its slice of the
-    sequence) or `partial_gradient` (a rank has seen only its heads). DeepSpeed reduces over data-parallel
-    ranks only. Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
+    Gradients are partial for parameters marked `partial_gradient`: a rank has seen only its slice of
+    the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
+    `deepspeed.initialize`: tensor hooks run in the order in which they were added.
+
+    Args:
+        model: with marked parameters.
+        tp_group: the tensor-parallel ranks.
+
+    Returns:
+        The number of marked parameters.
     """
 
     def all_reduce(gradient: torch.Tensor) -> torch.Tensor:
@@ -68,8 +82,7 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
         dist.all_reduce(gradient, group=tp_group)
         return gradient
 
-    marks = ("sequence_parallel", "partial_gradient")
-    marked = [p for p in model.parameters() if any(getattr(p, mark, False) for mark in marks)]
+    marked = [p for p in model.parameters() if getattr(p, "partial_gradient", False)]
     if tp_group.size() > 1:
         for parameter in marked:
             parameter.register_hook(all_reduce)

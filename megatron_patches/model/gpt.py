@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_patches.engine.documents import Documents, Visible
 from megatron_patches.model.output import CrossEntropy, OutputLayer
-from megatron_patches.recipe.tensors import Tensor
+from megatron_patches.recipe.parts import Tensor
 
 
 class GPT(GPTModel):

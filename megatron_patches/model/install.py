@@ -23,9 +23,11 @@ from megatron_patches.attention.synthesizer import (
 )
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import mlp_spec
-from megatron_patches.model.layer import Layer, LayerNorm
+from megatron_patches.model.layer import Layer
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
+from megatron_patches.model.parts import NORMS
 from megatron_patches.model.penalty import penalized
+from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
 from megatron_patches.recipe.tensors import is_patched
@@ -34,32 +36,42 @@ from megatron_patches.recipe.tensors import is_patched
 def gpt_block_spec(
     policy: QKPolicy,
     recipe: BankRecipe | ScoreRecipe | None,
-    num_layers: int,
-    num_query_groups: int,
+    shape: ModelShape,
     phase: int = 0,
     rotary: RotaryAngles | None = None,
 ) -> TransformerBlockSubmodules:
-    """Return the spec of a pre-LN GPT block whose attention follows `policy` in a phase of its schedule.
+    """Return the spec of a GPT block with a norm before attention and MLP.
 
-    MethodError: the policy names layers or heads that the model does not have. `rotary`: the rotation of
-    queries and keys by their positions, if the model has one. It takes the place of megatron-core's: the
-    `GPTModel` around the block then has position_embedding_type "none".
+    Args:
+        policy: kind of attention.
+        recipe: of the policy's bank or score matrices, if it has any.
+        shape: sizes and parts of the model.
+        phase: of the policy's schedule, from 0.
+        rotary: rotation of queries and keys by their positions, if the model has one. It takes the place of
+            megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
+
+    Returns:
+        What megatron-core's GPTModel takes as `transformer_layer_spec`.
+
+    Raises:
+        MethodError: the policy names layers or heads that the model does not have.
     """
+    norm: Any = NORMS[shape.norm]
     layers = [
         ModuleSpec(
             module=Layer,
             submodules=TransformerLayerSubmodules(
-                input_layernorm=LayerNorm,
+                input_layernorm=norm,
                 self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
                 self_attn_bda=get_bias_dropout_add,
-                pre_mlp_layernorm=LayerNorm,
+                pre_mlp_layernorm=norm,
                 mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
                 mlp_bda=get_bias_dropout_add,
             ),
         )
-        for frozen_groups in policy.frozen_groups(num_layers, num_query_groups, phase)
+        for frozen_groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
     ]
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
 
 def _self_attention_spec(

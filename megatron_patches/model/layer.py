@@ -1,7 +1,7 @@
-"""The transformer layer: attention and MLP, each behind a LayerNorm and added to its input.
+"""The transformer layer: attention and MLP, each behind a norm and added to its input.
 
 Version-sensitive: has the parts of megatron-core's TransformerLayer, the forward that its TransformerBlock
-calls, and the constructor that it gives to a norm.
+calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
@@ -21,22 +20,6 @@ from megatron_patches.engine.random_streams import (
     replicated_mask,
 )
 from megatron_patches.engine.recompute import recomputed
-
-
-class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm behind megatron-core's constructor; input and output `[seq, batch, hidden]`.
-
-    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism
-    every tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a
-    partial sum. `freeze.reduce_partial_gradients` completes it: it looks for the mark `sequence_parallel`.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__(
-            hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype
-        )
-        for parameter in (self.weight, self.bias):
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class Layer(TransformerLayer):

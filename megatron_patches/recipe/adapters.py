@@ -11,11 +11,20 @@ smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for short_
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from megatron_patches.bank.orthonormal import Role
+from megatron_patches.recipe.parts import (
+    ModelShape,
+    Part,
+    Place,
+    Start,
+    Storage,
+    Tensor,
+    Trace,
+)
 
 FP32 = 4
 
@@ -41,11 +50,6 @@ class AdapterSizes:
 HeadRole = Role | Literal["value"]
 """Role of the heads that have a part of a tensor each; values have the heads of keys."""
 
-Start = Literal["zeros", "ones", "normal", "current", "half_previous"]
-"""Start values: `normal` has variance 1 / columns; of taps, `current` passes every channel on, and
-`half_previous` gives the channels of odd numbers the token before.
-"""
-
 
 @dataclass(frozen=True)
 class AdapterWeight:
@@ -57,7 +61,7 @@ class AdapterWeight:
             tensor is multiplied by the layer's input, shared by the heads and whole on every rank. An adapter
             has at most one such tensor, drawn from the random stream of the adapter's name.
         shape: of one head's part, rows first; of the whole tensor without a role.
-        start: the values that training starts from.
+        start: initial values, the same for every head unless they are drawn.
     """
 
     name: str
@@ -68,44 +72,26 @@ class AdapterWeight:
     @property
     def decay(self) -> bool:
         """Return True if weight decay applies: to matrices that start at zero or by chance."""
-        return len(self.shape) > 1 and self.start in ("zeros", "normal")
+        return len(self.shape) > 1 and self.start in ("zeros", "fan_in")
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Memory behind one or several tensors, in bytes."""
-
-    name: str
-    size: int
-
-
-@dataclass
-class Trace:
-    """Queries, keys and values of a rank's layer on their way to the scores, and what autograd has saved.
-
-    Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves what it
-    reads or leaves it, and writes a new storage.
+@dataclass(kw_only=True)
+class HeadTrace(Trace):
+    """Queries, keys and values of a rank's layer on their way to the scores.
 
     Attributes:
-        tokens: of a micro batch.
-        element: bytes of the compute type.
-        queries, keys: bytes of the queries, and of the keys or the values, of the adapted heads.
-        query, key, value: where they are now.
-        saved: {name of a storage: bytes}.
+        queries: bytes of the queries of the adapted heads.
+        keys: bytes of their keys, or of their values.
+        query: the queries, where they are now.
+        key: the keys, where they are now.
+        value: the values, where they are now.
     """
 
-    tokens: int
-    element: int
     queries: int
     keys: int
     query: Storage
     key: Storage
     value: Storage
-    saved: dict[str, int] = field(default_factory=dict)
-
-    def save(self, *storages: Storage) -> None:
-        """Keep storages for the backward pass."""
-        self.saved |= {storage.name: storage.size for storage in storages}
 
 
 class Adapter(ABC):
@@ -128,7 +114,7 @@ class Adapter(ABC):
         """Return the adapter's tensors of one layer."""
 
     @abstractmethod
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         """Follow queries and keys through the adapter: save what its backward pass needs."""
 
 
@@ -141,7 +127,7 @@ class LogitScale(Adapter):
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("scaled queries", trace.queries)
 
@@ -160,7 +146,7 @@ class QueryKeyNorm(Adapter):
             AdapterWeight("key_gain", "key", gain, "ones"),
         )
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         both = trace.queries + trace.keys
         if trace.element == FP32:
             trace.save(trace.query, trace.key)
@@ -182,14 +168,14 @@ class LowRank(Adapter):
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         up = (sizes.head_dim, sizes.rank)
-        start: Start = "normal" if sizes.alone else "zeros"
+        start: Start = "fan_in" if sizes.alone else "zeros"
         return (
-            AdapterWeight("low_rank_down", None, (2 * sizes.rank, sizes.hidden_size), "normal"),
+            AdapterWeight("low_rank_down", None, (2 * sizes.rank, sizes.hidden_size), "fan_in"),
             AdapterWeight("up_query", "query", up, start),
             AdapterWeight("up_key", "key", up, start),
         )
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
         trace.query = Storage("queries + low rank", trace.queries)
         trace.key = Storage("keys + low rank", trace.keys)
@@ -209,7 +195,7 @@ class QueryKeyBias(Adapter):
             AdapterWeight("key_bias", "key", size, "zeros"),
         )
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.query = Storage("queries + bias", trace.queries)
         trace.key = Storage("keys + bias", trace.keys)
 
@@ -229,7 +215,7 @@ class ShortConvolution(Adapter):
         )
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         if sizes.convolved != "value":
             trace.save(trace.key)
             trace.key = Storage("convolved keys", trace.keys)
@@ -247,7 +233,7 @@ class ChannelScale(Adapter):
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
 
-    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("queries scaled by channel", trace.queries)
 
@@ -268,3 +254,48 @@ def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:
     """Return the adapters of these names in the order in which they are applied."""
     chosen = set(names)
     return tuple(adapter for name, adapter in reversed(ADAPTERS.items()) if name in chosen)
+
+
+@dataclass(frozen=True)
+class Corrections(Part):
+    """The adapters of a layer, as a part of the model.
+
+    Args:
+        adapters: in the order in which they are applied.
+        sizes: what their weights depend on.
+        groups: for each key head whether it is corrected, with its query heads.
+    """
+
+    adapters: tuple[Adapter, ...]
+    sizes: AdapterSizes
+    groups: tuple[bool, ...]
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the tensors of all adapters: of all heads together, or shared by the heads."""
+        keys = sum(self.groups)
+        heads = {"query": keys * shape.queries_per_group, "key": keys, "value": keys}
+        for adapter in self.adapters:
+            for weight in adapter.weights(self.sizes):
+                alone = weight.role is None
+                rows = weight.shape[0] * (1 if weight.role is None else heads[weight.role])
+                yield Tensor(
+                    f"{at.module}.{weight.name}"
+                    if alone
+                    else f"{at.module}.adapters.{weight.name}",
+                    (rows, *weight.shape[1:]),
+                    "adapter",
+                    cut=None if alone else 0,
+                    parts=((f"{at.stream}.{adapter.name if alone else weight.name}", rows),),
+                    groups=None if alone else self.groups,
+                    decay=weight.decay,
+                    multiplied=len(weight.shape) > 1,
+                    start=weight.start,
+                    partial="heads" if alone else None,
+                    layer=at.layer,
+                )
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Follow queries, keys and values through all adapters."""
+        assert isinstance(trace, HeadTrace)
+        for adapter in self.adapters:
+            adapter.keep(trace, self.sizes)

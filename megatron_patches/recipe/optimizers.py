@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron_patches.recipe.tensors import Tensor
+from megatron_patches.recipe.parts import Tensor
 
 FP32 = 4
 """Bytes of a number in fp32: weights are updated, and states kept, in fp32 at any precision."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from megatron_patches.recipe.tensors import Tensor
+from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.format import Block
 
 

@@ -16,6 +16,7 @@ from megatron_patches.engine.compat import allow_graphs, mend_inductor
 from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.model.parts import MLPS
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.packing import document_layout
@@ -35,9 +36,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
     transformer = transformer_config(config)
     in_pieces = flash_documents(config, context.device)
-    layers = gpt_block_spec(
-        policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
-    )
+    layers = gpt_block_spec(policy, recipe, config.shape, phase=phase, rotary=rotary)
     model = GPT(
         config=transformer,
         transformer_layer_spec=layers,
@@ -52,9 +51,13 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     )
     for layer in model.decoder.layers:
         layer.recompute_in_backward(config.performance.recompute)
-    start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(
-        model, config.run.seed, config.model.init_std, start, config.given_weights
+        model,
+        model.inventory,
+        seed=config.run.seed,
+        init_std=config.model.init_std,
+        recipe=recipe if isinstance(recipe, BankRecipe) else None,
+        given=config.given_weights,
     )
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
@@ -119,7 +122,7 @@ def transformer_config(config: Config) -> TransformerConfig:
         attention_dropout=model.dropout,
         layernorm_epsilon=model.layernorm_epsilon,
         add_bias_linear=False,
-        activation_func=torch.nn.functional.gelu,
+        **MLPS[config.shape.mlp].options(),
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

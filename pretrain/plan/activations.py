@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_patches.recipe.adapters import Storage, Trace
+from megatron_patches.recipe.adapters import HeadTrace
+from megatron_patches.recipe.parts import MLPS, NORMS, Projection, Storage, Trace
 from megatron_patches.recipe.tensors import adapter_sizes
 from pretrain.plan.workload import FP32, LayerHeads, Workload
 
@@ -42,10 +43,12 @@ def recomputed_bytes(work: Workload, rank: int) -> int:
 
 def _around_the_layers(work: Workload) -> dict[str, int]:
     """Return {storage: bytes} of embedding and last norm."""
-    return {
+    trace = _trace(work, "last hidden states")
+    NORMS[work.shape.norm].keep(trace, work.shape)
+    trace.save(trace.hidden)  # the input of the output layer
+    return trace.saved | {
         "token and position ids": (work.tokens + work.shape.sequence_length) * INT64,
         "embedding's dropout mask": _residual_mask(work),
-        "last norm": 2 * _residual(work) + _norm_statistics(work),
     }
 
 
@@ -55,46 +58,57 @@ def _layer(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
     Of a part that is recomputed only the input is kept (`performance.recompute`).
     """
     if work.performance.recompute == "full":
-        return {"input of the layer": _residual(work)}
+        return _input(work)
     if work.performance.recompute == "attention":
-        return {"input of the attention": _residual(work)} | _mlp(work)
+        return _input(work) | _mlp(work)
     return _attention(work, heads) | _mlp(work)
 
 
 def _attention(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
-    kept = {
-        "residual stream, before the attention's norm": _residual(work),
-        "normalised, before the attention": _residual(work),
-        "statistics of the attention's norm": _norm_statistics(work),
-        "context": work.heads * _head(work),
-        "dropout mask behind the attention": _residual_mask(work),
-    }
-    return kept | (_synthesized(work) if heads is None else _query_key_value(work, heads))
+    trace = _trace(work, "residual stream before the attention")
+    NORMS[work.shape.norm].keep(trace, work.shape)
+    trace.save(trace.hidden)  # the input of the products with W_Q, W_K and W_V
+    Projection().keep(trace, work.shape)
+    trace.save(Storage("dropout mask behind the attention", _residual_mask(work)))
+    return trace.saved | (_synthesized(work) if heads is None else _query_key_value(work, heads))
 
 
 def _mlp(work: Workload) -> dict[str, int]:
-    return {
-        "residual stream, before the MLP's norm": _residual(work),
-        "normalised, before the MLP": _residual(work),
-        "statistics of the MLP's norm": _norm_statistics(work),
-        "inner width of the MLP, before and after GELU": 2
-        * work.tokens
-        * work.ffn
-        * work.layout.element,
-        "dropout mask behind the MLP": _residual_mask(work),
-    }
+    trace = _trace(work, "residual stream before the MLP")
+    NORMS[work.shape.norm].keep(trace, work.shape)
+    MLPS[work.shape.mlp].keep(trace, work.shape)
+    trace.save(Storage("dropout mask behind the MLP", _residual_mask(work)))
+    return trace.saved
 
 
-def _residual(work: Workload) -> int:
-    return work.between * work.shape.hidden_size * work.layout.element
+def inside_mlp(work: Workload) -> int:
+    """Return the bytes that an MLP keeps beside its input."""
+    trace = _trace(work, "input")
+    MLPS[work.shape.mlp].keep(trace, work.shape)
+    return sum(trace.saved.values()) - trace.saved.get("input", 0)
+
+
+def _trace(work: Workload, name: str) -> Trace:
+    """Return a trace of hidden states that begins at the residual stream."""
+    return Trace(
+        tokens=work.tokens,
+        element=work.layout.element,
+        between=work.between,
+        statistic=FP32 if work.on_cuda else work.layout.element,
+        size=work.layout.tensor_parallel_size,
+        hidden=Storage(name, work.between * work.shape.hidden_size * work.layout.element),
+    )
+
+
+def _input(work: Workload) -> dict[str, int]:
+    """Return what is kept of a part that is recomputed."""
+    trace = _trace(work, "input of what is recomputed")
+    trace.save(trace.hidden)
+    return trace.saved
 
 
 def _residual_mask(work: Workload) -> int:
     return work.between * work.shape.hidden_size * work.mask if work.dropout else 0
-
-
-def _norm_statistics(work: Workload) -> int:
-    return 2 * work.between * (FP32 if work.on_cuda else work.layout.element)
 
 
 def _head(work: Workload) -> int:
@@ -105,33 +119,24 @@ def _head(work: Workload) -> int:
 def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
     """Return {storage: bytes} between the attention's norm and its output."""
     head, groups = _head(work), heads.adapted
-    queries, keys = groups * work.shape.queries_per_group * head, groups * head
     every = Storage("queries", work.heads * head), Storage("keys", work.groups * head)
-    if heads.patched:
-        product, value = (
-            Storage("products with frozen rows", heads.frozen * head),
-            work.groups * head,
-        )
-        trained = Storage("products with trained rows", heads.trained * head)
-        query, key = (product, product) if heads.frozen else (trained, trained)
-        if heads.frozen and heads.trained and not heads.mixed:  # a role each
-            query, key = (
-                (product, trained) if work.policy.frozen_roles == "query" else (trained, product)
-            )
-        trace = Trace(
-            work.tokens, work.layout.element, queries, keys, query, key, Storage("values", value)
-        )
-        if heads.mixed and groups == work.groups:  # put together in the heads' order: copies
-            trace.query, trace.key = every
-        for adapter in work.policy.corrections if groups else ():
-            adapter.keep(trace, adapter_sizes(work.shape, work.policy))
-        if heads.mixed and groups < work.groups:
-            trace.query, trace.key = every
-    else:
-        fused = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
-        trace = Trace(work.tokens, work.layout.element, queries, keys, fused, fused, fused)
-        if work.heads != work.groups:  # the queries of a group are no regular view
-            trace.query = every[0]
+    query, key, value = _projected(work, heads)
+    trace = HeadTrace(
+        **vars(_trace(work, "input of the attention")),
+        queries=groups * work.shape.queries_per_group * head,
+        keys=groups * head,
+        query=query,
+        key=key,
+        value=value,
+    )
+    if heads.mixed and groups == work.groups:  # put together in the heads' order: copies
+        trace.query, trace.key = every
+    for adapter in work.policy.corrections if groups else ():
+        adapter.keep(trace, adapter_sizes(work.shape, work.policy))
+    if heads.mixed and groups < work.groups:
+        trace.query, trace.key = every
+    if not heads.patched and work.heads != work.groups:  # queries of a group are no regular view
+        trace.query = every[0]
     if not work.shape.learned_positions:
         trace.query = Storage("rotated queries", work.heads * head)
         trace.key = Storage("rotated keys", work.groups * head)
@@ -140,6 +145,23 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
         rows = (work.heads + work.groups) * work.shape.head_dim
         trace.save(Storage("deviation from orthonormal rows", rows * work.shape.head_dim * FP32))
     return trace.saved
+
+
+def _projected(work: Workload, heads: LayerHeads) -> tuple[Storage, Storage, Storage]:
+    """Return where queries, keys and values are when the products of a layer's input have been made."""
+    head = _head(work)
+    if not heads.patched:
+        fused = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
+        return fused, fused, fused
+    frozen = Storage("products with frozen rows", heads.frozen * head)
+    trained = Storage("products with trained rows", heads.trained * head)
+    value = Storage("values", work.groups * head)
+    if heads.frozen and heads.trained and not heads.mixed:  # a role each
+        if work.policy.frozen_roles == "query":
+            return frozen, trained, value
+        return trained, frozen, value
+    either = frozen if heads.frozen else trained
+    return either, either, value
 
 
 def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
@@ -152,7 +174,7 @@ def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
     return (work.heads + work.groups) * _head(work)
 
 
-def _attend(work: Workload, trace: Trace, values: Storage, remade: bool) -> None:
+def _attend(work: Workload, trace: HeadTrace, values: Storage, remade: bool) -> None:
     """Save what the kernel keeps beside its output."""
     every = work.heads * _head(work)
     square = work.batch * work.shape.sequence_length**2

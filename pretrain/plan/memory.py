@@ -12,8 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from megatron_patches.recipe.optimizers import Rule, rule_of
+from megatron_patches.recipe.parts import MLPS, Place
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
-from pretrain.plan.activations import activation_bytes, recomputed_bytes
+from pretrain.plan.activations import activation_bytes, inside_mlp, recomputed_bytes
 from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
 
 CONTEXT_BYTES = 1_500_000_000
@@ -193,14 +194,16 @@ def logit_bytes(work: Workload) -> int:
 
 
 def layer_gradient_bytes(work: Workload, rank: int) -> int:
-    """Return the gradients inside the MLP: before and after GELU, of the residual stream twice, of a weight.
+    """Return the gradients inside the MLP: of what it keeps, of the residual stream twice, of a weight.
 
     What is recomputed of a whole layer is there then too. Of the attention alone it is made later, when the
     gradients inside the MLP are gone.
     """
-    hidden = work.shape.hidden_size
-    inner = 2 * work.tokens * work.ffn + hidden * work.ffn
-    in_mlp = (inner + 2 * work.tokens * hidden) * work.layout.element
+    shape, size = work.shape, work.layout.tensor_parallel_size
+    weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
+    largest = max(weight.rank_elements(rank, size) for weight in weights)
+    outside = (largest + 2 * work.tokens * shape.hidden_size) * work.layout.element
+    in_mlp = inside_mlp(work) + outside
     again = recomputed_bytes(work, rank)
     return in_mlp + again if work.performance.recompute == "full" else max(in_mlp, again)
 

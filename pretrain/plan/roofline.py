@@ -20,6 +20,7 @@ from megatron_patches.recipe.counting import (
     score_products,
 )
 from megatron_patches.recipe.optimizers import rule_of
+from megatron_patches.recipe.parts import MLPS, NORMS, Place
 from megatron_patches.recipe.tensors import adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
@@ -137,6 +138,9 @@ a layer, in the code that inductor made for an H100), and of a layer's or its at
 `performance.recompute` takes twice.
 """
 
+RESIDUAL_PASSES, DROPOUT_PASSES = 12, 10
+"""Reads and writes of the residual stream in a layer: by its two sums, and by dropout behind each part."""
+
 ATTENTION_ONCE = ("none", "query_key")
 """Of `performance.recompute`, what does not attend again in backward."""
 
@@ -247,7 +251,8 @@ def _products_again(work: Workload, forward: float) -> float:
     """
     shape = work.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size
-    mlp = shape.num_layers * 4.0 * shape.hidden_size * shape.ffn_hidden_size
+    weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
+    mlp = 2.0 * shape.num_layers * multiplications(weights)
     layers = {
         "none": 0.0,
         "query_key": float(_frozen_products(work)),
@@ -289,12 +294,20 @@ def _elementwise(work: Workload) -> float:
     """Return the bytes that norms, dropout, residuals, GELU and the steps around Q, K, V move in a pass."""
     policy, head_dim = work.policy, work.shape.head_dim
     residual = work.tokens * work.shape.hidden_size
-    between = work.between * work.shape.hidden_size * (26 + (10 if work.dropout else 0))
-    inner = work.tokens * work.ffn * 5
+    compiled = work.performance.compiles(True, work.layout.zero_stage)
+    hidden = work.between * work.shape.hidden_size
+    passed = [
+        (2 * hidden, NORMS[work.shape.norm].passes),
+        (work.tokens * work.ffn, MLPS[work.shape.mlp].passes),
+    ]
+    alone = sum(
+        elements * own for elements, (own, joined) in passed if not compiled or joined is None
+    )
+    between = hidden * (RESIDUAL_PASSES + (DROPOUT_PASSES if work.dropout else 0))
     query_key = work.tokens * (work.heads + work.groups) * head_dim
     adapters, sizes = policy.corrections, adapter_sizes(work.shape, policy)
     frozen = is_patched(policy, () if policy.trainable else (0,))
-    joined = (
+    projected = (
         query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
     )
     products = 1 + sum(
@@ -304,17 +317,17 @@ def _elementwise(work: Workload) -> float:
     if (
         policy.structured
     ):  # small blocks: what the two products read and write takes longer than they do
-        joined += query_key * (3 if policy.shared else 6) + residual * 3
+        projected += query_key * (3 if policy.shared else 6) + residual * 3
     rotary = 0 if work.shape.learned_positions else query_key * 10
-    compiled = work.performance.compiles(True, work.layout.zero_stage)
     corrected = query_key * sum(adapter.passes[compiled] for adapter in adapters)
+    corrected += sum(elements * (joined or 0) for elements, (_, joined) in passed if compiled)
     mixed = query_key * 8 if policy.frozen_heads else 0
     scores = 0
     if policy.synthesizer:
-        joined = rotary = 0
+        projected = rotary = 0
         samples = work.batch if work.dropout or work.masked else 1
         scores = samples * work.heads * work.shape.sequence_length**2 * 24
-    moved = between + inner + joined + added + rotary + mixed + scores
+    moved = between + alone + projected + added + rotary + mixed + scores
     remade = {"none": 0.0, "query_key": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}
     again = remade[work.performance.recompute] * (moved + corrected)
     if work.performance.recompute == "query_key":  # made, and rotated

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.optimizers import Rule
+from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
+from megatron_patches.recipe.tensors import is_patched, tensors
 from pretrain.config.resolved import Resolved
 from pretrain.config.sections import PerformanceSection
 

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
+from megatron_patches.recipe.tensors import tensors
 from pretrain.ranks.groups import ParallelContext
 
 HIDDEN, HEADS, HEAD_DIM, BATCH, VOCABULARY = 40, 4, 6, 3, 64
@@ -70,15 +72,27 @@ def one_layer_model(
         tensor_model_parallel_size=context.tensor_parallel_size,
         sequence_parallel=sequence_parallel,
     )
+    shape = ModelShape(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+        head_dim=HEAD_DIM,
+        ffn_hidden_size=4 * HIDDEN,
+        vocab_size=VOCABULARY,
+        sequence_length=length,
+        learned_positions=True,
+        tied_embeddings=True,
+    )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, 1, groups),
+        transformer_layer_spec=gpt_block_spec(policy, recipe, shape),
         vocab_size=VOCABULARY,
         max_sequence_length=length,
         share_embeddings_and_output_weights=True,
     )
     rows = recipe if isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, seed, INIT_STD, rows)
+    initialize_parameters(model, tensors(shape, policy), seed, INIT_STD, rows)
     return model
 
 

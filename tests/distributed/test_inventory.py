@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from megatron_patches.recipe.tensors import Tensor, tensors
+from megatron_patches.recipe.parts import Tensor
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from tests.distributed.designs import DESIGNS, PHASED

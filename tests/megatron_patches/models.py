@@ -9,11 +9,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.attention.rotary import RotaryAngles
-from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import policy_for
 from megatron_patches.recipe.recipes import bank_recipe, score_recipe
+from megatron_patches.recipe.tensors import tensors
 
 LAYERS, HIDDEN, HEADS, HEAD_DIM, SEQ, VOCAB, SEED, STD = 2, 40, 4, 6, 10, 64, 5, 0.02
 
@@ -50,15 +51,24 @@ def build(
         perform_initialization=False,
         params_dtype=dtype,
     )
+    shape = ModelShape(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+        head_dim=HEAD_DIM,
+        ffn_hidden_size=4 * HIDDEN,
+        vocab_size=VOCAB,
+        sequence_length=SEQ,
+        learned_positions=True,
+        tied_embeddings=True,
+    )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=gpt_block_spec(
-            policy, scores or bank, LAYERS, groups, rotary=rotary
-        ),
+        transformer_layer_spec=gpt_block_spec(policy, scores or bank, shape, rotary=rotary),
         vocab_size=VOCAB,
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,
     )
-    start = bank if policy.trainable and isinstance(bank, BankRecipe) else None
-    initialize_parameters(model, SEED, STD, start)
+    initialize_parameters(model, tensors(shape, policy), SEED, STD, bank)
     return model

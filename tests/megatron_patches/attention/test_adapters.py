@@ -6,21 +6,23 @@ import pytest
 import torch
 
 from megatron_patches.attention.adapters import FORMULAS, QK_NORM_EPSILON, HeadAdapters, Heads
-from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, in_order
+from megatron_patches.model.initialize import fill_evenly
+from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, Corrections, in_order
+from megatron_patches.recipe.parts import ModelShape, Place
 
 SEQ, BATCH, HEADS, GROUPS, HEAD_DIM, RANK, HIDDEN = 5, 2, 4, 2, 6, 3, 10
 TAPS = 3
 LOW_RANK = "low_rank_down"
+SHAPE = ModelShape(1, HIDDEN, HEADS, GROUPS, HEAD_DIM, 4 * HIDDEN, 8, SEQ, True, True)
 Inputs = tuple[Heads, dict[str, torch.Tensor]]
 
 
 def adapters(*names: str) -> HeadAdapters:
     sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
     made = HeadAdapters(in_order(names), HEADS, GROUPS, sizes, torch.float64, torch.device("cpu"))
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.fill_(torch.nan)  # what memory happens to hold
-    made.fill()
+    starts = {weight.name: weight.start for one in in_order(names) for weight in one.weights(sizes)}
+    for name, parameter in made.named_parameters():
+        fill_evenly(parameter, starts[name])
     return made
 
 
@@ -133,7 +135,11 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 
 
 def test_what_starts_at_one_is_not_decayed_and_all_is_sharded_by_heads() -> None:
-    parameters = dict(adapters(*ADAPTERS).named_parameters())
-    decayed = {name for name, one in parameters.items() if not one.no_weight_decay}
-    assert decayed == {"up_query", "up_key"}
-    assert all(one.tensor_model_parallel and one.partition_dim == 0 for one in parameters.values())
+    groups = (True,) * GROUPS
+    made = Corrections(in_order(ADAPTERS), AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS), groups)
+    declared = {one.name: one for one in made.tensors(Place("linear", "layer.0", 0), SHAPE)}
+    decayed = {name for name, one in declared.items() if one.decay}
+    assert decayed == {"linear.adapters.up_query", "linear.adapters.up_key", "linear.low_rank_down"}
+    shared = declared.pop("linear.low_rank_down")
+    assert shared.cut is None and shared.partial == "heads"
+    assert all(one.cut == 0 and one.partial is None for one in declared.values())

@@ -13,8 +13,8 @@ from megatron_patches.recipe.counting import (
     forward_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import VARIANTS
-from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config.load import load_config
 
 VANILLA, ORTHOGONAL, MONARCH = (VARIANTS[name] for name in ("vanilla", "orthogonal", "monarch"))

@@ -13,9 +13,9 @@ from megatron_patches.recipe.counting import (
     forward_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
-from megatron_patches.recipe.tensors import ModelShape
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.load import load_config

@@ -1,0 +1,416 @@
+"""Parts of the model as data: what each is made of, keeps, moves, and is called elsewhere. No torch.
+
+A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay), what its
+backward pass keeps, what it moves through memory, and its names in transformers' classes. Everything else
+loops over the declarations: initial values and marks, parameter groups, counts, `plan`, the audit, the
+blocks of a checkpoint, comparability, the profile, export and import. `megatron_patches.model.parts` has the
+modules of the same names; `adapters` has the parts that correct queries, keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+Kind = Literal["ordinary", "norm", "frozen", "adapter", "penalised", "scores"]
+"""Weights of the ordinary model; its norms; a frozen bank; adapters; W_QKV under the orthogonality penalty;
+score matrices of a synthesizer, trained or frozen.
+"""
+
+Start = Literal[
+    "normal",
+    "residual",
+    "fan_in",
+    "zeros",
+    "ones",
+    "current",
+    "half_previous",
+    "bank",
+    "bank_by_fp32",
+    "right_factor",
+    "left_factor",
+    "own",
+]
+"""Initial values.
+
+`normal`: N(0, init_std²); `residual`: the same by 1/√(2 · layers), for what is added to the residual stream;
+`fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel on, and `half_previous`
+gives the channels of odd numbers the token before. `bank`: the rows of queries and keys are the bank's,
+cast once to the compute type, and all others `normal`; `bank_by_fp32`: they pass through fp32;
+`right_factor`, `left_factor`: a factor of these rows. `own`: the module fills its weight itself.
+"""
+
+Partial = Literal["sequence", "heads"]
+"""What a tensor-parallel rank's gradient of a replicated tensor is of: its slice of the sequence, under
+sequence parallelism, or its heads.
+"""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model and the names of its parts: all that its tensors depend on beside the policy.
+
+    Attributes:
+        num_layers: transformer layers.
+        hidden_size: width of the residual stream.
+        num_attention_heads: query heads of a layer.
+        num_query_groups: key and value heads of a layer.
+        head_dim: width of a head.
+        ffn_hidden_size: inner width of the MLP.
+        vocab_size: rows of the embedding.
+        sequence_length: tokens of a sample.
+        learned_positions: positions are a trained table; else they rotate queries and keys.
+        tied_embeddings: the output layer has the weight of the embedding.
+        norm: name in NORMS.
+        mlp: name in MLPS.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    sequence_length: int
+    learned_positions: bool
+    tied_embeddings: bool
+    norm: str = "layer_norm"
+    mlp: str = "gelu"
+
+    @property
+    def query_size(self) -> int:
+        """Return H h: rows of W_Q, and the width that the attention output projection reads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Return G h: rows of W_K, and of W_V."""
+        return self.num_query_groups * self.head_dim
+
+    @property
+    def queries_per_group(self) -> int:
+        """Return H / G: query heads that share a key head."""
+        return self.num_attention_heads // self.num_query_groups
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter or buffer, all tensor-parallel ranks together.
+
+    Attributes:
+        name: of the parameter or buffer in the live model.
+        shape: of the whole tensor.
+        kind: see Kind.
+        cut: the dimension that tensor parallelism cuts; None: every rank has the whole tensor.
+        parts: (name of a weight, how much of it) along the dimension that is cut, the first without a cut. A
+            rank has its share of every part, one behind the other. A weight's name is that of its random
+            stream, and of its values in files of initial weights.
+        groups: for each key head whether the tensor has rows of it, or of its query heads: ranks may have
+            unequal shares. None: every rank has an equal share.
+        phase: the training phase from which the tensor trains; None: a buffer.
+        decay: weight decay applies.
+        multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
+        start: initial values, see Start.
+        repeats: how often the sequence of parts is repeated along the cut, a piece of each at a time: group
+            by group in megatron-core's W_QKV, [q … q k v] for each key head.
+        partial: see Partial; None: every rank has the whole gradient.
+        layer: number of the layer, from 0; None: outside of the layers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    cut: int | None
+    parts: tuple[tuple[str, int], ...]
+    groups: tuple[bool, ...] | None = None
+    phase: int | None = 0
+    decay: bool = True
+    multiplied: bool = True
+    start: Start = "normal"
+    repeats: int = 1
+    partial: Partial | None = None
+    layer: int | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Return True for a parameter, False for a buffer."""
+        return self.phase is not None
+
+    @property
+    def elements(self) -> int:
+        """Return the elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def multiplications(self) -> int:
+        """Return the multiply-adds a token with the whole tensor in a forward pass."""
+        return self.elements if self.multiplied else 0
+
+    def share(self, length: int, rank: int, size: int) -> int:
+        """Return the share that tensor-parallel `rank` of `size` has in a length along the cut dimension."""
+        if self.cut is None:
+            return length
+        if self.groups is None:
+            return length // size
+        own = len(self.groups) // size
+        return length * sum(self.groups[rank * own : (rank + 1) * own]) // sum(self.groups)
+
+    def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
+        """Return which rows of a weight the rank has of a part, by their numbers in the weight's stream.
+
+        Args:
+            length: of the part.
+            rank: tensor-parallel rank.
+            size: tensor-parallel size.
+
+        Returns:
+            The numbers in order; all of them where columns are cut, or nothing is. Rows of heads that are
+            missing in the tensor have numbers too, so that a head's rows do not depend on the others.
+        """
+        if self.cut != 0:
+            return range(length)
+        if self.groups is None:
+            own = length // size
+            return range(rank * own, (rank + 1) * own)
+        rows, own = length // sum(self.groups), len(self.groups) // size
+        mine = [group for group in range(rank * own, (rank + 1) * own) if self.groups[group]]
+        return [group * rows + row for group in mine for row in range(rows)]
+
+    def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
+        """Return the shape of what tensor-parallel `rank` of `size` has."""
+        if self.cut is None:
+            return self.shape
+        length = self.share(self.shape[self.cut], rank, size)
+        return (*self.shape[: self.cut], length, *self.shape[self.cut + 1 :])
+
+    def rank_elements(self, rank: int, size: int) -> int:
+        """Return the elements of what tensor-parallel `rank` of `size` has."""
+        return math.prod(self.rank_shape(rank, size))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Memory behind one or several tensors, in bytes."""
+
+    name: str
+    size: int
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """A rank's activations on their way through the parts of a layer, and what autograd has saved of them.
+
+    Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves what it
+    reads or leaves it, and writes a new storage.
+
+    Attributes:
+        tokens: of a micro batch.
+        element: bytes of the compute type.
+        between: tokens that the rank has outside of attention and MLP: its slice under sequence parallelism.
+        statistic: bytes of one of a norm's statistics of a token.
+        size: tensor-parallel size.
+        hidden: the hidden states, where they are now.
+        saved: {name of a storage: bytes}.
+    """
+
+    tokens: int
+    element: int
+    between: int
+    statistic: int
+    size: int
+    hidden: Storage
+    saved: dict[str, int] = field(default_factory=dict)
+
+    def save(self, *storages: Storage) -> None:
+        """Keep storages for the backward pass."""
+        self.saved |= {storage.name: storage.size for storage in storages}
+
+
+class Place(NamedTuple):
+    """Where a part is in the model.
+
+    Attributes:
+        module: name of its module in the live model.
+        stream: beginning of the names of its weights' random streams.
+        layer: number of the layer, from 0; None: outside of the layers.
+    """
+
+    module: str
+    stream: str
+    layer: int | None = None
+
+
+class Part(ABC):
+    """A part of the model as data.
+
+    Attributes:
+        name: in the configuration.
+        passes: reads and writes of all that the part transforms, an element each, in a forward and backward
+            pass: by kernels of their own, and by those that torch.compile joins. None: as many as joined
+            kernels move of everything on average.
+        kernels: regular expression of what the names of its own kernels contain; empty: it has none.
+    """
+
+    name: ClassVar[str]
+    passes: ClassVar[tuple[int, int | None]] = (0, None)
+    kernels: ClassVar[str] = ""
+
+    @abstractmethod
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the parameters and buffers of the part at a place."""
+
+    @abstractmethod
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Follow the activations through the part: save what its backward pass needs."""
+
+
+class Norm(Part):
+    """Norm of each token's hidden state; `passes` are of hidden states."""
+
+
+class Mlp(Part):
+    """Map of each token's hidden state by way of a wider one; `passes` are of the inner width."""
+
+    def width(self, hidden_size: int) -> int:
+        """Return the inner width where the configuration leaves it open."""
+        return 4 * hidden_size
+
+
+class LayerNorm(Norm):
+    """(x − mean) / sd ∘ weight + bias."""
+
+    name = "layer_norm"
+    passes = (7, None)
+    kernels = r"layer_?norm"
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield weight and bias."""
+        yield norm_vector(at, "weight", shape.hidden_size, "ones")
+        yield norm_vector(at, "bias", shape.hidden_size, "zeros")
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, mean and standard deviation of each token."""
+        statistics = 2 * trace.between * trace.statistic
+        trace.save(trace.hidden, Storage(f"statistics of {trace.hidden.name}", statistics))
+        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
+
+
+class Gelu(Mlp):
+    """W_2 GELU(W_1 x)."""
+
+    name = "gelu"
+    passes = (5, None)
+    kernels = "gelu"
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_1 and W_2."""
+        hidden, inner = shape.hidden_size, shape.ffn_hidden_size
+        yield matrix(
+            f"{at.module}.linear_fc1.weight", f"{at.stream}.fc1", (inner, hidden), at.layer
+        )
+        yield into_residual(
+            f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
+        )
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, and the inner width before and after GELU."""
+        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
+        trace.save(trace.hidden, Storage("before GELU", inner), Storage("after GELU", inner))
+
+
+NORMS: Mapping[str, Norm] = {part.name: part for part in (LayerNorm(),)}
+MLPS: Mapping[str, Mlp] = {part.name: part for part in (Gelu(),)}
+
+
+class Embeddings(Part):
+    """Vectors of tokens, and of positions where these are learned."""
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the table of tokens, and that of positions."""
+        word, hidden = f"{at.module}.word_embeddings.weight", shape.hidden_size
+        tied, size = shape.tied_embeddings, (shape.vocab_size, hidden)
+        yield matrix(word, f"{at.stream}.word", size, multiplied=tied)
+        if shape.learned_positions:
+            positions, count = f"{at.module}.position_embeddings.weight", shape.sequence_length
+            stream = ((f"{at.stream}.position", count),)
+            yield Tensor(
+                positions, (count, hidden), "ordinary", cut=None, parts=stream, multiplied=False
+            )
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save nothing but ids."""
+
+
+class Projection(Part):
+    """The attention's output projection."""
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_O."""
+        size = (shape.hidden_size, shape.query_size)
+        yield into_residual(f"{at.module}.weight", at.stream, size, at.layer)
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the heads' context vectors."""
+        context = trace.tokens * (shape.query_size // trace.size) * trace.element
+        trace.save(Storage("context", context))
+
+
+class Output(Part):
+    """The output layer, where it has a weight of its own."""
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the weight."""
+        yield matrix(f"{at.module}.weight", at.stream, (shape.vocab_size, shape.hidden_size))
+
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save nothing here: what logits need depends on `performance.cross_entropy`."""
+
+
+def matrix(
+    name: str,
+    stream: str,
+    shape: tuple[int, int],
+    layer: int | None = None,
+    *,
+    multiplied: bool = True,
+) -> Tensor:
+    """Return an ordinary matrix whose rows are cut into equal shares.
+
+    Args:
+        name: of the parameter.
+        stream: name of its random stream.
+        shape: `[rows, columns]`.
+        layer: its number, from 0.
+        multiplied: every token is multiplied by it.
+
+    Returns:
+        The tensor.
+    """
+    parts = ((stream, shape[0]),)
+    return Tensor(name, shape, "ordinary", cut=0, parts=parts, multiplied=multiplied, layer=layer)
+
+
+def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | None) -> Tensor:
+    """Return a matrix whose columns are cut and whose product is added to the residual stream."""
+    parts = ((stream, shape[0]),)
+    return Tensor(name, shape, "ordinary", cut=1, parts=parts, start="residual", layer=layer)
+
+
+def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:
+    """Return a norm's vector, whole on every rank; its gradient is of the rank's slice of the sequence."""
+    return Tensor(
+        f"{at.module}.{name}",
+        (size,),
+        "norm",
+        cut=None,
+        parts=((f"{at.stream}.{name}", size),),
+        decay=False,
+        multiplied=False,
+        start=start,
+        partial="sequence",
+        layer=at.layer,
+    )
