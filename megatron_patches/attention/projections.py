@@ -17,7 +17,7 @@ Version-sensitive: takes the place of megatron-core's SelfAttention and of its l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.documents import Visible
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
+from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import QKPolicy
 
 
@@ -68,6 +69,12 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         pg_collection: ProcessGroupCollection | None = None,
         name: str | None = None,
     ) -> None:
+        applied = {"linear_qkv", "core_attention", "linear_proj"}
+        for field in fields(submodules):
+            if field.name not in applied and getattr(submodules, field.name) is not None:
+                raise MethodError(
+                    f"frozen queries and keys are made without megatron-core's {field.name}; leave it out"
+                )
         # linear_qkv does not get the layer number, which is global and from 1; the bank counts from 0.
         linear_qkv = partial(
             FrozenQueryKeyValueLinear,

@@ -1,9 +1,12 @@
 """megatron-core's GPTModel with an output layer that computes the loss.
 
-Version-sensitive: relies on the parts of megatron-core's GPTModel and on the work of its constructor.
+Version-sensitive: relies on the parts of megatron-core's GPTModel and on the work of its constructor, and
+knows which options of its TransformerConfig the layers here apply.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -11,8 +14,63 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from megatron_patches.engine.documents import Documents, Visible
+from megatron_patches.errors import MethodError
 from megatron_patches.model.output import CrossEntropy, OutputLayer
 from megatron_patches.recipe.parts import Tensor
+
+APPLIED = frozenset(
+    {
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "kv_channels",
+        "ffn_hidden_size",
+        "hidden_dropout",
+        "attention_dropout",
+        "layernorm_epsilon",
+        "add_bias_linear",
+        "activation_func",
+        "gated_linear_unit",
+        "params_dtype",
+        "pipeline_dtype",
+        "bf16",
+        "tensor_model_parallel_size",
+        "sequence_parallel",
+        # How weights are drawn: `initialize` does that.
+        "perform_initialization",
+        "init_method",
+        "output_layer_init_method",
+        "embedding_init_method",
+        # How fast megatron-core computes the same: its fused kernels are not used.
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "apply_rope_fusion",
+        "gradient_accumulation_fusion",
+    }
+)
+"""Options of megatron-core's TransformerConfig that layers here apply, or that change no result."""
+
+
+def refuse_unapplied(config: TransformerConfig) -> None:
+    """Refuse a configuration that asks for what the layers here would not do, and not say.
+
+    Args:
+        config: of the model to be built.
+
+    Raises:
+        MethodError: an option that is not in APPLIED has another value than it has of itself.
+    """
+    known = {field.name for field in fields(config)} & APPLIED
+    plain = type(config)(**{name: getattr(config, name) for name in known})
+    for field in fields(config):
+        value, of_itself = getattr(config, field.name), getattr(plain, field.name)
+        if field.name not in known and value != of_itself:
+            raise MethodError(
+                f"megatron-core's option {field.name}={value!r} is not applied by the layers of this program, "
+                f"which have {of_itself!r}; leave it out"
+            )
 
 
 class GPT(GPTModel):
@@ -40,6 +98,7 @@ class GPT(GPTModel):
         flash_documents: bool,
         inventory: tuple[Tensor, ...],
     ) -> None:
+        refuse_unapplied(config)
         super().__init__(
             config=config,
             transformer_layer_spec=transformer_layer_spec,

@@ -106,7 +106,7 @@ class _Initializer:
             fill_evenly(weight, tensor.start)
             return
         own = [part for part in rows if part is not None]
-        if tensor.repeats > 1:  # a piece of each part at a time
+        if tensor.repeats is not None:  # a piece of each part at a time
             pieces = tensor.repeats // self.size
             own = [part.view(pieces, -1, *part.shape[1:]) for part in own]
             weight.copy_(torch.cat(own, dim=1).flatten(0, 1))
@@ -121,7 +121,7 @@ class _Initializer:
         if tensor.start in ("bank", "bank_by_fp32") and role in ROLES:
             assert self.recipe is not None and tensor.layer is not None
             dtype = weight.dtype if tensor.start == "bank" else torch.float32
-            heads = self._heads(role, tensor.groups or (True,) * tensor.repeats)
+            heads = self._heads(role, tensor.groups or (True,) * (tensor.repeats or 0))
             return head_rows_in(self.recipe, tensor.layer, role, heads, dtype)
         numbers = tensor.rows(length, self.rank, self.size)
         if self.given is not None and self.given.has(name):

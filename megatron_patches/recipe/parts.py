@@ -108,15 +108,16 @@ class Tensor:
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole tensor.
         parts: (name of a weight, how much of it) along the dimension that is cut, the first without a cut. A
             rank has its share of every part, one behind the other. A weight's name is that of its random
-            stream, and of its values in files of initial weights.
+            stream, and of its values in files of initial weights and in exports.
         groups: for each key head whether the tensor has rows of it, or of its query heads: ranks may have
             unequal shares. None: every rank has an equal share.
         phase: the training phase from which the tensor trains; None: a buffer.
         decay: weight decay applies.
         multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
         start: initial values, see Start.
-        repeats: how often the sequence of parts is repeated along the cut, a piece of each at a time: group
-            by group in megatron-core's W_QKV, [q … q k v] for each key head.
+        repeats: how often the sequence of parts is repeated along the cut, a piece of each at a time, as in
+            megatron-core's W_QKV, [q … q k v] for each key head. Then a rank's share is contiguous. None:
+            each part is in one piece.
         partial: see Partial; None: every rank has the whole gradient.
         layer: number of the layer, from 0; None: outside of the layers.
     """
@@ -131,7 +132,7 @@ class Tensor:
     decay: bool = True
     multiplied: bool = True
     start: Start = "normal"
-    repeats: int = 1
+    repeats: int | None = None
     partial: Partial | None = None
     layer: int | None = None
 

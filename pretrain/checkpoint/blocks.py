@@ -3,8 +3,8 @@
 A logical parameter is the whole tensor as one process without parallelism would hold it. A tensor-parallel
 rank holds one block of that tensor, from `first` up to `last` along one dimension; a parameter replicated
 over tensor-parallel ranks is one block, the whole. Where only some heads are frozen, ranks hold unequal
-numbers of trainable heads and of the frozen heads' adapters, or none. The trainable heads are two logical
-parameters, queries and keys, which follow each other in one tensor.
+numbers of trainable heads and of the frozen heads' adapters, or none. A tensor of several parts, such as the
+queries and keys of trainable heads, is as many logical parameters.
 """
 
 from __future__ import annotations
@@ -69,9 +69,17 @@ def _parts(tensor: Tensor, rank: int, size: int) -> Iterator[Part]:
 
 
 def _logical(tensor: Tensor) -> Iterator[tuple[str, int]]:
-    """Yield (name, length along the cut dimension) of each logical parameter in a parameter."""
-    if tensor.groups is None or len(tensor.parts) == 1:
+    """Yield (name, length along the cut dimension) of each logical parameter in a parameter.
+
+    Each part is one, because a rank has its share of every part. A tensor that no rank cuts, or that
+    repeats its parts, is one as it is: what a rank has of it is contiguous.
+    """
+    if len(tensor.parts) == 1 or tensor.cut is None or tensor.repeats is not None:
         yield tensor.name, tensor.shape[tensor.cut or 0]
         return
-    for weight, length in tensor.parts:  # trained_query_key: trained_query, then trained_key
-        yield tensor.name.removesuffix("query_key") + weight.rpartition(".")[2], length
+    for weight, length in tensor.parts:
+        own = weight.rpartition(".")[2]
+        if tensor.name.endswith("query_key"):  # trained_query_key: trained_query, then trained_key
+            yield tensor.name.removesuffix("query_key") + own, length
+        else:
+            yield f"{tensor.name}.{own}", length

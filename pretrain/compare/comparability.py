@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_patches.recipe.parts import MLPS, ModelShape
 from pretrain.config.keys import KEYS
+from pretrain.config.sections import ModelSection
+from pretrain.config.types import setting_of
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
@@ -13,8 +16,6 @@ from pretrain.study.seeds import Groups, settings_of
 
 EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.noted)
 """Settings that name or place a run, or by which runs are compared; any other that differs is reported."""
-
-_SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "position_embedding")
 
 _FOLLOWS = {
     "data.validation_tokens": "data.fingerprint",
@@ -135,15 +136,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
     return {
         "data.fingerprint": run.data_fingerprint,
         "tokens": run.result.tokens,
-        **{f"model.{key}": model[key] for key in _SHAPE},
-        **{
-            key: model.get(key.rpartition(".")[2]) or value
-            for key, value in _derived(model).items()
-        },
-        "model.rotary_base": model.get("rotary_base")
-        if model["position_embedding"] == "rope"
-        else None,
-        "model.tied_embeddings": model.get("tied_embeddings", True),
+        **_shape(model),
         "data.sequence_length": data["sequence_length"],
         "data.reset_at_document_end": data.get("reset_at_document_end", False),
         "data.validation_samples": data["validation_samples"],
@@ -152,13 +145,27 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
     }
 
 
+def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model's shape, by the keys that the configuration records as such."""
+    derived, found = _derived(model), {}
+    for key, field in ModelSection.model_fields.items():
+        if setting_of(field).shape:
+            value = model.get(key)
+            default = derived.get(f"model.{key}", field.default)
+            found[f"model.{key}"] = default if value is None else value
+    if model["position_embedding"] != "rope":
+        found["model.rotary_base"] = None
+    return found
+
+
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
     """Return the values of these settings where a config leaves them open."""
     heads, hidden = model["num_attention_heads"], model["hidden_size"]
+    mlp = MLPS[model.get("mlp", ModelShape.mlp)]
     return {
         "model.num_query_groups": heads,
         "model.head_dim": hidden // heads,
-        "model.ffn_hidden_size": 4 * hidden,
+        "model.ffn_hidden_size": mlp.width(hidden),
     }
 
 

@@ -35,6 +35,7 @@ ROUNDING = Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding")
 ANOTHER_LAYOUT = Setting(OnResume.EFFECTIVE, note="another ZeRO stage is another layout too")
 LAYOUT = Setting(OnResume.LAYOUT)
 MODEL = Setting(OnResume.REFUSED, identity=True, method=True, hparam=True)
+SHAPE = replace(MODEL, shape=True)
 TRAINING = Setting(OnResume.EFFECTIVE, method=True, hparam=True)
 EVERY_STEP = replace(TRAINING, trunk=True)
 SAMPLES = replace(MODEL, data_change=True)
@@ -82,22 +83,22 @@ class RunSection(Section):
 class ModelSection(Section):
     """Shape of the model, and how its weights start."""
 
-    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1, le=10_000)
-    hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
-    num_attention_heads: Int = setting(..., "Query heads of a layer.", MODEL, ge=1)
+    num_layers: Int = setting(..., "Transformer layers.", SHAPE, ge=1, le=10_000)
+    hidden_size: Int = setting(..., "Width of the residual stream.", SHAPE, ge=1)
+    num_attention_heads: Int = setting(..., "Query heads of a layer.", SHAPE, ge=1)
     num_query_groups: Int | None = setting(
         None,
         "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
-        MODEL,
+        SHAPE,
         ge=1,
     )
     head_dim: Int | None = setting(
-        None, "Width of one head; unset: hidden_size / num_attention_heads.", MODEL, ge=1
+        None, "Width of one head; unset: hidden_size / num_attention_heads.", SHAPE, ge=1
     )
     ffn_hidden_size: Int | None = setting(
-        None, "Inner width of the MLP; unset: 4 * hidden_size.", MODEL, ge=1
+        None, "Inner width of the MLP; unset: 4 * hidden_size.", SHAPE, ge=1
     )
-    vocab_size: Int = setting(..., "Pieces of the tokenizer.", MODEL, ge=2)
+    vocab_size: Int = setting(..., "Pieces of the tokenizer.", SHAPE, ge=2)
     vocab_multiple: Int = setting(
         1,
         "The embedding gets more rows, up to a multiple of it; these are never predicted, nor "
@@ -108,9 +109,9 @@ class ModelSection(Section):
     position_embedding: Literal["learned", "rope"] = setting(
         ...,
         "learned: a trained vector per position; rope: rotary embedding of queries and keys.",
-        MODEL,
+        SHAPE,
     )
-    rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", MODEL, ge=2)
+    rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", SHAPE, ge=2)
     dropout: float = setting(
         0.1, "Dropout of hidden states and of attention probabilities.", MODEL, ge=0, lt=1
     )
@@ -121,7 +122,7 @@ class ModelSection(Section):
         MODEL,
         gt=0,
     )
-    tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", MODEL)
+    tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", SHAPE)
     initial_weights: PathLike | None = setting(
         None,
         "File of `python -m pretrain import` that the weights start from; unset: drawn.",

@@ -16,7 +16,7 @@ from typing import Any
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
-from megatron_patches.recipe.parts import ModelShape, Tensor
+from megatron_patches.recipe.parts import MLPS, ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import tensors
@@ -62,7 +62,7 @@ class Config(Section):
     @property
     def ffn_hidden_size(self) -> int:
         """Return the inner width of the MLP."""
-        return self.model.ffn_hidden_size or 4 * self.model.hidden_size
+        return self.model.ffn_hidden_size or MLPS[ModelShape.mlp].width(self.model.hidden_size)
 
     @property
     def tokens_per_step(self) -> int:

@@ -93,6 +93,7 @@ class Setting:
         method: part of what is trained; runs that differ in it are not seeds of one another.
         noted: `compare` reports that runs differ in it. False for keys that name or place a run,
             and for those by which runs are compared.
+        shape: of the model's shape, which must be equal for losses to be comparable.
         hparam: a column of TensorBoard's HPARAMS page.
         label: tells runs of one variant apart in the names of their groups.
         excludes: the keys of the same section that cannot be given together with this one.
@@ -105,6 +106,7 @@ class Setting:
     data_change: bool = False
     method: bool = False
     noted: bool = True
+    shape: bool = False
     hparam: bool = False
     label: bool = False
     excludes: tuple[str, ...] = ()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.model.gpt import GPT
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.names import CLASSES, PARTS, ModelClass, Part
@@ -109,9 +109,9 @@ class Architecture:
             "use_bias": False,
         }
 
-    def weights(self, model: GPTModel) -> Iterator[Weight]:
+    def weights(self, model: GPT) -> Iterator[Weight]:
         """Yield every tensor of the export, in the order of the model."""
-        own = _own_modules(model)
+        own = _own_weights(model)
         count, tied = self.config.model.num_layers, self.config.model.tied_embeddings
         for name, keys in self.model_class.modules(count, tied).items():
             layer, _, part = keys[0].rpartition(".attention.")
@@ -119,18 +119,17 @@ class Architecture:
                 parts = [one for one in PARTS if f"{layer}.attention.{one}" in keys]
                 yield from self._projection(name, model, int(layer.removeprefix("layer.")), parts)
                 continue
-            module = own[keys[0]]
-            weight = module.weight
-            if keys[0] in ("embedding.word", "output"):
+            key = keys[0]
+            if key in ("embedding.word", "output"):
                 # A row for each piece of the tokenizer, without the rows that fill them up.
-                yield _whole(f"{name}.weight", weight[: self.config.model.vocab_size])
-            elif keys[0] == "embedding.position":
-                yield _whole(f"{name}.weight", weight)
-            elif weight.dim() == 1:
-                yield _whole(f"{name}.weight", weight)
-                yield _whole(f"{name}.bias", module.bias)
-            else:
-                yield from self._matrix(name, tuple(weight.shape), partial(_itself, weight))
+                yield _whole(f"{name}.weight", own[key][: self.config.model.vocab_size])
+            elif key == "embedding.position":
+                yield _whole(f"{name}.weight", own[key])
+            elif key in own:
+                yield from self._matrix(name, tuple(own[key].shape), partial(_itself, own[key]))
+            else:  # the vectors of a norm
+                for vector in (vector for vector in ("weight", "bias") if f"{key}.{vector}" in own):
+                    yield _whole(f"{name}.{vector}", own[f"{key}.{vector}"])
 
     def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
         """Return the rows of W (in W x) that are Q or K of some key heads of a layer.
@@ -166,7 +165,7 @@ class Architecture:
         return self.config.num_query_groups
 
     def _projection(
-        self, name: str, model: GPTModel, layer: int, parts: Sequence[Part]
+        self, name: str, model: GPT, layer: int, parts: Sequence[Part]
     ) -> Iterator[Weight]:
         """Yield the rows of the parts of one matrix, and the weights of their adapters."""
         attention = model.decoder.layers[layer].self_attention
@@ -208,8 +207,7 @@ def architecture_of(config: Config) -> Architecture:
         corrections_of(policy, policy.adapted_groups(frozen, groups))
         for frozen in policy.frozen_groups(config.model.num_layers, groups)
     ]
-    positions = config.model.position_embedding
-    model_class = next(one for one in CLASSES.values() if one.positions == positions)
+    model_class = _class_of(config)
     width = config.model.num_attention_heads * config.head_dim
     if "head_dim" not in model_class.settings and width != config.model.hidden_size:
         raise UserError(
@@ -221,23 +219,33 @@ def architecture_of(config: Config) -> Architecture:
     return Architecture(config, model_class, added)
 
 
-def _own_modules(model: GPTModel) -> dict[str, Any]:
-    """Return {key of initial values: module} of a live model, without queries, keys and values."""
-    modules: dict[str, Any] = {"embedding.word": model.embedding.word_embeddings}
-    if model.position_embedding_type == "learned_absolute":
-        modules["embedding.position"] = model.embedding.position_embeddings
-    for number, layer in enumerate(model.decoder.layers):
-        modules |= {
-            f"layer.{number}.norm1": layer.input_layernorm,
-            f"layer.{number}.attention.proj": layer.self_attention.linear_proj,
-            f"layer.{number}.norm2": layer.pre_mlp_layernorm,
-            f"layer.{number}.mlp.fc1": layer.mlp.linear_fc1,
-            f"layer.{number}.mlp.fc2": layer.mlp.linear_fc2,
-        }
-    modules["norm"] = model.decoder.final_layernorm
-    if not model.share_embeddings_and_output_weights:
-        modules["output"] = model.output_layer
-    return modules
+def _class_of(config: Config) -> ModelClass:
+    """Return the class with the positions, the norm and the MLP of the run; UserError: there is none."""
+    shape, positions = config.shape, config.model.position_embedding
+    parts = {"norm": shape.norm, "MLP": shape.mlp}
+    found = [one for one in CLASSES.values() if one.positions == positions]
+    for model_class in found:
+        if {"norm": model_class.norm, "MLP": model_class.mlp} == parts:
+            return model_class
+    parts = {
+        kind: name for kind, name in parts.items() if name not in (found[0].norm, found[0].mlp)
+    }
+    named = " and ".join(f"the {kind} {name}" for kind, name in parts.items())
+    raise UserError(
+        f"no class of transformers that is known here has {named} with {positions} positions: such a "
+        "run cannot be exported"
+    )
+
+
+def _own_weights(model: GPT) -> dict[str, torch.Tensor]:
+    """Return {key of initial values: weight} of a live model on one rank, parts of tensors apart."""
+    live = dict(model.named_parameters())
+    weights: dict[str, torch.Tensor] = {}
+    for tensor in model.inventory:
+        if tensor.trains and tensor.repeats is None:
+            parts = live[tensor.name].split([length for _, length in tensor.parts])
+            weights |= {key: part for (key, _), part in zip(tensor.parts, parts, strict=True)}
+    return weights
 
 
 def _whole(name: str, weight: torch.Tensor) -> Weight:

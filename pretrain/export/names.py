@@ -24,6 +24,8 @@ class ModelClass:
         stock: the class and its model type.
         adapted: class and model type of its subclass with adapters, in `modeling_ora`.
         positions: value of model.position_embedding.
+        norm: its norm, by its name in `megatron_patches.recipe.parts`.
+        mlp: its MLP, likewise.
         before: {key: module} ahead of the layers.
         layers: the module that holds the layers by number.
         layer: {key within a layer: module within it}; keys of one module share a fused matrix.
@@ -39,6 +41,8 @@ class ModelClass:
     stock: tuple[str, str]
     adapted: tuple[str, str]
     positions: Literal["rope", "learned"]
+    norm: str
+    mlp: str
     before: Mapping[str, str]
     layers: str
     layer: Mapping[str, str]
@@ -86,6 +90,8 @@ STARCODER2 = ModelClass(
     stock=("Starcoder2ForCausalLM", "starcoder2"),
     adapted=("OraRotaryForCausalLM", "ora_rotary"),
     positions="rope",
+    norm="layer_norm",
+    mlp="gelu",
     before={"embedding.word": "model.embed_tokens"},
     layers="model.layers",
     layer={
@@ -118,6 +124,8 @@ GPT2 = ModelClass(
     stock=("GPT2LMHeadModel", "gpt2"),
     adapted=("OraLearnedForCausalLM", "ora_learned"),
     positions="learned",
+    norm="layer_norm",
+    mlp="gelu",
     before={"embedding.word": "transformer.wte", "embedding.position": "transformer.wpe"},
     layers="transformer.h",
     layer={

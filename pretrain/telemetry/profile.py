@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from megatron_patches.recipe.parts import MLPS, NORMS
 from pretrain.config.sections import ProfileSection
 
 MEMORY_ENTRIES = 200_000
@@ -22,10 +23,14 @@ KERNELS = (
     ("collective", r"c10d|gloo|nccl|all_?reduce|all_?gather"),
     ("optimizer", r"adam|foreach|multi_tensor|lerp|addcdiv|sqrt|vector_norm|reciprocal|clamp"),
     ("product", r"::mm$|::bmm$|::addmm$|::baddbmm$|gemm|cutlass|nvjet|cublas|cijk"),
-    ("norm", r"layer_?norm"),
+    ("norm", "|".join(part.kernels for part in NORMS.values())),
     ("loss", r"nll_loss|cross_entropy|::exp$|::log$|::max$|::sum$|index_put|::index$"),
     ("copy", r"copy|::cat$|cat_|memcpy|memset|::clone|::contiguous|::fill_|::zero"),
-    ("elementwise", r"^aten::(mul|add|sub|div|neg|gelu|addcmul|where|masked)|elementwise|gelu"),
+    (
+        "elementwise",
+        r"^aten::(mul|add|sub|div|neg|addcmul|where|masked)|elementwise|"
+        + "|".join(part.kernels for part in MLPS.values()),
+    ),
 )
 """(class, what the names of its kernels contain); the first that matches counts. The rest is
 `other`."""

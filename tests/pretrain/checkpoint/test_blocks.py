@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
+import pytest
+import torch
+
+from megatron_patches.recipe.parts import Tensor
 from megatron_patches.recipe.tensors import tensors
 from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
 from pretrain.checkpoint.format import Block
@@ -67,3 +71,33 @@ def test_a_range_is_split_by_the_parts_that_it_meets() -> None:
             ]
             assert places == [(start + n, n) for n in range(length)]
             assert all(inside + count <= part.numel and count for part, inside, _, count in found)
+
+
+def test_a_fused_weight_of_two_parts_is_the_same_after_every_change_of_the_size() -> None:
+    """Each rank has its share of the gate, then its share of the other part."""
+    parts = (("layer.0.mlp.gate", 8), ("layer.0.mlp.up", 8))
+    fused = Tensor("mlp.linear_fc1.weight", (16, 3), "ordinary", cut=0, parts=parts)
+    whole = torch.arange(48).view(16, 3)
+
+    def of_rank(rank: int, size: int) -> torch.Tensor:
+        shares = [half.chunk(size)[rank] for half in whole.split(8)]
+        assert [list(fused.rows(8, rank, size))] * 2 == [
+            list(range(rank * 8 // size, (rank + 1) * 8 // size))
+        ] * 2
+        return torch.cat(shares)
+
+    for before, after in pairwise((1, 2, 4, 1)):
+        stored: dict[str, torch.Tensor] = {}
+        for rank in range(before):
+            held = of_rank(rank, before).flatten()
+            for part in parts_of_rank([fused], rank, before)[fused.name]:
+                logical = stored.setdefault(part.name, torch.full(part.shape, -1))
+                values = held[part.start : part.start + part.numel]
+                logical[part.block.first : part.block.last] = values.view(-1, 3)
+        assert stored.keys() == {f"{fused.name}.gate", f"{fused.name}.up"}
+        for rank in range(after):
+            read = [
+                stored[part.name][part.block.first : part.block.last]
+                for part in parts_of_rank([fused], rank, after)[fused.name]
+            ]
+            assert torch.equal(torch.cat(read), of_rank(rank, after)), (before, after)
