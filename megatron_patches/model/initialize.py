@@ -7,6 +7,8 @@ frozen variant equals V of vanilla.
 
 Which weights there are, what they start from and what DeepSpeed must know of them is declared in the
 inventory (`megatron_patches.recipe.tensors`); this is a loop over it.
+
+Version-sensitive: asks megatron-core's GPTModel for its tensor-parallel group.
 """
 
 from __future__ import annotations
