@@ -1,7 +1,8 @@
 """The model of a policy.
 
 gpt               megatron-core's GPTModel with our output layer
-layer             LayerNorm, attention and MLP; compiled, recomputed
+parts             modules of the norms and MLPs that `recipe.parts` declares
+layer             attention and MLP behind norms; compiled, recomputed
 linear            parallel linear layers that a compiler can trace
 output            logits, and their cross-entropy without a copy in fp32
 penalty           orthogonality penalty of trainable queries and keys, a term of the loss
