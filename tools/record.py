@@ -1,7 +1,7 @@
 """Record what a change must leave byte-equal, and compare with a recording.
 
     python -m tools.record --out build/before.json              # every part: some minutes on one core
-    python -m tools.record --against build/before.json          # exit code 1 and a line for each difference
+    python -m tools.record --against build/before.json          # exit code 1 if a value differs
     python -m tools.record --against tests/recorded/v0.4-lab.json --parts bank,show
 
 | part | what is recorded |
@@ -16,7 +16,8 @@
 | plan | the answer of `plan --json` for the same, by heading |
 
 Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the same bits on
-one kind of CPU only: where the recording was made. A recording made with `--detail` also holds the values
+one kind of CPU only: where the recording was made. Names that only one of the two has, because a design was
+removed or added, are printed and are no difference. A recording made with `--detail` also holds the values
 themselves where they are text, shows what differs, and records each initial tensor by itself.
 """
 
@@ -456,25 +457,38 @@ def machine() -> str:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each value that differs, is gone or is new, with the difference of known texts.
+    """Return a line for each value that differs, with the difference of known texts.
 
     Args:
-        was: The recording to compare with; parts that `now` does not have are left out.
-        now: The new recording.
+        was: The recording to compare with.
+        now: The new recording; what only one of the two has is left out.
     """
     found = []
     for part, values in now["parts"].items():
         before = was["parts"].get(part, {})
-        for name in [*before, *(name for name in values if name not in before)]:
-            if before.get(name) == values.get(name):
-                continue
-            kind = "differs" if name in before and name in values else "is new"
-            found.append(f"{part}/{name} {kind if name in values else 'is gone'}")
+        for name in [name for name in values if before.get(name, values[name]) != values[name]]:
+            found.append(f"{part}/{name} differs")
             texts = [one.get("texts", {}).get(f"{part}/{name}") for one in (was, now)]
             if all(text is not None for text in texts):
                 before_lines, after_lines = [text.splitlines() for text in texts]
                 changed = list(difflib.unified_diff(before_lines, after_lines, n=0))[2:]
                 found += [f"    {line}" for line in changed if not line.startswith("@@")]
+    return found
+
+
+def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return a line for each part that has names in one recording only: what was removed or added since.
+
+    Args:
+        was: The recording to compare with.
+        now: The new recording; other parts than its own are left out.
+    """
+    found = []
+    for part, values in now["parts"].items():
+        before = was["parts"].get(part, {})
+        for kind, names in (("gone", before.keys() - values), ("new", values.keys() - before)):
+            if names:
+                found.append(f"{part}: {kind}: {', '.join(sorted(names))}")
     return found
 
 
@@ -503,7 +517,7 @@ def main() -> int:
     found = differences(was, now)
     if found and was["machine"] != now["machine"]:
         print(f"recorded on {was['machine']}; this is {now['machine']}")
-    print("\n".join(found) or "nothing differs")
+    print("\n".join([*only_in_one(was, now), *(found or ["nothing differs"])]))
     return 1 if found else 0
 
 
