@@ -40,7 +40,6 @@ PENDING: tuple[str, ...] = (
     "megatron_patches",
     "data_pipeline",
     "tools/faults",
-    "tools/mutants",
     "tools/simulations",
     "benchmarks",
     "docs",

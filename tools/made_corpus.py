@@ -1,7 +1,7 @@
 """A corpus that is the same on every machine: random words, drawn from a seed.
 
-Golden curves, recordings and fixtures depend on it, unlike on the demo corpus, which is made of the Python
-installation's own prose.
+Golden curves, recordings and fixtures depend on it, unlike on the demo corpus, which is made of the
+Python installation's own prose.
 """
 
 from __future__ import annotations

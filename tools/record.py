@@ -1,7 +1,7 @@
 """Record what a change must leave byte-equal, and compare with a recording.
 
-    python -m tools.record --out build/before.json              # every part: some minutes on one core
-    python -m tools.record --against build/before.json          # exit code 1 if a value differs
+    python -m tools.record --out build/before.json       # every part, in half a minute
+    python -m tools.record --against build/before.json   # exit code 1 if a value differs
     python -m tools.record --against tests/recorded/v0.4-lab.json --parts bank,show
 
 | part | what is recorded |
@@ -9,16 +9,17 @@
 | bank | rows of frozen heads, of every construction and scope and of every variant |
 | shards | tokenizer, shards and manifest of a seeded corpus |
 | init | initial weights of every design, on one rank and on two tensor-parallel ranks |
-| train | losses and gradient norms of ten steps of every design, bit for bit, and the checkpoint's tensors |
+| train | exact losses and gradient norms of ten steps of every design, and its checkpoint |
 | export | logits of an export of each of those runs; "refused" where there is no class for it |
 | golden | the file of the golden curves, which the tests recompute |
 | show | the resolved configuration of every shipped config and variant, by section |
 | plan | the answer of `plan --json` for the same, by heading |
 
-Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the same bits on
-one kind of CPU only: where the recording was made. Names that only one of the two has, because a design was
-removed or added, are printed and are no difference. A recording made with `--detail` also holds the values
-themselves where they are text, shows what differs, and records each initial tensor by itself.
+Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the
+same bits on one kind of CPU only: where the recording was made. Names that only one of the two has,
+because a design was removed or added, are printed and are no difference. A recording made with
+`--detail` also holds the values themselves where they are text, shows what differs, and records
+each initial tensor by itself.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Workplace:
         return shards
 
     def trained(self) -> dict[str, Any]:
-        """Return the report of `train_designs`, of runs in `directory`/runs; trained on the first call."""
+        """Return the report of `train_designs`; trained in `directory`/runs on the first call."""
         if self._trained is None:
             runs = self.directory / "runs"
             payload = {
@@ -141,7 +142,7 @@ Entries = Iterator[tuple[str, str]]
 
 
 def bank(place: Workplace) -> Entries:
-    """Rows of every construction at two small shapes, and of the first head of every variant at a real one."""
+    """Rows of every construction at two small shapes, and of two heads of every variant."""
     from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
     from megatron_patches.bank.shards import bank_rows
     from megatron_patches.recipe.policy import VARIANTS
@@ -235,7 +236,9 @@ def init(place: Workplace) -> Entries:
 
 
 def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return for each design what every rank has: {name of a parameter or buffer: digest} (rank function)."""
+    """Return for each design what every rank has: {name of a parameter or buffer: digest} (rank
+    function).
+    """
     import torch.distributed as dist
 
     from pretrain.config.load import load_config
@@ -477,7 +480,8 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each part that has names in one recording only: what was removed or added since.
+    """Return a line for each part that has names in one recording only: what was removed or added
+    since.
 
     Args:
         was: The recording to compare with.

@@ -5,150 +5,186 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.ranks import ROOT, rank_environment
-from tools.mutants.changes import Change
-from tools.mutants.places import TESTS, faults, modules
-from tools.mutants.score import UNTOUCHED, Outcome, summary, survivors
-from tools.mutants.touched import merge
+from tools.mutants.changes import Change, changes
 from tools.mutants.trials import SURVIVED, attempt, import_others
 
+MODULES = (
+    "megatron_patches/bank/*.py",
+    "megatron_patches/attention/*.py",
+    "pretrain/study/*.py",
+    "pretrain/compare/[ct]*.py",
+    "pretrain/checkpoint/[bfilsv]*.py",
+    "data_pipeline/shards/*.py",
+)
+"""Code whose mistakes would be silent."""
+TESTS = (
+    "tests/megatron_patches",
+    "tests/pretrain/study",
+    "tests/pretrain/compare",
+    "tests/pretrain/checkpoint",
+    "tests/data_pipeline/shards",
+    "tests/data_pipeline/tokenizing",
+    "tests/fuzz",
+)
+"""Whose fast tests have to find the faults: those of the same packages."""
+KERNELS = ("megatron_patches/bank/monarch_triton.py", "megatron_patches/bank/monarch_kernel.py")
+"""Left out: Triton's kernel and how it is started, tested in a process of its own."""
 SHARING = "tests/data_pipeline/shards/test_samples.py::test_real_text_comes_through"
 """Makes corpus, tokenizer and shards, which are so made without a fault."""
-LONG = 300.0
+UNTOUCHED = "no fast test runs this line"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a mutant."""
+
+    module: Path
+    change: Change
+    verdict: str
+
+    @property
+    def survived(self) -> bool:
+        """Whether no test failed."""
+        return self.verdict in (SURVIVED, UNTOUCHED)
+
+    def __str__(self) -> str:
+        texts = (self.change.before, self.change.after)
+        before, after = (text.partition("\n")[0][:80] for text in texts)
+        place = f"{self.module}:{self.change.line} {self.change.function}"
+        return f"{place}: `{before}` → `{after}` ({self.verdict})"
 
 
 def main() -> None:
     """Plant a sample of faults, one by one; print what survives, and the score at the end."""
     arguments = _arguments()
-    every = list(faults())
-    drawn = random.Random(arguments.seed).sample(
-        range(len(every)), min(arguments.mutants, len(every))
-    )
-    drawn = arguments.case if arguments.case is not None else drawn
-    touched = _touched(arguments.record.with_suffix(".touched.json"))
-    known, outcomes, sound = _recorded(arguments.record), [], set()
-    import_others()
+    found = [path for pattern in arguments.modules for path in sorted(ROOT.glob(pattern))]
+    modules = [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+    modules = [path for path in modules if str(path) not in KERNELS]
+    every = [
+        (module, change) for module in modules for change in changes((ROOT / module).read_text())
+    ]
+    drawn = arguments.case
+    if drawn is None:
+        number = min(arguments.mutants, len(every))
+        drawn = random.Random(arguments.seed).sample(range(len(every)), number)
+    touched = _touched(arguments.record.with_suffix(".touched.json"), modules, arguments.tests)
+    known = _recorded(arguments.record)
+    outcomes = []
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "log"
-        if attempt(Path(), 0, [SHARING], LONG, log) != SURVIVED:
+        import_others(arguments.tests, Path(temporary) / "names")
+        if attempt(Path(), 0, [SHARING], seconds=300.0, log=log) != SURVIVED:
             sys.exit(f"error: {SHARING} fails without a fault:\n{log.read_text()[-2000:]}")
-        for number, place in enumerate(drawn, start=1):
+        for place in drawn:
             module, change = every[place]
-            key = _key(module, change)
-            if key in known and arguments.case is None:
-                outcome = Outcome(module, change, *known[key])
-            else:
-                outcome = _tried(module, change, touched, log, sound)
+            key = f"{module}#{change.number}#{_digest([ROOT / module])}"
+            if arguments.case is not None or key not in known:
+                known[key] = _verdict(module, change, touched, log)
                 with arguments.record.open("a") as file:
-                    file.write(json.dumps([key, outcome.verdict, outcome.tests]) + "\n")
-            if arguments.case is not None and log.exists():
+                    file.write(json.dumps([key, known[key]]) + "\n")
+            outcomes.append(Outcome(module, change, known[key]))
+            if arguments.case is not None:
                 print(log.read_text())
-            outcomes.append(outcome)
-            if outcome.survived or arguments.case is not None:
-                print(
-                    f"{number}/{len(drawn)} case {place} {outcome.verdict}: {outcome}", flush=True
-                )
-    command = f"python -m tools.mutants --seed {arguments.seed} --mutants {arguments.mutants}"
-    print(
-        f"\n{summary(outcomes, len(every), command, _commit())}\nNot found:\n\n{survivors(outcomes)}"
-    )
+            if outcomes[-1].survived or arguments.case is not None:
+                print(f"{len(outcomes)}/{len(drawn)} case {place} {outcomes[-1]}", flush=True)
+    print(f"\n{' '.join(['python -m tools.mutants', *sys.argv[1:]])}: {_score(outcomes)}")
 
 
-def _tried(
-    module: Path, change: Change, touched: dict[str, Any], log: Path, sound: set[str]
-) -> Outcome:
-    """Try a mutant; of each file in turn, one test must pass without a fault (`sound`: those that did)."""
+def _verdict(module: Path, change: Change, touched: dict[str, Any], log: Path) -> str:
+    """Try a mutant with the tests that run its line, the quickest file first."""
     by_line = touched["tests"].get(str(module), {})
     found = {test for test in by_line.get(str(change.line), []) if test}
-    if (
-        not found and str(change.line) in by_line
-    ):  # run at the import: what uses the module sees the fault
+    if not found and str(change.line) in by_line:
+        # The line runs at the import: whatever uses the module sees the fault.
         found = {test for tests in by_line.values() for test in tests if test}
+    if not found:
+        return UNTOUCHED
     seconds = touched["seconds"]
-    tests = sorted(found, key=lambda test: seconds[test])
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    tests.sort(
-        key=lambda test: files.index(test.partition("::")[0])
-    )  # fixtures of a file are made once
-    if not tests:
-        return Outcome(module, change, UNTOUCHED, 0)
-    needed = sum(seconds[test] for test in tests)
-    for file in files:
-        if file not in sound:
-            sound.add(file)
-            alone = [test for test in tests if test.startswith(file)][:1]
-            if attempt(module, 0, alone, needed, log) != SURVIVED:
-                raise RuntimeError(f"{alone[0]} fails without a fault:\n{log.read_text()[-2000:]}")
-    return Outcome(module, change, attempt(module, change.number, tests, needed, log), len(tests))
+    files = Counter[str]()  # a file's tests stay together: its fixtures are made once
+    for test in found:
+        files[test.partition("::")[0]] += seconds[test]
+    tests = sorted(found, key=lambda test: (files[test.partition("::")[0]], test))
+    return attempt(module, change.number, tests, seconds=sum(files.values()), log=log)
 
 
-def _touched(path: Path) -> dict[str, Any]:
-    """Return which tests touch which lines, traced anew in changed files of tests, else in all."""
-    files = [
-        file for place in TESTS for file in ([*(ROOT / place).rglob("*.py")] or [ROOT / place])
-    ]
-    others = sorted(path for path in files if not path.name.startswith("test_"))
-    common = _digest([*(ROOT / module for module in modules()), *others])
-    now = {
-        str(path.relative_to(ROOT)): _digest([path]) for path in sorted(files) if path not in others
-    }
+def _touched(path: Path, modules: Sequence[Path], tests: Sequence[str]) -> dict[str, Any]:
+    """Return which tests touch which lines, traced anew where anything has changed."""
+    files = [file for place in tests for file in [*(ROOT / place).rglob("*.py")] or [ROOT / place]]
+    state = _digest([*(ROOT / module for module in modules), *sorted(files)])
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if known.get("common") != common:
-        known = {"common": common, "files": {}, "tests": {}, "seconds": {}}
-    if stale := sorted(
-        name for name in now | known["files"] if now.get(name) != known["files"].get(name)
-    ):
-        print(f"tracing the fast tests of {len(stale)} files", flush=True)
-        made, said = path.with_suffix(".new"), path.with_suffix(".log")
-        command = [
-            sys.executable,
-            "-m",
-            "tools.mutants.touched",
-            str(made),
-            *sorted(now.keys() & {*stale}),
-        ]
-        with said.open("w") as log:
-            subprocess.run(command, cwd=ROOT, env=rank_environment(), stdout=log, stderr=log)
-        if not made.exists():
-            sys.exit(f"error: tracing failed, see {said}")
-        merge(known, json.loads(made.read_text()), {*stale})
-        path.write_text(json.dumps(known | {"files": now}))
-        made.unlink()
+    if known.get("state") != state:
+        print("tracing the fast tests, without a fault", flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        given = [json.dumps(list(map(str, words))) for words in (modules, tests)]
+        command = [sys.executable, "-m", "tools.mutants.tracing", str(path), *given]
+        with path.with_suffix(".log").open("w") as log:
+            subprocess.run(
+                command, cwd=ROOT, env=rank_environment(), stdout=log, stderr=log, check=True
+            )
+        known = json.loads(path.read_text()) | {"state": state}
+        path.write_text(json.dumps(known))
     return known
 
 
-def _key(module: Path, change: Change) -> str:
-    return f"{module}#{change.number}#{_digest([ROOT / module])}"
+def _digest(paths: Sequence[Path]) -> str:
+    content = b"".join(path.read_bytes() for path in paths)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+def _recorded(path: Path) -> dict[str, str]:
+    """Return {fault: verdict}; a torn last line, of a killed run, is left out."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return dict(map(json.loads, lines))
 
 
-def _recorded(path: Path) -> dict[str, tuple[str, int]]:
-    """{fault: (verdict, tests)}; a torn last line, of a killed run, is left out."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines: Iterator[str] = iter(path.read_text().split("\n")[:-1] if path.exists() else [])
-    return {key: (verdict, tests) for key, verdict, tests in map(json.loads, lines)}
+def _score(outcomes: Sequence[Outcome]) -> str:
+    """Return the share of faults that were found, with its interval, and a table by package."""
+    low, high = interval(sum(not one.survived for one in outcomes), len(outcomes))
+    planted = Counter[str]()
+    found = Counter[str]()
+    for outcome in outcomes:
+        package = "/".join(outcome.module.parts[:2])
+        planted[package] += 1
+        found[package] += not outcome.survived
+    lines = [
+        f"**{found.total()} of {len(outcomes)}** faults were found: "
+        f"{found.total() / len(outcomes):.1%} (95 % interval {low:.1%} to {high:.1%}).",
+        "\n| package | planted | found |\n| --- | ---: | ---: |",
+        *(
+            f"| `{package}` | {planted[package]} | {found[package]} |"
+            for package in sorted(planted)
+        ),
+        "\nNot found:\n",
+        *(f"* {outcome}" for outcome in outcomes if outcome.survived),
+    ]
+    return "\n".join(lines)
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        or "unknown"
-    )
+def interval(killed: int, tried: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share.
+
+    Args:
+        killed: How often it happened.
+        tried: How often it could have.
+    """
+    z = 1.959964
+    share = killed / tried
+    middle = share + z * z / (2 * tried)
+    half = z * math.sqrt(share * (1 - share) / tried + (z / (2 * tried)) ** 2)
+    whole = 1 + z * z / tried
+    return (middle - half) / whole, (middle + half) / whole
 
 
 def _arguments() -> argparse.Namespace:
@@ -157,13 +193,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
     parser.add_argument("--mutants", type=int, default=200, help="how many (200)")
-    parser.add_argument(
-        "--case", type=int, nargs="+", help="these alone, with the output of their tests"
-    )
+    parser.add_argument("--case", type=int, nargs="+", help="these alone, with their tests' output")
+    parser.add_argument("--modules", nargs="+", default=MODULES, help="patterns: where")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="what has to find the faults")
     record = ROOT / "build/mutants.jsonl"
-    parser.add_argument(
-        "--record", type=Path, default=record, help="keep each outcome, and go on from it"
-    )
+    parser.add_argument("--record", type=Path, default=record, help="keep outcomes, go on from it")
     return parser.parse_args()
 
 
