@@ -236,9 +236,7 @@ def init(place: Workplace) -> Entries:
 
 
 def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return for each design what every rank has: {name of a parameter or buffer: digest} (rank
-    function).
-    """
+    """Return what every rank has of each design: {parameter or buffer: digest} (rank function)."""
     import torch.distributed as dist
 
     from pretrain.config.load import load_config
@@ -310,7 +308,7 @@ def export(place: Workplace) -> Entries:
 
 
 def export_designs(payload: dict[str, Any]) -> dict[str, str]:
-    """Export every design's run, and return the digests of its logits and weights (rank function)."""
+    """Export every run; return the digests of its logits and weights (rank function)."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -480,8 +478,7 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each part that has names in one recording only: what was removed or added
-    since.
+    """Return a line for each part with names in one recording only: removed or added since.
 
     Args:
         was: The recording to compare with.

@@ -104,9 +104,7 @@ def _replace(parent: ast.AST, field: str, place: int | None, other: ast.AST) -> 
 def _places(
     node: ast.AST, function: str
 ) -> Iterator[tuple[str, ast.AST, str, int | None, ast.AST]]:
-    """Yield (function around it, parent, field, place in the field, node) but of types and
-    docstrings.
-    """
+    """Yield (function around, parent, field, place in it, node), but of types and docstrings."""
     for field, value in ast.iter_fields(node):
         if _matters_to_readers_only(node, field):
             continue
