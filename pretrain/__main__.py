@@ -63,24 +63,25 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        except (
-            Exception
-        ) as error:  # NoSuchOption, of click or of the one that newer versions of typer hold
-            option, of_verb = getattr(error, "option_name", None), getattr(error, "ctx", None)
-            if (
-                option
-                and of_verb
-                and any(one.name == "overrides" for one in of_verb.command.params)
-            ):
-                from pretrain.config.keys import KEYS
-
-                name = option.strip("-").replace("-", "_")
-                keys = [key for key in KEYS if key.split(".")[1] == name] or [
-                    key for key in KEYS if name in key
-                ]
-                such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
-                error.message = f"{error.message.rstrip('.')}. Settings have no dashes: {such}"  # type: ignore[attr-defined]
+        # NoSuchOption, of click or of the one that newer versions of typer hold.
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            verb = getattr(error, "ctx", None)
+            if option and verb and any(one.name == "overrides" for one in verb.command.params):
+                told: Any = error
+                told.message = f"{told.message.rstrip('.')}. {_written_as_setting(option)}"
             raise
+
+
+def _written_as_setting(option: str) -> str:
+    """Say how a setting is written that was given as an option."""
+    from pretrain.config.keys import KEYS
+
+    name = option.strip("-").replace("-", "_")
+    alike = [key for key in KEYS if key.split(".")[1] == name]
+    keys = alike or [key for key in KEYS if name in key]
+    such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
+    return f"Settings have no dashes: {such}"
 
 
 app = typer.Typer(
@@ -220,11 +221,11 @@ def compare(
     out: Annotated[
         Path,
         typer.Option(
-            help="Directory for report.html and .md, numbers as JSON and CSV, plots, TensorBoard links."
+            help="Directory for report.html and .md, numbers as JSON and CSV, plots, links."
         ),
     ] = Path("comparison"),
 ) -> None:
-    """Compare finished runs, several seeds of each variant: quality, convergence, cost, with statistics.
+    """Compare finished runs, several seeds of each variant: quality, convergence and cost.
 
     Example: python -m pretrain compare runs/* --baseline vanilla --out comparison
     """
@@ -304,11 +305,18 @@ def doctor(
         Path | None, typer.Option(help="Write the results and bad nodes as JSON.")
     ] = None,
 ) -> None:
-    """Check every node before training: exit code 0 fit, 2 yours or the site's to mend, 3 bad nodes (named).
+    """Check every node before training: exit code 0 fit, 2 yours or the site's to fix, 3 bad nodes.
 
     Example: srun python -m pretrain doctor large --report doctor.json
     """
-    request = Request(config, tuple(overrides or ()), timeout, gpus, digest_seconds, report)
+    request = Request(
+        config=config,
+        overrides=tuple(overrides or ()),
+        timeout=timeout,
+        gpus=gpus,
+        digest_seconds=digest_seconds,
+        report=report,
+    )
     if local_ranks:
         from pretrain.ranks.launch import launch_local_ranks
 
@@ -316,9 +324,8 @@ def doctor(
         sys.exit(launch_local_ranks(command, local_ranks))
     code = _doctor_on_this_rank(request)
     sys.stdout.flush()
-    os._exit(
-        code
-    )  # a check that hangs was left behind in a thread, for which Python would wait at its end
+    # A check that hangs was left behind in a thread, for which Python would wait at its end.
+    os._exit(code)
 
 
 @app.command("list")
@@ -354,12 +361,8 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
         typer.echo(fill(f"{name:{wide}}{text.removesuffix('.')}", 80, subsequent_indent=" " * wide))
 
 
-for _name, _verb in (
-    *(("plan", plan), ("sweep", sweep), ("trial", trial), ("replay", replay), ("diff", diff)),
-    ("ladder", ladder),
-    *(("export", export), ("sample", sample), ("import", import_), ("try", try_), ("demo", demo)),
-):
-    app.command(_name)(_verb)
+for _verb in (plan, sweep, trial, replay, diff, ladder, export, sample, import_, try_, demo):
+    app.command(_verb.__name__.rstrip("_"))(_verb)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

@@ -81,6 +81,9 @@ def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dic
 
     Returns:
         {model: its gap to the baseline}, over the seeds that both have.
+
+    Raises:
+        UserError: a model and the baseline have no seed in common.
     """
     from pretrain.study.gaps import NATS, adjust, paired_gap
 
@@ -120,7 +123,15 @@ def plan(
     """
     from pretrain.plan.estimate import Request, make_plan
 
-    return make_plan(Request(os.fspath(config), tuple(overrides), gpus, gpu, baseline, price))
+    request = Request(
+        config=os.fspath(config),
+        overrides=tuple(overrides),
+        gpus=gpus,
+        gpu=gpu,
+        baseline=baseline,
+        price=price,
+    )
+    return make_plan(request)
 
 
 def export(

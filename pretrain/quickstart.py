@@ -107,7 +107,16 @@ def try_(
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
     both = planned | dict(parse_overrides(settings or []))
     designs = (next(iter(_designs())), design)
-    trial = Trial(tuple(texts), "text", designs, jobs, 1, of_tokenizer, of_shards, both)
+    trial = Trial(
+        texts=tuple(texts),
+        name="text",
+        designs=designs,
+        jobs=jobs,
+        local_ranks=1,
+        of_tokenizer=of_tokenizer,
+        of_shards=of_shards,
+        settings=both,
+    )
     amount = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e6:,.1f} MB"
     run_trial(trial, out, f"{amount}; {cores} cores, about {minutes:g} minutes")
 
@@ -128,11 +137,16 @@ def demo(
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
     trial = Trial(
-        (str(out / "corpus"),), "demo", designs, 1, 4, ("--vocab-size=4096",), settings=placed
+        texts=(str(out / "corpus"),),
+        name="demo",
+        designs=designs,
+        jobs=1,
+        local_ranks=4,
+        of_tokenizer=("--vocab-size=4096",),
+        settings=placed,
     )
-    run_trial(
-        trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training
-    )
+    what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
+    run_trial(trial, out, what, training)
 
 
 def plan_sizes(
@@ -208,39 +222,34 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
         training: False: stop before the runs.
 
     Raises:
-        UserError: a package or a design is missing, or `out` holds another trial; typer.Exit: a
-            step failed, which has said why, or was stopped.
+        UserError: a package or a design is missing, or `out` holds another trial.
+        typer.Exit: a step failed, which has said why, or was stopped.
     """
     import pretrain.study.packages  # noqa: F401
     from pretrain.sweep.running import SignalRelay
 
-    grid, texts, shards = _grid(trial, out), trial.texts, str(out / "shards")
-    said, plan = _said(trial, grid), _write_grid(grid, out)
+    grid = _grid(trial, out)
+    said = _said(trial, grid)
+    plan = _write_grid(grid, out)
     typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command goes on in {out}/")
-    step, prefix = partial(_step, SignalRelay().install()), out / "tokenizer"
+    texts = trial.texts
+    shards = str(out / "shards")
+    prefix = out / "tokenizer"
+    step = partial(_step, SignalRelay().install())
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)
-    step(
-        "1/4 tokenizer",
-        "data_pipeline train-tokenizer",
-        *texts,
-        f"--out={prefix}",
-        *trial.of_tokenizer,
-    )
+    made = (f"--out={prefix}", *trial.of_tokenizer)
+    step("1/4 tokenizer", "data_pipeline train-tokenizer", *texts, *made)
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
     step("2/4 tokens", "data_pipeline tokenize", *texts, *into, *trial.of_shards)
     step("", "data_pipeline verify", shards)
     if not training:
         return
     prompts = [f"--prompt={text}" for text in _prompts(out / "shards")]
-    step(
-        "3/4 training",
-        "pretrain sweep",
-        str(plan),
-        f"--jobs={trial.jobs}",
-        f"--local-ranks={trial.local_ranks}",
-    )
-    page, runs = out / "comparison", [str(out / "runs" / name) for name in trial.designs]
+    spread = (f"--jobs={trial.jobs}", f"--local-ranks={trial.local_ranks}")
+    step("3/4 training", "pretrain sweep", str(plan), *spread)
+    page = out / "comparison"
+    runs = [str(out / "runs" / name) for name in trial.designs]
     against = (f"--baseline={trial.designs[0]}", f"--out={page}")
     step("4/4 comparison", "pretrain compare", *runs, *against, *prompts)
     typer.echo(f"the page: {page / 'report.html'}")
@@ -279,7 +288,8 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     from pretrain.config.sources import dump_yaml
     from pretrain.runs.directory import write_text_atomically
 
-    path, text = out / "sweep.yaml", dump_yaml(grid)
+    path = out / "sweep.yaml"
+    text = dump_yaml(grid)
     try:
         if path.is_file() and path.read_text() != text:
             raise UserError(
@@ -298,9 +308,8 @@ def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
 
-    config = load_config(
-        grid["base"], [override_text(key, value) for key, value in grid["set"].items()]
-    )
+    overrides = [override_text(key, value) for key, value in grid["set"].items()]
+    config = load_config(grid["base"], overrides)
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
@@ -348,10 +357,8 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
         signals.pass_on([process])
         time.sleep(0.05)
     if signals.received:
-        typer.echo(
-            f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from "
-            "here"
-        )
+        stopped_by = signal.Signals(signals.received[0]).name
+        typer.echo(f"{stopped_by}: stopped; the same command goes on from here")
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
         typer.echo(f"this step failed: python {shlex.join(command[1:])}", err=True)

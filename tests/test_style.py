@@ -20,12 +20,7 @@ FOLDERS = (
     "tests",
 )
 PENDING: tuple[str, ...] = (
-    "pretrain/config",
-    "pretrain/ranks",
-    "pretrain/runs",
-    "pretrain/data",
     "pretrain/model",
-    "pretrain/telemetry",
     "pretrain/training",
     "pretrain/checkpoint",
     "pretrain/plan",
@@ -34,9 +29,6 @@ PENDING: tuple[str, ...] = (
     "pretrain/reporting",
     "pretrain/sweep",
     "pretrain/replay",
-    "pretrain/quickstart.py",
-    "pretrain/__main__.py",
-    "pretrain/api.py",
     "megatron_patches",
     "data_pipeline",
     "tools/faults",

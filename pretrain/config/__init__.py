@@ -8,9 +8,9 @@ arguments   CONFIG and overrides on the command line
 keys        all keys with their records; changes at a resume
 sources     YAML files, overrides, and where each value came from
 refusals    combinations that cannot be
-load        the way to get a configuration: sources, then tree, then refusals; sentences about mistakes
+load        the way to get a configuration: sources, tree, refusals; sentences about mistakes
 deepspeed   the settings for DeepSpeed
-resolved    a configuration on a number of ranks: layout and DeepSpeed settings, worked out once
+resolved    a configuration on a number of ranks: layout and DeepSpeed settings, made once
 schedule    learning rate and training phases as functions of the step
 show        the verb of that name
 """

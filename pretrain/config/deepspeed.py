@@ -20,23 +20,23 @@ from pretrain.errors import UserError
 AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 WHOLE_STATE_BYTES = 2**30
-"""`auto` takes a rank's whole fp32 optimizer state where splitting would save at most this much: 1
-GiB."""
+"""`auto` takes a rank's whole fp32 optimizer state where splitting saves no more: 1 GiB."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset({
-    "aio", "bf16", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor",
-    "data_types", "disable_allgather", "dump_state", "flops_profiler", "gradient_accumulation_steps",
-    "gradient_clipping", "gradient_predivide_factor", "log_level", "memory_breakdown",
-    "prescale_gradients", "steps_per_print", "tensorboard", "timers", "train_batch_size",
-    "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "zero_optimization",
+    "aio", "bf16", "checkpoint", "comet", "comms_logger", "communication_data_type",
+    "csv_monitor", "data_types", "disable_allgather", "dump_state", "flops_profiler",
+    "gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor", "log_level",
+    "memory_breakdown", "prescale_gradients", "steps_per_print", "tensorboard", "timers",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
 })  # fmt: skip
 
 _NO_EFFECT = (
     "seq_parallel_communication_data_type", "activation_checkpointing", "autotuning", "compile",
-    "data_efficiency", "dataloader_drop_last", "datastates_ckpt", "expert_parallel", "hybrid_engine",
-    "pipeline", "sequence_parallel_size", "use_data_before_expert_parallelism", "weight_quantization",
+    "data_efficiency", "dataloader_drop_last", "datastates_ckpt", "expert_parallel",
+    "hybrid_engine", "pipeline", "sequence_parallel_size", "use_data_before_expert_parallelism",
+    "weight_quantization",
 )  # fmt: skip
 # Top-level keys that DeepSpeed reads and this program cannot honour, with the reason.
 REFUSED = {
@@ -46,7 +46,8 @@ REFUSED = {
     "bfloat16": "write it as 'bf16', or set precision.dtype; remove it",
     "torch_autocast": "precision.dtype sets the compute type; remove it",
     "tensor_parallel": "set parallel.tensor_model_parallel_size; remove it",
-    "managed_gradient_accumulation": "the loop relies on DeepSpeed's own gradient accumulation; remove it",
+    "managed_gradient_accumulation": "the loop relies on DeepSpeed's own gradient accumulation; "
+    "remove it",
     "gradient_allreduce_op": "gradients must be averaged over ranks, not summed; remove it",
     **dict.fromkeys(_NO_EFFECT, "this program's own loop and model would not use it; remove it"),
 }

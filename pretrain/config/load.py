@@ -111,7 +111,8 @@ def _unset_excluded(draft: Draft) -> None:
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
         for excluded in key.excludes:
-            given, path, other = draft.values.get(section, {}), (section, own), (section, excluded)
+            path, other = (section, own), (section, excluded)
+            given = draft.values.get(section, {})
             both = given.get(own) is not None and given.get(excluded) is not None
             if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
                 draft.values[section] = {**given, excluded: None}
@@ -141,7 +142,8 @@ def _refuse_unknown_keys(draft: Draft) -> None:
             )
         for key in content:
             if key not in keys[section]:
-                place, hint = _where(draft, (section, key)), _nearest_key(section, key, keys)
+                hint = _nearest_key(section, key, keys)
+                place = _where(draft, (section, key))
                 raise UserError(f"{place}unknown key '{section}.{key}'{hint}")
 
 

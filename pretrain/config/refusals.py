@@ -174,12 +174,11 @@ def _check_recompute(config: Config) -> None:
         return
     policy = config.policy
     if not policy.structured or policy.trainable or policy.adapters:
+        variant = config.attention.variant + " with adapters" * bool(policy.adapters)
         raise UserError(
             "performance.recompute=query_key makes queries and keys again from frozen factors "
-            "alone, which "
-            f"attention.variant={config.attention.variant}{' with adapters' if policy.adapters else ''} "
-            "does not have; use variant monarch without adapters, or "
-            "performance.recompute=attention"
+            f"alone, which attention.variant={variant} does not have; use variant monarch without "
+            "adapters, or performance.recompute=attention"
         )
     if config.performance.compile == "layers":
         raise UserError(

@@ -50,15 +50,16 @@ def learning_rate(
     Steps count from 1. With peak = optimizer.learning_rate, floor = schedule.min_ratio * peak, w =
     schedule.warmup_steps, N = total_steps:
 
-        step <= w:          peak * step / w                       (so step w is the first at the peak)
+        step <= w:          peak * step / w                   (so step w is the first at the peak)
         step > w:           p = (step - w) / (N - w), in (0, 1]
           cosine            floor + (peak - floor) * (1 + cos(pi p)) / 2
-          cosine_restarts   the same with p running from 0 to 1 in each of `cycles` equal cycles; a step on
-                            the boundary of two cycles ends the earlier one
+          cosine_restarts   the same with p running from 0 to 1 in each of `cycles` equal cycles;
+                            a step on the boundary of two cycles ends the earlier one
           polynomial        floor + (peak - floor) * (1 - p) ** power
           constant          peak
-          wsd               peak up to step N - D, then floor + (peak - floor) * (N - step) / D, with
-                            D = schedule.decay * N, rounded, and at least 1 unless schedule.decay = 0
+          wsd               peak up to step N - D, then floor + (peak - floor) * (N - step) / D,
+                            with D = schedule.decay * N, rounded, and at least 1 unless
+                            schedule.decay = 0
 
     Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and
     so has any later step.

@@ -55,27 +55,27 @@ class RunSection(Section):
 
     name: str = setting(
         ...,
-        "Name of the run: its directory's last part.",
+        "Name of the run; its files are in run.directory/run.name.",
         UNNOTED_NO_EFFECT,
         pattern=r"^[^./\\\s][^/\\\s]*$",
     )
     directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
     seed: Int = setting(
         1234,
-        "Seed of the initial weights and of dropout, and of what has no seed of its own.",
+        "Seed of initial weights and dropout; default of attention.seed and data.seed.",
         Setting(OnResume.REFUSED, noted=False, identity=True, hparam=True),
         ge=0,
         le=SEED_MAX,
     )
     device: Device = setting(
         "auto",
-        "auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
-        "A machine whose GPUs torch cannot use is refused unless this says cpu.",
+        "auto: GPUs where the machine has any and CUDA_VISIBLE_DEVICES is not empty, else the "
+        "CPU; an error if torch cannot use the machine's GPUs.",
         UNNOTED,
     )
     deterministic: bool = setting(
         False,
-        "On GPUs: only operations that give the same bits in every run; slower. On the CPU all do.",
+        "On GPUs, use deterministic operations only (slower); the CPU is always deterministic.",
         UNNOTED,
     )
 
@@ -83,6 +83,7 @@ class RunSection(Section):
 class ModelSection(Section):
     """Shape of the model, and how its weights start."""
 
+<<<<<<< HEAD
     num_layers: Int = setting(..., "Transformer layers.", SHAPE, ge=1, le=10_000)
     hidden_size: Int = setting(..., "Width of the residual stream.", SHAPE, ge=1)
     num_attention_heads: Int = setting(..., "Query heads of a layer.", SHAPE, ge=1)
@@ -90,6 +91,15 @@ class ModelSection(Section):
         None,
         "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
         SHAPE,
+=======
+    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1, le=10_000)
+    hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
+    num_attention_heads: Int = setting(..., "Query heads per layer.", MODEL, ge=1)
+    num_query_groups: Int | None = setting(
+        None,
+        "Key/value heads per layer (grouped-query attention); unset: num_attention_heads.",
+        MODEL,
+>>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
         ge=1,
     )
     head_dim: Int | None = setting(
@@ -98,34 +108,46 @@ class ModelSection(Section):
     ffn_hidden_size: Int | None = setting(
         None, "Inner width of the MLP; unset: 4 * hidden_size.", SHAPE, ge=1
     )
+<<<<<<< HEAD
     vocab_size: Int = setting(..., "Pieces of the tokenizer.", SHAPE, ge=2)
+=======
+    vocab_size: Int = setting(..., "Vocabulary size of the tokenizer.", MODEL, ge=2)
+>>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
     vocab_multiple: Int = setting(
         1,
-        "The embedding gets more rows, up to a multiple of it; these are never predicted, nor "
-        "exported.",
+        "Pad the embedding to a multiple of this; padding rows are never predicted nor exported.",
         MODEL,
         ge=1,
     )
     position_embedding: Literal["learned", "rope"] = setting(
         ...,
+<<<<<<< HEAD
         "learned: a trained vector per position; rope: rotary embedding of queries and keys.",
         SHAPE,
+=======
+        "learned: a trained vector per position; rope: rotary position embedding.",
+        MODEL,
+>>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
     )
     rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", SHAPE, ge=2)
     dropout: float = setting(
-        0.1, "Dropout of hidden states and of attention probabilities.", MODEL, ge=0, lt=1
+        0.1, "Dropout probability of hidden states and attention probabilities.", MODEL, ge=0, lt=1
     )
-    layernorm_epsilon: float = setting(1e-5, "Added to the variance in LayerNorm.", MODEL, gt=0)
+    layernorm_epsilon: float = setting(1e-5, "Epsilon of LayerNorm.", MODEL, gt=0)
     init_std: float = setting(
         0.02,
         "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
         MODEL,
         gt=0,
     )
+<<<<<<< HEAD
     tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", SHAPE)
+=======
+    tied_embeddings: bool = setting(True, "Tie the output layer to the embedding matrix.", MODEL)
+>>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
     initial_weights: PathLike | None = setting(
         None,
-        "File of `python -m pretrain import` that the weights start from; unset: drawn.",
+        "Initial weights, a file of `python -m pretrain import`; unset: random initialization.",
         replace(MODEL, note="compared by what the file holds"),
     )
 
@@ -138,8 +160,8 @@ class OptimizerSection(Section):
     )
     learning_rate_factors: RateFactors = setting(
         {},
-        "Factors of the learning rate, {name pattern: factor}: of a weight the first pattern "
-        "counts that its name matches; * stands for any text, as in '*_taps'.",
+        "Per-parameter learning-rate factors, {name pattern: factor}; the first matching pattern "
+        "applies; * stands for any text, as in '*_taps'.",
         EVERY_STEP,
     )
     betas: Betas = setting(
@@ -148,12 +170,12 @@ class OptimizerSection(Section):
     eps: float = setting(1e-8, "AdamW's epsilon.", EVERY_STEP, gt=0)
     weight_decay: float = setting(
         0.01,
-        "Decoupled weight decay of matrices and embeddings (never of norms).",
+        "Decoupled weight decay of matrices and embeddings (not of norms).",
         EVERY_STEP,
         ge=0,
     )
     gradient_clip: float = setting(
-        1.0, "Largest global gradient norm; 0 switches clipping off.", EVERY_STEP, ge=0
+        1.0, "Clip gradients to this global norm; 0: no clipping.", EVERY_STEP, ge=0
     )
 
     @property
@@ -202,15 +224,15 @@ class ScheduleSection(Section):
     )
     decay: float = setting(
         0.2,
-        "Last part of the run, in which the rate falls linearly (wsd only).",
+        "Fraction of the run in which the learning rate decays linearly (wsd only).",
         TRAINING,
         ge=0,
         le=1,
     )
     branch_from: PathLike | None = setting(
         None,
-        "Run directory to start from, at its newest checkpoint before this run's decay (wsd "
-        "only); without effect once the run has a checkpoint of its own.",
+        "Run directory to branch from, at its newest checkpoint before this run's decay (wsd "
+        "only); ignored once the run has a checkpoint of its own.",
         Setting(OnResume.NO_EFFECT, noted=False, hparam=True),
     )
 
@@ -256,8 +278,8 @@ class DataSection(Section):
 
     directory: PathLike | None = setting(
         None,
-        "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
-        "its sources in proportion to their tokens; give this or blend.",
+        "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`; its "
+        "sources are sampled in proportion to their tokens. Give this or blend.",
         replace(SHARDS, noted=False, excludes=("blend",)),
     )
     blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = setting(
@@ -267,16 +289,16 @@ class DataSection(Section):
         min_length=1,
     )
     sequence_length: Int = setting(
-        ..., "Tokens of one training sample that the model predicts.", SAMPLES, ge=1
+        ..., "Context length: tokens per sample that the model predicts.", SAMPLES, ge=1
     )
     micro_batch_size: Int = setting(
         ...,
-        "Samples in one forward pass of one data-parallel rank.",
+        "Samples per forward pass of one data-parallel rank.",
         Setting(OnResume.LAYOUT, hparam=True),
         ge=1,
     )
     global_batch_size: Int = setting(
-        ..., "Samples in one optimizer step, over all ranks.", MODEL, ge=1
+        ..., "Samples per optimizer step, over all ranks.", MODEL, ge=1
     )
     validate_every: Int = setting(
         ...,
@@ -285,7 +307,7 @@ class DataSection(Section):
         ge=0,
     )
     validation_samples: Int = setting(
-        ..., "Validation samples per source, at most.", TRAINING, ge=1
+        ..., "Validation samples per source (at most).", TRAINING, ge=1
     )
     seed: Int | None = setting(
         None,
@@ -296,18 +318,19 @@ class DataSection(Section):
     )
     reset_at_document_end: bool = setting(
         False,
-        "Documents of a sample stand alone: attention and positions restart, no loss across.",
+        "Mask attention across document boundaries (intra-document masking): positions restart at "
+        "each document, and no loss is counted across.",
         SAMPLES,
     )
     loader_workers: Int = setting(
-        0, "Threads of a rank that read samples ahead; 0: read when needed.", LOADING, ge=0
+        0, "Prefetching threads per rank; 0: no prefetching.", LOADING, ge=0
     )
     cache_directory: PathLike | None = setting(
-        None, "Where sample orders are kept; unset: sample_order in run.directory.", LOADING
+        None, "Cache of sample orders; unset: sample_order in run.directory.", LOADING
     )
     allow_change: bool = setting(
         False,
-        "Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+        "Allow a resume to change the data, its blend, data.seed or the sequence length.",
         LOADING,
     )
 
@@ -325,13 +348,18 @@ class ParallelSection(Section):
     """Layout over ranks."""
 
     tensor_model_parallel_size: Int = setting(
-        1, "Ranks that share one copy of the model.", LAYOUT, ge=1
+        1, "Tensor-parallel ranks that share one copy of the model.", LAYOUT, ge=1
     )
     sequence_parallel: bool = setting(
-        False, "Split norms and residuals over the tensor-parallel ranks too.", LAYOUT
+        False,
+        "Sequence parallelism: also split norms and residuals over tensor-parallel ranks.",
+        LAYOUT,
     )
     timeout_seconds: Int = setting(
-        600, "Seconds after which a collective that hangs ends the run.", NO_EFFECT, ge=1
+        600,
+        "Timeout of collectives in seconds; a collective that hangs longer ends the run.",
+        NO_EFFECT,
+        ge=1,
     )
 
 
@@ -342,7 +370,9 @@ class PrecisionSection(Section):
         ..., "Compute type; with bf16 the optimizer keeps fp32 master weights.", MODEL
     )
     grad_accum_dtype: Literal["fp32", "bf16"] = setting(
-        "fp32", "Type in which gradients are summed over micro batches and over ranks.", MODEL
+        "fp32",
+        "Type in which gradients are accumulated over micro batches and reduced over ranks.",
+        MODEL,
     )
 
     @model_validator(mode="after")
@@ -360,21 +390,21 @@ class PerformanceSection(Section):
 
     overlap_reduction: bool = setting(
         True,
-        "Reduce gradients over data-parallel ranks during the backward pass where DeepSpeed "
-        "does it afterwards: stage 0 in fp32, stage 1 in bf16.",
+        "Overlap the gradient reduction with the backward pass where DeepSpeed does not: ZeRO "
+        "stage 0 in fp32, stage 1 in bf16.",
         Setting(
             OnResume.EFFECTIVE, note="the same sums; over three ranks and more in another order"
         ),
     )
     reduced_precision_reduction: bool = setting(
         False,
-        "On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32.",
+        "On GPUs, allow reduced-precision (bf16) reductions inside split bf16 matmuls.",
         EFFECTIVE,
     )
     cross_entropy: Literal["in_place", "chunked", "megatron"] = setting(
         "in_place",
-        "Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
-        "made twice; megatron: all of them in fp32.",
+        "Logits of the loss. in_place: kept in precision.dtype; chunked: computed in chunks, "
+        "twice; megatron: materialized in fp32.",
         ROUNDING,
     )
     compile: Literal["auto", "layers", "none"] = setting(
@@ -399,8 +429,8 @@ class PerformanceSection(Section):
     )
     recompute: Literal["none", "query_key", "attention", "full"] = setting(
         "none",
-        "Activations of a layer made again in backward instead of kept: queries and keys of a "
-        "structured bank, those of the attention with its norm, or all.",
+        "Activation checkpointing: what to recompute in the backward pass. query_key: queries and "
+        "keys of a structured bank; attention: attention with its norm; full: whole layers.",
         NO_EFFECT,
     )
 
@@ -422,18 +452,18 @@ class CheckpointSection(Section):
     keep_last: Int = setting(2, "Complete checkpoints to keep.", UNNOTED, ge=1)
     asynchronous: bool = setting(
         True,
-        "Copy what is to be saved, and write it behind the training; else training waits.",
+        "Save asynchronously: snapshot to host memory, write in the background.",
         UNNOTED_NO_EFFECT,
     )
     verify: Literal["full", "size"] = setting(
         "full",
-        "What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+        "Checks of a checkpoint's files at a resume. full: sizes and SHA-256; size: sizes only.",
         UNNOTED_NO_EFFECT,
     )
     fall_back: bool = setting(
         False,
-        "Resume from the checkpoint before where the newest one is damaged, or is not complete "
-        "any more, and keep that aside as step_X.damaged or step_X.incomplete; else stop.",
+        "If the newest checkpoint is damaged or incomplete, rename it to step_X.damaged or "
+        "step_X.incomplete and resume from the one before; else stop.",
         UNNOTED_NO_EFFECT,
     )
     export_at_end: bool = setting(
@@ -444,19 +474,18 @@ class CheckpointSection(Section):
 
 
 class StabilitySection(Section):
-    """Steps whose update is left out."""
+    """Handling of non-finite and spiking losses."""
 
     max_skipped: Int = setting(
         3,
-        "Steps in a row without an update, for numbers that are not finite or far too large, "
-        "after which the run stops.",
+        "Stop after this many consecutive skipped updates (non-finite or spiking numbers).",
         EFFECTIVE,
         ge=1,
     )
     spike_factor: float | None = setting(
         None,
-        "Leave out an update whose loss or gradient norm is more than so many standard "
-        "deviations above its running mean; unset: none is left out for its size.",
+        "Skip an update whose loss or gradient norm is more than this many standard deviations "
+        "above its running mean; unset: only non-finite ones are skipped.",
         replace(EFFECTIVE, trunk=True),
         gt=0,
     )
@@ -465,10 +494,10 @@ class StabilitySection(Section):
 class ProfileSection(Section):
     """Steps that are profiled."""
 
-    at: Int = Field(default=20, ge=1, description="The first step that is profiled.")
-    steps: Int = Field(default=3, ge=1, description="How many.")
+    at: Int = Field(default=20, ge=1, description="First step to profile.")
+    steps: Int = Field(default=3, ge=1, description="Steps to profile.")
     ranks: Literal["first", "all"] = Field(
-        default="first", description="Of rank 0, or of every rank."
+        default="first", description="Profile rank 0, or every rank."
     )
 
 
@@ -480,26 +509,26 @@ class TelemetrySection(Section):
         True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE
     )
     wandb: bool = setting(
-        False, "Send the same numbers to Weights & Biases (pip install '.[wandb]').", EFFECTIVE
+        False, "Also log to Weights & Biases (pip install '.[wandb]').", EFFECTIVE
     )
     variance_window: Int = setting(
         100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
     )
     attention_every: Int = setting(
         0,
-        "Steps between measurements of entropy, scale and largest score of each layer's "
-        "attention, on one held-out sample; 0: none.",
+        "Steps between measurements of each layer's attention (entropy, scale, largest score) on "
+        "one held-out sample; 0: none.",
         EFFECTIVE,
         ge=0,
     )
     sample_prompts: Names = setting(
         (),
-        "Texts that the model continues at every validation, for TensorBoard's page TEXT.",
+        "Prompts that the model continues at every validation, on TensorBoard's page TEXT.",
         EFFECTIVE,
         max_length=8,
     )
     sample_tokens: Int = setting(
-        48, "Tokens by which each is; each token is a forward pass.", EFFECTIVE, ge=1
+        48, "Number of tokens to generate per prompt; each is a forward pass.", EFFECTIVE, ge=1
     )
     profile: ProfileSection | None = setting(
         None,

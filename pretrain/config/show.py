@@ -80,9 +80,10 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     model_flops = model_flops_per_token(shape, policy)
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
     stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
-    what, factors = "freezing saves", []
+    what = "freezing and factors save" if policy.structured else "freezing saves"
+    factors = []
     if policy.structured:
-        what, (a, b) = "freezing and factors save", block_sizes(shape.hidden_size, shape.head_dim)
+        a, b = block_sizes(shape.hidden_size, shape.head_dim)
         held = "once for both" if policy.shared else "for each of both"
         blocks = f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, {held}"
         factors = [(f"{'trained' if policy.trainable else 'frozen'} Query/Key factors", blocks)]
@@ -109,12 +110,11 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
 def _deepspeed_text(config: Config) -> str:
     """Name the DeepSpeed settings; with `deepspeed.config=auto` the number of ranks may decide."""
     size = config.parallel.tensor_model_parallel_size
-    one, many = settings_name(config, size), settings_name(config, size * 2**20)
-    return (
-        one
-        if one == many
-        else f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
-    )
+    one = settings_name(config, size)
+    many = settings_name(config, size * 2**20)
+    if one == many:
+        return one
+    return f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:

@@ -87,12 +87,11 @@ class Config(Section):
         """Return the fewest steps that execute schedule.flops, found by bisection."""
         # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs
         # rise.
-        shape, policy, flops = self.shape, self.policy, self.schedule.flops or 0
-        wanted = -(-flops // self.tokens_per_step)
-        lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
-        return lengths[
-            bisect_left(lengths, wanted, key=partial(executed_flops_of_steps, shape, policy))
-        ]
+        wanted = -(-(self.schedule.flops or 0) // self.tokens_per_step)
+        a_token = int(executed_flops_per_token(self.shape, self.policy))
+        lengths = range(1, -(-wanted // a_token) + 1)
+        flops = partial(executed_flops_of_steps, self.shape, self.policy)
+        return lengths[bisect_left(lengths, wanted, key=flops)]
 
     @property
     def total_flops(self) -> int:

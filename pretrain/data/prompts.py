@@ -33,11 +33,12 @@ class Prompts:
             ids: that follow it.
         """
         prompt = self.ids[number]
-        before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
+        before = self.tokenizer.decode(prompt)
         # Decoded alone, the first of them could lose its space.
-        return (
-            whole.removeprefix(before) if whole.startswith(before) else self.tokenizer.decode(ids)
-        )
+        whole = self.tokenizer.decode([*prompt, *ids])
+        if whole.startswith(before):
+            return whole.removeprefix(before)
+        return self.tokenizer.decode(ids)
 
 
 def read_prompts(telemetry: TelemetrySection, length: int, blend: Blend) -> Prompts | None:
@@ -79,7 +80,9 @@ def encode_prompts(
         UserError: as `read_prompts`.
         DataError: as `read_prompts`.
     """
-    tokenizer, encoded, (key, added) = open_tokenizer(blend.manifests[0].tokenizer_path), [], tokens
+    tokenizer = open_tokenizer(blend.manifests[0].tokenizer_path)
+    key, added = tokens
+    encoded = []
     for name, text in named:
         (ids,) = tokenizer.encode([text])
         if not len(ids):
@@ -92,4 +95,10 @@ def encode_prompts(
                 f"data.sequence_length={length}; shorten it, or lower {key}"
             )
         encoded.append(tuple(ids.tolist()))
-    return Prompts(tuple(text for _, text in named), tuple(encoded), added, blend.eod_id, tokenizer)
+    return Prompts(
+        texts=tuple(text for _, text in named),
+        ids=tuple(encoded),
+        tokens=added,
+        eod_id=blend.eod_id,
+        tokenizer=tokenizer,
+    )

@@ -1,7 +1,7 @@
-"""Needs of a run before a GPU is touched: memory, time, energy, money. Formulas; no model is built.
+"""Needs of a run by formulas, before a GPU is touched: memory, time, energy, money.
 
-workload     model, layout and micro batch of a rank, taken out of a configuration; all below reads only this
-activations  storages that autograd keeps between forward and backward: within 5 % of what is measured
+workload     model, layout and micro batch of a rank; all below reads only this
+activations  storages that autograd keeps for backward: within 5 % of what is measured
 memory       states of DeepSpeed at each ZeRO stage, exact; all memory by kind, and the peak
 roofline     the cards, and how long a step takes on one, part by part: an estimate
 advice       what fits, and which switch brings how much if a run does not

@@ -58,7 +58,13 @@ def fit_of(resolved: Resolved, memory: int) -> Fit:
     peak = _peak(resolved)
     largest, at_largest = _largest_micro_batch(resolved, memory)
     changes = _changes(resolved, memory, peak, largest) if peak > memory else ()
-    return Fit(memory, peak, largest, at_largest, tuple(changes))
+    return Fit(
+        memory_bytes=memory,
+        peak_bytes=peak,
+        largest_micro_batch_size=largest,
+        largest_micro_batch_peak_bytes=at_largest,
+        changes=tuple(changes),
+    )
 
 
 def _peak(resolved: Resolved) -> int:

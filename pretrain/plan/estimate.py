@@ -162,12 +162,13 @@ def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
         gpu: the card.
         request: prices and rates that the user gave.
     """
-    config, work = resolved.config, workload_of(resolved)
+    config = resolved.config
+    work = workload_of(resolved)
     passes = config.gradient_accumulation_steps(request.gpus)
-    count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
-    seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
-    tokens, nodes = config.tokens_per_step, _nodes(request.gpus, gpu)
-    rates = request.write_gb_s, request.mtbf_hours
+    memory = memory_of(work)
+    trainable = rank_tensors(work, 0).trainable
+    seconds = step_seconds(work, gpu, passes, memory.states, trainable=trainable)
+    tokens = config.tokens_per_step
     executed = executed_flops_per_token(work.shape, work.policy, work.phase)
     flops = Flops(
         model=tokens * model_flops_per_token(work.shape, work.policy),
@@ -176,17 +177,18 @@ def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
     )
     return Estimate(
         variant=config.attention.variant,
-        parameters=count,
+        parameters=count_parameters(work.shape, work.policy, work.phase),
         memory=memory,
         flops=flops,
         seconds=seconds,
-        speed=_speed(config, gpu, request, flops, seconds.total),
+        speed=_speed(config, gpu, request, flops, step=seconds.total),
         saving=saving(
             checkpoint_bytes(work.tensors(), work.rules),
-            config.checkpoint.every,
-            seconds.total,
-            nodes,
-            *rates,
+            every=config.checkpoint.every,
+            step_seconds=seconds.total,
+            nodes=_nodes(request.gpus, gpu),
+            write_gb_s=request.write_gb_s,
+            mtbf_hours=request.mtbf_hours,
         ),
     )
 

@@ -207,11 +207,10 @@ def _duration(seconds: float) -> str:
 def assumptions(plan: Plan) -> list[str]:
     """Return every number that was not counted, one sentence each."""
     gpu, work = plan.gpu, plan.work
-    rates = (
-        f"products {gpu.fp32_tflops:g} TFLOP/s (fp32, no TF32)"
-        if work.layout.dtype == "fp32"
-        else f"products {gpu.gemm_tflops:g} TFLOP/s, of weight gradients {gpu.weight_gradient_tflops:g}"
-    )
+    rates = f"products {gpu.gemm_tflops:g} TFLOP/s, "
+    rates += f"of weight gradients {gpu.weight_gradient_tflops:g}"
+    if work.layout.dtype == "fp32":
+        rates = f"products {gpu.fp32_tflops:g} TFLOP/s (fp32, no TF32)"
     return [
         f"{gpu.name}: {rates}, of {gpu.peak_tflops:g} at peak (bf16)",
         f"attention {gpu.attention_tflops:g} TFLOP/s over long samples, half of it at "
@@ -232,7 +231,8 @@ def assumptions(plan: Plan) -> list[str]:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of `render`; names carry the units, exact values stand apart."""
-    request, layout, fit = plan.request, plan.work.layout, asdict(plan.fit)
+    request, layout = plan.request, plan.work.layout
+    fit = asdict(plan.fit)
     changes = fit.pop("changes")
     return {
         "config": request.config,
@@ -256,11 +256,14 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:
-    memory, saving, count = asdict(estimate.memory), asdict(estimate.saving), estimate.parameters
+    count = estimate.parameters
+    memory = asdict(estimate.memory)
+    saving = asdict(estimate.saving)
     states = memory.pop("states")
     del states["update_traffic"]  # no memory
     states["adam_moments"] = states.pop("optimizer_states")  # as scripts know it
-    updated, written = states.pop("own_elements"), states.pop("autograd_gradients")
+    updated = states.pop("own_elements")
+    written = states.pop("autograd_gradients")
     return {
         "variant": estimate.variant,
         "exact": {

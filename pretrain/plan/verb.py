@@ -18,14 +18,15 @@ def plan(
     gpu: Annotated[
         str,
         typer.Option(
-            help="a100-40gb, a100-80gb, h100-80gb, h200, l40s, or a YAML or JSON file describing yours."
+            help="a100-40gb, a100-80gb, h100-80gb, h200, l40s, or a YAML or JSON file of yours."
         ),
     ] = "a100-80gb",
     baseline: Annotated[
         str, typer.Option(help="The variant to put beside the configuration's own.")
     ] = ORDINARY,
     price: Annotated[
-        float | None, typer.Option(min=0, max=1e9, help="Of one GPU for an hour; gives the cost.")
+        float | None,
+        typer.Option(min=0, max=1e9, help="Price per GPU-hour; enables the cost estimate."),
     ] = None,
     mtbf_hours: Annotated[
         float,
@@ -48,7 +49,15 @@ def plan(
     from pretrain.plan.estimate import Request, make_plan
     from pretrain.plan.report import as_json, render
 
-    made = make_plan(
-        Request(config, tuple(overrides or ()), gpus, gpu, baseline, price, mtbf_hours, write_gb_s)
+    request = Request(
+        config=config,
+        overrides=tuple(overrides or ()),
+        gpus=gpus,
+        gpu=gpu,
+        baseline=baseline,
+        price=price,
+        mtbf_hours=mtbf_hours,
+        write_gb_s=write_gb_s,
     )
+    made = make_plan(request)
     typer.echo(json.dumps(as_json(made), indent=1) if in_json else render(made))

@@ -93,8 +93,9 @@ def why_no_cuda() -> str | None:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
+            said = lines[0].split(". ")[0].rstrip(".")
             hidden = f" (with {VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-            return f"torch {torch.__version__} cannot use CUDA: {lines[0].split('. ')[0].rstrip('.')}{hidden}"
+            return f"torch {torch.__version__} cannot use CUDA: {said}{hidden}"
     return f"torch {torch.__version__} finds no CUDA device"
 
 

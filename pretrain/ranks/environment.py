@@ -148,7 +148,8 @@ def expand_hosts(text: str) -> list[str]:
         if not bracket:
             names.append(part)
             continue
-        head, tail = part[: bracket.start()], part[bracket.end() :]
+        head = part[: bracket.start()]
+        tail = part[bracket.end() :]
         for item in bracket[1].split(","):
             first, _, last = item.partition("-")
             for number in range(int(first), int(last or first) + 1):
@@ -183,5 +184,8 @@ def _whole_number(name: str, beside: str) -> int:
 
 
 def _launch_error(problem: str) -> UserError:
-    remedy = "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
-    return UserError(f"{problem}; {remedy}", rank_specific=True)
+    return UserError(
+        f"{problem}; start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and "
+        "MASTER_PORT of the first node",
+        rank_specific=True,
+    )

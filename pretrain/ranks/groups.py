@@ -123,9 +123,10 @@ def initialize_distributed(
     with one_group_per_ranks():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel_size,
-            distributed_timeout_minutes=timeout_seconds
-            / 60,  # a timedelta, so parts of a minute count
-            create_gloo_process_groups=False,  # second copies, for parts of it that are not used here
+            # They become a timedelta, so parts of a minute count.
+            distributed_timeout_minutes=timeout_seconds / 60,
+            # They would be second copies, for parts of it that are not used here.
+            create_gloo_process_groups=False,
         )
     prepare_megatron_core(device)
     return ParallelContext(
@@ -176,15 +177,24 @@ def import_deepspeed() -> ModuleType:
         import deepspeed.ops.triton_ops  # as the engine's first step does
         from deepspeed.runtime import bf16_optimizer, utils
 
-    bf16_optimizer.see_memory_usage = lambda *arguments, **keywords: None
-    bf16_optimizer.is_invalid_grad_norm = lambda norm: False
+    bf16_optimizer.see_memory_usage = _nothing
+    bf16_optimizer.is_invalid_grad_norm = _never
     bf16_optimizer.BF16_Optimizer._update_hp_grad = _add_gradient
     utils.mask_nan_or_inf_with_val_inplace = _mark_not_finite
     if not torch.cuda.is_available():
         module: Any = sys.modules["deepspeed.comm.torch"]
-        module.build_shm_op = lambda: None
+        module.build_shm_op = _nothing
     logging.getLogger("DeepSpeed").setLevel(os.environ.get("DEEPSPEED_LOG_LEVEL", "WARNING"))
     return deepspeed
+
+
+def _nothing(*arguments: object, **keywords: object) -> None:
+    """Stand in for what DeepSpeed would print, wait for or build."""
+
+
+def _never(norm: object) -> bool:
+    """Stand in for DeepSpeed's question whether the norm is finite."""
+    return False
 
 
 def _mark_not_finite(norm: torch.Tensor, device: object = None, val: float = -1.0) -> None:
@@ -277,30 +287,20 @@ def _rendezvous(
     backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
 ) -> None:
     """Join the other ranks; with this rank's GPU named, NCCL connects at once."""
+    alone = launch.world_size == 1 and meeting_point() is None
     try:
-        if launch.world_size == 1 and meeting_point() is None:
-            dist.init_process_group(
-                backend,
-                store=dist.HashStore(),
-                rank=0,
-                world_size=1,
-                timeout=timeout,
-                device_id=gpu,
-            )
-        else:
-            if launch.rank > 0:
-                wait_for_first_rank(timeout)
-            dist.init_process_group(
-                backend,
-                rank=launch.rank,
-                world_size=launch.world_size,
-                timeout=timeout,
-                device_id=gpu,
-            )
-    except (
-        RuntimeError,
-        OSError,
-    ) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
+        if launch.rank > 0:
+            wait_for_first_rank(timeout)
+        dist.init_process_group(
+            backend,
+            store=dist.HashStore() if alone else None,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+            device_id=gpu,
+        )
+    # torch.distributed's own errors, and gloo's, are RuntimeErrors.
+    except (RuntimeError, OSError) as error:
         host, port = meeting_point() or ("this process", "-")
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(

@@ -74,7 +74,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     killed = [process for process in processes if process.poll() == -signal.SIGKILL]
     first = (killed or failed)[0]
     if first.returncode < 0:
-        number, rank = -first.returncode, processes.index(first)
+        number = -first.returncode
+        rank = processes.index(first)
         said = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
         print(said, file=sys.stderr, flush=True)
     for process in processes:

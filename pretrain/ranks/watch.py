@@ -45,7 +45,14 @@ _GONE = ("connection reset", "connection closed", "broken pipe", "remote process
 
 @dataclass(frozen=True)
 class Sign:
-    """A sign of a rank."""
+    """A sign of a rank.
+
+    Attributes:
+        number: of the sign.
+        host: the rank's node.
+        passed: how many places the rank has passed.
+        place: the last of them.
+    """
 
     number: int
     host: str
@@ -83,7 +90,8 @@ class Watch:
         self, launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
     ) -> None:
         self._held = held
-        self._rank, self._ranks = launch.rank, range(launch.world_size)
+        self._rank = launch.rank
+        self._ranks = range(launch.world_size)
         self._timeout = timeout_seconds
         self._every = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
         self._host = node_name()
@@ -131,20 +139,21 @@ class Watch:
             self._end(self.sentence())
 
     def _run(self) -> None:
-        number, before = 0, time.monotonic()
+        number = 0
+        before = time.monotonic()
         while not self._ended.is_set():
             number += 1
             # A process that was suspended itself has not seen the silence of others meanwhile.
             now = time.monotonic()
-            passed, before = min(now - before, 2 * self._every), now
+            passed = min(now - before, 2 * self._every)
+            before = now
             sign = Sign(number, self._host, self._passed, self._place)
             try:
                 with self._using_store:
                     self._store.set(str(self._rank), json.dumps(vars(sign)))
             except _STORE_ERRORS:
-                self._silent[0] += (
-                    passed  # the store is in rank 0, or in the launcher, which ends all ranks
-                )
+                # The store is in rank 0, or in the launcher, which ends all ranks.
+                self._silent[0] += passed
             else:
                 if self._rank in LOOKOUTS:
                     self._look(passed)
@@ -162,7 +171,8 @@ class Watch:
             for rank, text in zip(
                 come, self._store.multi_get([str(rank) for rank in come]), strict=True
             ):
-                sign, known = Sign(**json.loads(text)), self._signs.get(rank)
+                sign = Sign(**json.loads(text))
+                known = self._signs.get(rank)
                 silent = known is not None and known.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0
                 self._signs[rank] = sign
@@ -187,7 +197,8 @@ class Watch:
 
     def sentence(self) -> str:
         """Return the sentence that names the rank that did not come, as far as the signs say."""
-        here = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds) at {self._place}"
+        waited = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds)"
+        here = f"{waited} at {self._place}"
         again = "; then the same command goes on from the newest checkpoint"
         silent = self._late()
         if silent:
@@ -202,7 +213,8 @@ class Watch:
         signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
         behind = min(signs, key=lambda rank: signs[rank].passed, default=None)
         if behind is not None and signs[behind].passed < self._passed:
-            return f"{self._name(behind)} did not come while {here}; look at what holds it, in its log{again}"
+            late = f"{self._name(behind)} did not come while {here}"
+            return f"{late}; look at what holds it, in its log{again}"
         return f"{here} and no rank is behind: look at the network between the nodes{again}"
 
     def _name(self, rank: int) -> str:

@@ -84,7 +84,8 @@ class RunLock:
         return renewed
 
     def _sentence(self) -> str:
-        holder, age = self._lease.holder(), self._lease.age()
+        holder = self._lease.holder()
+        age = self._lease.age()
         if holder is None or age is None:
             return f"another process was training {self._path} a moment ago; start again"
         return (

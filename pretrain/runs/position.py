@@ -73,11 +73,11 @@ class Position:
             updated: False: the update was left out.
         """
         return Position(
-            self.step + 1,
-            self.consumed_samples + samples,
-            self.consumed_tokens + tokens,
-            self.skipped_steps + (not updated),
-            0 if updated else self.skipped_in_a_row + 1,
-            self.usual_loss.after(loss) if updated else self.usual_loss,
-            self.usual_norm.after(gradient_norm) if updated else self.usual_norm,
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            consumed_tokens=self.consumed_tokens + tokens,
+            skipped_steps=self.skipped_steps + (not updated),
+            skipped_in_a_row=0 if updated else self.skipped_in_a_row + 1,
+            usual_loss=self.usual_loss.after(loss) if updated else self.usual_loss,
+            usual_norm=self.usual_norm.after(gradient_norm) if updated else self.usual_norm,
         )

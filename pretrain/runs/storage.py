@@ -12,7 +12,8 @@ from pathlib import Path
 _REMEDIES = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "your quota there is used up: make room, or have it raised",
-    errno.EFBIG: "a file may not become so large there: raise the limit (`ulimit -f`), or use another place",
+    errno.EFBIG: "a file may not become so large there: raise the limit (`ulimit -f`), "
+    "or use another place",
     errno.EIO: "the storage itself reports an error: have it checked, or use another place",
     errno.EROFS: "it is mounted read-only: have it mounted for writing, or use another place",
     errno.EACCES: "get the permission to write there",

@@ -78,7 +78,7 @@ _PARTS = "parts of a step, in seconds"
 
 
 def _measured(tag: str, unit: str, meaning: str, chart: str, when: When = When.ALWAYS) -> Metric:
-    return Metric(tag, unit, meaning, chart, when, measured=True)
+    return Metric(tag, unit, meaning, chart, when=when, measured=True)
 
 
 LOSS = Metric(
@@ -92,7 +92,7 @@ AUXILIARY_LOSS = Metric(
     "",
     "another term of the training loss, multiplied by its factor",
     None,
-    When.TERM_ADDED,
+    when=When.TERM_ADDED,
     member="term",
 )
 VALIDATION_LOSS = Metric(
@@ -100,21 +100,21 @@ VALIDATION_LOSS = Metric(
     "nats per token",
     "mean over the held-out tokens of all sources",
     "validation loss",
-    When.VALIDATED,
+    when=When.VALIDATED,
 )
 PERPLEXITY = Metric(
     "perplexity/valid",
     "",
     "exp of the validation loss",
     "validation perplexity, all sources",
-    When.VALIDATED,
+    when=When.VALIDATED,
 )
 PERPLEXITY_OF_SOURCE = Metric(
     "perplexity/valid/",
     "",
     "the same for the held-out tokens of one source",
     "validation perplexity, by source",
-    When.VALIDATED,
+    when=When.VALIDATED,
     member="source",
 )
 LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", "learning rate")
@@ -138,7 +138,7 @@ ATTENTION_ENTROPY = Metric(
     "nats",
     "entropy of a query's attention, mean over the queries and heads of a layer, on held-out text",
     "attention entropy, by layer",
-    When.OBSERVED,
+    when=When.OBSERVED,
     member="layer",
 )
 ATTENTION_SCALE = Metric(
@@ -146,7 +146,7 @@ ATTENTION_SCALE = Metric(
     "",
     "standard deviation of a query's scores, mean over the queries and heads of a layer",
     "scale of attention scores, by layer",
-    When.OBSERVED,
+    when=When.OBSERVED,
     member="layer",
 )
 LARGEST_SCORE = Metric(
@@ -154,7 +154,7 @@ LARGEST_SCORE = Metric(
     "",
     "largest score before the softmax in a layer; a synthesizer has none",
     "largest attention score, by layer",
-    When.OBSERVED,
+    when=When.OBSERVED,
     member="layer",
 )
 
@@ -181,14 +181,14 @@ MFU = _measured(
     "share of 1",
     "these operations / the device's peak",
     "utilisation: mfu and hfu",
-    When.PEAK_KNOWN,
+    when=When.PEAK_KNOWN,
 )
 HFU = _measured(
     "throughput/hfu",
     "share of 1",
     "operations that this run really executes / the device's peak",
     "utilisation: mfu and hfu",
-    When.PEAK_KNOWN,
+    when=When.PEAK_KNOWN,
 )
 STEP_SECONDS = _measured(
     "time/step",
@@ -211,21 +211,21 @@ CHECKPOINT_STALL_SECONDS = _measured(
     "s",
     "time in which the training waited: for the checkpoint before, and for copying",
     "seconds per checkpoint",
-    When.SAVED,
+    when=When.SAVED,
 )
 CHECKPOINT_WRITE_SECONDS = _measured(
     "time/checkpoint_write",
     "s",
     "writing, hashing and making durable rank 0's part of the checkpoint, behind the training",
     "seconds per checkpoint",
-    When.WRITTEN,
+    when=When.WRITTEN,
 )
 CHECKPOINT_SECONDS = _measured(
     "time/checkpoint",
     "s",
     "from the end of the checkpoint's step until rank 0's part was on the disk",
     "seconds per checkpoint",
-    When.WRITTEN,
+    when=When.WRITTEN,
 )
 
 TRAINABLE_PARAMETERS = Metric(
@@ -254,7 +254,7 @@ DEVICE_BYTES = _measured(
     "bytes",
     "rank 0's peak on its device since its start",
     "bytes in use",
-    When.ON_CUDA,
+    when=When.ON_CUDA,
 )
 HOST_BYTES = _measured(
     "memory/host_rss", "bytes", "resident memory of rank 0's process now", "bytes in use"

@@ -43,7 +43,8 @@ class StepDisplay:
         self._seconds_between_lines = seconds_between_lines
         self._started = time.monotonic()
         self._last_line = -math.inf
-        whole, cut = Column(no_wrap=True, min_width=8), Column(no_wrap=True, overflow="crop")
+        whole = Column(no_wrap=True, min_width=8)
+        cut = Column(no_wrap=True, overflow="crop")
         self._bar = Progress(
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("left", table_column=Column(no_wrap=True)),

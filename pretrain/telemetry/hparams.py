@@ -59,7 +59,8 @@ def results(run: RunDirectory) -> dict[str, float]:
     Raises:
         UserError: damaged records, or no checkpoint.
     """
-    curves, data = read_curves(run.metrics), json.loads(run.data.read_text())
+    curves = read_curves(run.metrics)
+    data = json.loads(run.data.read_text())
     summary = {
         "median_tokens_per_second": _steady_median(curves, tags.TOKENS_PER_SECOND),
         "peak_device_MiB": np.fmax.reduce(curves[tags.DEVICE_BYTES]) / 2**20,

@@ -79,10 +79,10 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
     """Return the speed of one step of `step_tokens` tokens on `world_size` devices.
 
         tokens_per_second         = step_tokens / seconds_step
-        tokens_per_second_per_gpu = tokens_per_second / world_size      (a "gpu" is one process's device)
+        tokens_per_second_per_gpu = tokens_per_second / world_size  (of one process's device)
         model_tflops_per_gpu      = tokens_per_second_per_gpu * model_flops_per_token / 1e12
-        mfu                       = tokens_per_second_per_gpu * model_flops_per_token / peak_flops_per_device
-        hfu                       = tokens_per_second_per_gpu * executed_flops_per_token / (the same)
+        mfu                       = tokens_per_second_per_gpu * model_flops_per_token / peak_flops
+        hfu                       = the same with executed_flops_per_token
 
     `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is
     frozen, so mfu compares variants by the work an ordinary model would have needed.

@@ -39,8 +39,8 @@ KERNELS = (
 class StepProfile:
     """The profile of the steps that `telemetry.profile` names, on this rank, and its files.
 
-        DIRECTORY/trace_rank_0.json      every operation and kernel of these steps, in Chrome's format
-                  kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
+        DIRECTORY/trace_rank_0.json      every operation and kernel, in Chrome's format
+                  kernels_rank_0.json    seconds of a step in each class of kernel; .txt: as a table
                   memory_rank_0.pickle   on a GPU: every allocation, for https://pytorch.org/memory_viz
 
     Args:
