@@ -83,23 +83,13 @@ class RunSection(Section):
 class ModelSection(Section):
     """Shape of the model, and how its weights start."""
 
-<<<<<<< HEAD
     num_layers: Int = setting(..., "Transformer layers.", SHAPE, ge=1, le=10_000)
     hidden_size: Int = setting(..., "Width of the residual stream.", SHAPE, ge=1)
-    num_attention_heads: Int = setting(..., "Query heads of a layer.", SHAPE, ge=1)
-    num_query_groups: Int | None = setting(
-        None,
-        "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
-        SHAPE,
-=======
-    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1, le=10_000)
-    hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
-    num_attention_heads: Int = setting(..., "Query heads per layer.", MODEL, ge=1)
+    num_attention_heads: Int = setting(..., "Query heads per layer.", SHAPE, ge=1)
     num_query_groups: Int | None = setting(
         None,
         "Key/value heads per layer (grouped-query attention); unset: num_attention_heads.",
-        MODEL,
->>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
+        SHAPE,
         ge=1,
     )
     head_dim: Int | None = setting(
@@ -108,11 +98,7 @@ class ModelSection(Section):
     ffn_hidden_size: Int | None = setting(
         None, "Inner width of the MLP; unset: 4 * hidden_size.", SHAPE, ge=1
     )
-<<<<<<< HEAD
-    vocab_size: Int = setting(..., "Pieces of the tokenizer.", SHAPE, ge=2)
-=======
-    vocab_size: Int = setting(..., "Vocabulary size of the tokenizer.", MODEL, ge=2)
->>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
+    vocab_size: Int = setting(..., "Vocabulary size of the tokenizer.", SHAPE, ge=2)
     vocab_multiple: Int = setting(
         1,
         "Pad the embedding to a multiple of this; padding rows are never predicted nor exported.",
@@ -121,13 +107,8 @@ class ModelSection(Section):
     )
     position_embedding: Literal["learned", "rope"] = setting(
         ...,
-<<<<<<< HEAD
-        "learned: a trained vector per position; rope: rotary embedding of queries and keys.",
-        SHAPE,
-=======
         "learned: a trained vector per position; rope: rotary position embedding.",
-        MODEL,
->>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
+        SHAPE,
     )
     rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", SHAPE, ge=2)
     dropout: float = setting(
@@ -140,11 +121,7 @@ class ModelSection(Section):
         MODEL,
         gt=0,
     )
-<<<<<<< HEAD
-    tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", SHAPE)
-=======
-    tied_embeddings: bool = setting(True, "Tie the output layer to the embedding matrix.", MODEL)
->>>>>>> 756a91f (pretrain: no golf in config, ranks, runs, data, telemetry and the verbs; the keys' meanings in the field's words)
+    tied_embeddings: bool = setting(True, "Tie the output layer to the embedding matrix.", SHAPE)
     initial_weights: PathLike | None = setting(
         None,
         "Initial weights, a file of `python -m pretrain import`; unset: random initialization.",
