@@ -23,7 +23,6 @@ PENDING: tuple[str, ...] = (
     "pretrain/model",
     "pretrain/training",
     "pretrain/checkpoint",
-    "pretrain/plan",
     "pretrain/compare",
     "pretrain/study",
     "pretrain/reporting",

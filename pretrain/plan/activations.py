@@ -1,11 +1,11 @@
 """Activations that autograd keeps between forward and backward on one rank, tensor by tensor.
 
-Each entry is a storage that a saved-tensor hook sees once; weights are not among them. A test holds the sum
-to what hooks measure on the CPU. On CUDA two things differ: attention with dropout stays in a fused kernel,
-which keeps no probabilities, and a dropout mask is a byte an element.
+Each entry is a storage that a saved-tensor hook sees once; weights are not among them. A test holds
+the sum to what hooks measure on the CPU. On CUDA two things differ: attention with dropout stays in
+a fused kernel, which keeps no probabilities, and a dropout mask is a byte an element.
 
-Queries, keys and values are followed from the projection through the adapters, which declare what they keep
-(`megatron_patches.recipe.adapters`), to the kernel.
+Queries, keys and values are followed from the projection through the adapters, which declare what
+they keep (`megatron_patches.recipe.adapters`), to the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ INT64 = 8
 
 
 def activation_bytes(work: Workload, rank: int) -> int:
-    """Return the bytes kept by embedding, layers and last norm of a tensor-parallel rank; no logits."""
+    """Return the bytes kept by embedding, layers and last norm of a rank; no logits.
+
+    Args:
+        work: of the rank.
+        rank: of tensor parallelism.
+    """
     alike: Counter[LayerHeads | None] = Counter(
         work.layer_heads(rank) or [None] * work.shape.num_layers
     )
@@ -31,8 +36,14 @@ def activation_bytes(work: Workload, rank: int) -> int:
 
 
 def recomputed_bytes(work: Workload, rank: int) -> int:
-    """Return what the backward pass of one layer makes again, of the layer where that is most."""
-    layers, recompute = work.layer_heads(rank), work.performance.recompute
+    """Return the bytes that backward makes again of one layer, of the layer where that is most.
+
+    Args:
+        work: of the rank.
+        rank: of tensor parallelism.
+    """
+    layers = work.layer_heads(rank)
+    recompute = work.performance.recompute
     if recompute == "none":
         return 0
     if recompute == "query_key":
@@ -53,7 +64,7 @@ def _around_the_layers(work: Workload) -> dict[str, int]:
 
 
 def _layer(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
-    """Return {storage: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
+    """Return {storage: bytes} of one layer until its backward pass.
 
     Of a part that is recomputed only the input is kept (`performance.recompute`).
     """
@@ -118,8 +129,9 @@ def _head(work: Workload) -> int:
 
 def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
     """Return {storage: bytes} between the attention's norm and its output."""
-    head, groups = _head(work), heads.adapted
-    every = Storage("queries", work.heads * head), Storage("keys", work.groups * head)
+    head = _head(work)
+    groups = heads.adapted
+    every = (Storage("queries", work.heads * head), Storage("keys", work.groups * head))
     query, key, value = _projected(work, heads)
     trace = HeadTrace(
         **vars(_trace(work, "input of the attention")),
@@ -148,7 +160,7 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
 
 
 def _projected(work: Workload, heads: LayerHeads) -> tuple[Storage, Storage, Storage]:
-    """Return where queries, keys and values are when the products of a layer's input have been made."""
+    """Return where queries, keys and values are once the products of a layer's input are made."""
     head = _head(work)
     if not heads.patched:
         fused = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
@@ -165,7 +177,7 @@ def _projected(work: Workload, heads: LayerHeads) -> tuple[Storage, Storage, Sto
 
 
 def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
-    """Return the bytes of the queries and keys of a layer that are made again in backward, and only they."""
+    """Return the bytes of a layer's queries and keys that are made again in backward."""
     kernel_keeps_them = work.on_cuda or not work.dropout
     only_frozen = heads.frozen > 0 and not heads.trained
     alone = work.performance.recompute == "query_key" and not work.masked
@@ -181,15 +193,16 @@ def _attend(work: Workload, trace: HeadTrace, values: Storage, remade: bool) -> 
     if work.masked:
         trace.save(Storage("mask", square * work.layout.element))
         if work.heads != work.groups:
-            trace.key, values = Storage("repeated keys", every), Storage("repeated values", every)
+            trace.key = Storage("repeated keys", every)
+            values = Storage("repeated values", every)
     if work.on_cuda or not work.dropout:
         trace.save(values)
         if not remade:
             trace.save(trace.query, trace.key)
         trace.save(Storage("log-sum-exp", work.tokens * work.heads * FP32))
         return
-    # The CPU has no fused kernel with dropout: the probabilities before and after it, its mask, and scaled
-    # copies of the operands, all in fp32.
+    # The CPU has no fused kernel with dropout: the probabilities before and after it, its mask, and
+    # scaled copies of the operands, all in fp32.
     in_fp32 = every * FP32 // work.layout.element
     trace.save(Storage("scaled queries and keys in fp32", 2 * in_fp32))
     trace.save(values if work.layout.element == FP32 else Storage("values in fp32", in_fp32))

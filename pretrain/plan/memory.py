@@ -1,9 +1,9 @@
 """The memory of one rank, by kind, and its peak.
 
-States that last from step to step are exact: what the audit of an engine finds. Leans on how DeepSpeed 0.19
-cuts and pads: stages 1 and 2 flatten each group of the optimizer and round it up to 2 × the data-parallel
-ranks, stage 3 cuts every tensor for itself. A test compares each number with the audit of live engines. All
-else is an estimate.
+States that last from step to step are exact: what the audit of an engine finds. Leans on how
+DeepSpeed 0.19 cuts and pads: stages 1 and 2 flatten each group of the optimizer and round it up to
+2 × the data-parallel ranks, stage 3 cuts every tensor for itself. A test compares each number with
+the audit of live engines. All else is an estimate.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from pretrain.plan.activations import activation_bytes, inside_mlp, recomputed_b
 from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
 
 CONTEXT_BYTES = 1_500_000_000
-"""Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill."""
+"""Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill.
+"""
 
 
 @dataclass(frozen=True)
 class RankTensors:
     """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
 
-    `weights`: (elements, optimizer group) of every parameter; a group is the rule of its update, the phase in
-    which its weights begin to train, and whether weight decay leaves them alone. `frozen`: elements of
-    buffers.
+    Attributes:
+        weights: (elements, optimizer group) of every parameter; a group is the rule of its update,
+            the phase in which its weights begin to train, and whether weight decay leaves them
+            alone.
+        frozen: elements of buffers.
     """
 
     weights: tuple[tuple[int, tuple[Rule, int, bool]], ...]
@@ -40,7 +43,12 @@ class RankTensors:
 
 
 def rank_tensors(work: Workload, rank: int) -> RankTensors:
-    """Return what tensor-parallel rank `rank` holds."""
+    """Return what a tensor-parallel rank holds.
+
+    Args:
+        work: of the rank.
+        rank: of tensor parallelism.
+    """
     weights, frozen = [], 0
     for tensor in work.tensors():
         elements = tensor.rank_elements(rank, work.layout.tensor_parallel_size)
@@ -81,7 +89,12 @@ class States:
 
 
 def rank_states(held: RankTensors, layout: Layout) -> States:
-    """Return the bytes of a rank; all data-parallel ranks hold equally much."""
+    """Return the bytes of a rank; all data-parallel ranks hold equally much.
+
+    Args:
+        held: what the rank holds of the model.
+        layout: the spread over ranks, and types.
+    """
     by_rule = _own_elements(held, layout)
     own = by_rule.total()
     keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
@@ -107,8 +120,9 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
 
 
 def _own_elements(held: RankTensors, layout: Layout) -> Counter[Rule]:
-    """Return the elements by rule that one data-parallel rank updates, with the padding to equal shares."""
-    own, groups = Counter[Rule](), Counter[tuple[Rule, int, bool]]()
+    """Return the elements by rule that one data-parallel rank updates, with padding."""
+    own: Counter[Rule] = Counter()
+    groups: Counter[tuple[Rule, int, bool]] = Counter()
     for elements, group in held.weights:
         groups[group] += elements
     if layout.zero_stage in (1, 2):
@@ -129,8 +143,8 @@ class Memory:
         states: exact; all else is an estimate.
         activations: kept between forward and backward.
         logits: at the moment of a pass when they need most.
-        layer_gradients: what the backward pass of one layer has at once, when the logits are gone: gradients,
-            and the activations that it makes again.
+        layer_gradients: what the backward pass of one layer has at once, when the logits are gone:
+            gradients, and the activations that it makes again.
         communication_buffers: those of collectives while backward runs.
         update_buffers: copies that reduction and update make, when activations are gone.
     """
@@ -176,9 +190,9 @@ def _of_rank(work: Workload, rank: int) -> Memory:
 def logit_bytes(work: Workload) -> int:
     """Return the most that logits need at once, in cross entropy.
 
-    By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a new weight
-    gradient of the output layer, which is then added to the one that is there. The others have no more than
-    `LOGITS_AT_A_TIME` in fp32.
+    By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a
+    new weight gradient of the output layer, which is then added to the one that is there. The
+    others have no more than `LOGITS_AT_A_TIME` in fp32.
     """
     element = work.layout.element
     logits, weight = work.tokens * work.vocabulary, work.vocabulary * work.shape.hidden_size
@@ -194,10 +208,15 @@ def logit_bytes(work: Workload) -> int:
 
 
 def layer_gradient_bytes(work: Workload, rank: int) -> int:
-    """Return the gradients inside the MLP: of what it keeps, of the residual stream twice, of a weight.
+    """Return the bytes of the gradients that are there inside the MLP's backward pass.
 
-    What is recomputed of a whole layer is there then too. Of the attention alone it is made later, when the
-    gradients inside the MLP are gone.
+    Those of what it keeps, of the residual stream twice, of a weight. What is recomputed of a whole
+    layer is there then too. Of the attention alone it is made later, when the gradients inside the
+    MLP are gone.
+
+    Args:
+        work: of the rank.
+        rank: of tensor parallelism.
     """
     shape, size = work.shape, work.layout.tensor_parallel_size
     weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
@@ -209,7 +228,7 @@ def layer_gradient_bytes(work: Workload, rank: int) -> int:
 
 
 def _communication(work: Workload, held: RankTensors) -> int:
-    """Return the buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
+    """Return the bytes of DeepSpeed's buckets in backward, and a gathered sequence."""
     layout = work.layout
     bucket = min(layout.reduce_bucket, held.trainable) * layout.element
     gathered = (

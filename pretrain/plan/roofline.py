@@ -1,9 +1,10 @@
 """The cards, and how long a step takes on one of them, part by part. An estimate.
 
-Every number of a card is an assumption until it is measured there. What layers move was counted by reading
-the kernels. The traffic of the update, the curve of attention and the rates of collectives were solved from
-an earlier estimate's totals; nothing was fitted to a measurement. Products run at the rate of products, all
-else at the rate of memory. Nothing overlaps but what DeepSpeed and `training.reduction` reduce in backward.
+Every number of a card is an assumption until it is measured there. What layers move was counted by
+reading the kernels. The traffic of the update, the curve of attention and the rates of collectives
+were solved from an earlier estimate's totals; nothing was fitted to a measurement. Products run at
+the rate of products, all else at the rate of memory. Nothing overlaps but what DeepSpeed and
+`training.reduction` reduce in backward.
 """
 
 from __future__ import annotations
@@ -65,17 +66,7 @@ class Gpu(Section):
     watts: Number = Field(gt=0, description="Power of the board at full load; no host, no cooling.")
 
 
-_COLUMNS = (
-    *("name", "memory_gb", "peak_tflops", "gemm_tflops", "weight_gradient_tflops", "fp32_tflops"),
-    *(
-        "attention_tflops",
-        "attention_half_length",
-        "bandwidth_tb_s",
-        "node_gb_s",
-        "network_gb_s",
-        "watts",
-    ),
-)
+_COLUMNS = [field for field in Gpu.model_fields if field != "gpus_per_node"]
 _CARDS = (
     ("a100-40gb", 42.3, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.25, 230.0, 160.0, 400.0),
     ("a100-80gb", 85.0, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.65, 230.0, 160.0, 400.0),
@@ -89,7 +80,8 @@ GPUS = {str(card[0]): Gpu.model_validate(dict(zip(_COLUMNS, card, strict=True)))
 def find_gpu(name_or_path: str) -> Gpu:
     """Return a card of the table by name, or one that a file describes.
 
-    Raises UserError: no such card and no such file, or the file does not describe a card.
+    Raises:
+        UserError: no such card and no such file, or the file does not describe a card.
     """
     if name_or_path.lower() in GPUS:
         return GPUS[name_or_path.lower()]
@@ -98,8 +90,8 @@ def find_gpu(name_or_path: str) -> Gpu:
         close = difflib.get_close_matches(name_or_path.lower(), GPUS, n=1, cutoff=0.4)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UserError(
-            f"--gpu '{name_or_path}' is not a card that is known; {hint}known: {', '.join(GPUS)}, or a YAML "
-            "or JSON file that describes yours"
+            f"--gpu '{name_or_path}' is not a card that is known; {hint}known: {', '.join(GPUS)}, "
+            "or a YAML or JSON file that describes yours"
         )
     return _described(read_yaml(path, name_or_path).values, name_or_path)
 
@@ -127,19 +119,19 @@ FLASH_BACKWARD = 2.5
 
 BYTES_A_LOGIT = {"megatron": 52, "in_place": 20, "chunked": 50}
 COMPILED_BYTES_A_LOGIT = 6
-"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels touch it:
-to fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If the second-level
-cache keeps a slice, it is less. `in_place`, compiled: logits read twice and written once.
-"""
+"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels
+touch it: to fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If
+the second-level cache keeps a slice, it is less. `in_place`, compiled: logits read twice and
+written once."""
 
 COMPILED, REMADE_LAYER, REMADE_ATTENTION = 53 / 63, 23 / 63, 8 / 63
-"""Shares of the elementwise traffic: of kernels that torch.compile has joined (52 to 54 tokens × hidden size
-a layer, in the code that inductor made for an H100), and of a layer's or its attention's forward pass, which
-`performance.recompute` takes twice.
-"""
+"""Shares of the elementwise traffic: of kernels that torch.compile has joined (52 to 54 tokens ×
+hidden size a layer, in the code that inductor made for an H100), and of a layer's or its
+attention's forward pass, which `performance.recompute` takes twice."""
 
 RESIDUAL_PASSES, DROPOUT_PASSES = 12, 10
-"""Reads and writes of the residual stream in a layer: by its two sums, and by dropout behind each part."""
+"""Reads and writes of the residual stream in a layer: by its two sums, and by dropout behind each
+part."""
 
 ATTENTION_ONCE = ("none", "query_key")
 """Of `performance.recompute`, what does not attend again in backward."""
@@ -184,17 +176,23 @@ def step_seconds(
 ) -> StepSeconds:
     """Return the step of one rank; all ranks work alike.
 
-    `passes`: micro batches of a step. `states`, `trainable`: of that rank, for what the update moves.
+    Args:
+        work: of the rank.
+        gpu: the card.
+        passes: micro batches of a step.
+        states: of that rank, for what the update moves.
+        trainable: elements that train on that rank.
     """
     layout, memory_rate = work.layout, gpu.bandwidth_tb_s * 1e12
-    products, attention = _products(work, gpu), _attention(work, gpu)
+    products = _products(work, gpu)
+    attention = _attention(work, gpu)
     elementwise = _elementwise(work) / memory_rate
     entropy = work.tokens * work.vocabulary * bytes_a_logit(work) / memory_rate
     accumulation = trainable * (10 if layout.bf16_optimizer else 12) / memory_rate
     parallel = _tensor_parallel(work, gpu)
     one_pass = products + attention + elementwise + entropy + accumulation + parallel
     launches = max(0.0, work.shape.num_layers * LAUNCHES_A_LAYER * SECONDS_A_LAUNCH - one_pass)
-    reduction, gathering = _data_parallel(layout, gpu, trainable, passes, one_pass)
+    reduction, gathering = _data_parallel(layout, gpu, trainable, passes, one_pass=one_pass)
     return StepSeconds(
         products=passes * products,
         attention=passes * attention,
@@ -211,7 +209,7 @@ def step_seconds(
 
 
 def flops_again_per_token(work: Workload) -> float:
-    """Return the FLOPs executed beyond one forward and one backward pass; attention by its causal half."""
+    """Return the FLOPs executed beyond one forward and one backward pass, per token."""
     products = _products_again(work, _forward_products(work))
     if work.performance.recompute in ATTENTION_ONCE:
         return products
@@ -230,24 +228,27 @@ def _frozen_products(work: Workload) -> int:
 
 
 def _products(work: Workload, gpu: Gpu) -> float:
-    """Return the seconds of forward, of input gradients, and of the weight gradients of what trains."""
+    """Return the seconds of products: forward, input gradients, weight gradients."""
     forward = _forward_products(work)
     weight_gradient = forward - _frozen_products(work)
     forward_again = _products_again(work, forward)
     tokens = work.tokens / work.layout.tensor_parallel_size
     if work.layout.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
-    seconds = (
-        2 * forward + forward_again
-    ) / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
+    seconds = (2 * forward + forward_again) / gpu.gemm_tflops
+    seconds += weight_gradient / gpu.weight_gradient_tflops
     return tokens * seconds / 1e12
 
 
 def _products_again(work: Workload, forward: float) -> float:
     """Return the FLOPs a token of the products that backward makes once more, without scores.
 
-    Those of the logits by `chunked` cross entropy; those of a layer or its attention by recomputation.
-    `forward`: of the forward pass in all.
+    Those of the logits by `chunked` cross entropy; those of a layer or its attention by
+    recomputation.
+
+    Args:
+        work: of the rank.
+        forward: FLOPs of the forward pass in all.
     """
     shape = work.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size
@@ -273,8 +274,8 @@ def _attention(work: Workload, gpu: Gpu) -> float:
     rate = gpu.attention_tflops * length / (length + gpu.attention_half_length)
     if work.layout.dtype == "fp32":  # there is no flash kernel for it
         rate = min(rate, gpu.fp32_tflops / 2)
-    # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by how much
-    # depends on their lengths.
+    # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by
+    # how much depends on their lengths.
     flash = work.performance.document_attention == "flash" and work.layout.dtype == "bf16"
     share = 1.0 if work.masked and not flash else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
@@ -283,15 +284,13 @@ def _attention(work: Workload, gpu: Gpu) -> float:
 
 def bytes_a_logit(work: Workload) -> int:
     """Return the traffic of cross entropy, in bytes a logit."""
-    way, compiled = (
-        work.performance.cross_entropy,
-        work.performance.compiles(True, work.layout.zero_stage),
-    )
+    way = work.performance.cross_entropy
+    compiled = work.performance.compiles(True, work.layout.zero_stage)
     return COMPILED_BYTES_A_LOGIT if compiled and way == "in_place" else BYTES_A_LOGIT[way]
 
 
 def _elementwise(work: Workload) -> float:
-    """Return the bytes that norms, dropout, residuals, GELU and the steps around Q, K, V move in a pass."""
+    """Return the bytes that norms, dropout, residuals and the MLP's and Q, K, V's steps move."""
     policy, head_dim = work.policy, work.shape.head_dim
     residual = work.tokens * work.shape.hidden_size
     compiled = work.performance.compiles(True, work.layout.zero_stage)
@@ -305,7 +304,8 @@ def _elementwise(work: Workload) -> float:
     )
     between = hidden * (RESIDUAL_PASSES + (DROPOUT_PASSES if work.dropout else 0))
     query_key = work.tokens * (work.heads + work.groups) * head_dim
-    adapters, sizes = policy.corrections, adapter_sizes(work.shape, policy)
+    adapters = policy.corrections
+    sizes = adapter_sizes(work.shape, policy)
     frozen = is_patched(policy, () if policy.trainable else (0,))
     projected = (
         query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
@@ -314,9 +314,8 @@ def _elementwise(work: Workload) -> float:
         weight.role is None for adapter in adapters for weight in adapter.weights(sizes)
     )
     added = residual * 3 * products if frozen else 0
-    if (
-        policy.structured
-    ):  # small blocks: what the two products read and write takes longer than they do
+    # Small blocks: what the two products read and write takes longer than they do.
+    if policy.structured:
         projected += query_key * (3 if policy.shared else 6) + residual * 3
     rotary = 0 if work.shape.learned_positions else query_key * 10
     corrected = query_key * sum(adapter.passes[compiled] for adapter in adapters)
@@ -337,7 +336,7 @@ def _elementwise(work: Workload) -> float:
 
 
 def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
-    """Return the seconds of four all-reduces a layer, or of their halves and a gather more each way."""
+    """Return the seconds of a layer's four all-reduces, or of their halves and gathers."""
     size = work.layout.tensor_parallel_size
     if size == 1:
         return 0.0
@@ -359,9 +358,8 @@ def _data_parallel(
     once = (ranks - 1) / ranks * trainable / rate
     weights, gradients = once * layout.element, once * BYTES[layout.grad_accum_dtype]
     if layout.zero_stage <= 1:
-        hidden = (
-            one_pass * 2 / 3 if layout.reduces_in_backward else 0.0
-        )  # by the last pass's backward
+        # The last pass's backward hides it.
+        hidden = one_pass * 2 / 3 if layout.reduces_in_backward else 0.0
         return max(0.0, 2 * gradients - hidden), weights if layout.zero_stage else 0.0
     if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
         return passes * max(0.0, gradients - one_pass * 2 / 3), weights
@@ -373,9 +371,8 @@ def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
     own, optimizer = states.own_elements, states.update_traffic
     if layout.zero_stage == 0:
         return FP32 * trainable + optimizer  # the norm reads every gradient
-    if (
-        layout.bf16_optimizer
-    ):  # where gradients are reduced as they lie, no staging: three copies of 8 bytes
+    # Where gradients are reduced as they lie, no staging: three copies of 8 bytes.
+    if layout.bf16_optimizer:
         return (22 if layout.reduces_in_backward else 46) * trainable + 2 * own + optimizer
     return 40 * own + optimizer + (16 * trainable if layout.zero_stage == 1 else 0)
 

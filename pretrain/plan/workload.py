@@ -21,11 +21,13 @@ BUCKET = 500_000_000
 
 @dataclass(frozen=True)
 class Layout:
-    """The spread of a run over ranks, its types, and the settings of DeepSpeed that memory depends on.
+    """The spread of a run over ranks, its types, and what memory depends on of DeepSpeed.
 
     Attributes:
-        immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has made it.
-        reduce_bucket, live_parameters: elements that DeepSpeed reduces, or at stage 3 gathers, at a time.
+        immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has
+            made it.
+        reduce_bucket, live_parameters: elements that DeepSpeed reduces, or at stage 3 gathers, at a
+            time.
         overlap_comm: at stage 2, one bucket fills while the other is reduced.
     """
 
@@ -53,7 +55,7 @@ class Layout:
 
     @property
     def bf16_optimizer(self) -> bool:
-        """Return True if DeepSpeed takes its BF16 optimizer, which adds up gradients in a flat fp32 copy."""
+        """Return whether DeepSpeed takes its BF16 optimizer, with a flat fp32 copy of gradients."""
         return self.zero_stage == 1 and self.dtype == "bf16" and self.grad_accum_dtype == "fp32"
 
     @property
@@ -71,7 +73,8 @@ class LayerHeads:
 
     Attributes:
         patched: the layer has W_V apart from W_Q and W_K; else megatron-core's own fused W_QKV.
-        frozen, trained: heads that have frozen and trained rows of their own, of both roles together.
+        frozen, trained: heads that have frozen and trained rows of their own, of both roles
+            together.
         adapted: groups of key heads that adapters correct.
         mixed: heads of the same role come from both, and are put together in their order.
     """
@@ -91,7 +94,8 @@ class Workload:
         rules: of the optimizer, in the order in which they choose their tensors.
         phase: the training phase in which most of the model trains.
         masked: documents of a sample must not see each other.
-        heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and vocabulary.
+        heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and
+            vocabulary.
     """
 
     shape: ModelShape
@@ -130,7 +134,7 @@ class Workload:
         return tensors(self.shape, self.policy, self.phase)
 
     def layer_heads(self, rank: int) -> tuple[LayerHeads, ...]:
-        """Return each layer's heads on a tensor-parallel rank; none for a model without queries and keys."""
+        """Return each layer's heads on a tensor-parallel rank; none for a synthesizer."""
         if self.policy.synthesizer:
             return ()
         shape, policy, first = self.shape, self.policy, rank * self.groups
@@ -141,18 +145,18 @@ class Workload:
                 shape.num_query_groups,
                 groups,
                 rank,
-                self.layout.tensor_parallel_size,
-                policy.frozen_row_roles,
-                policy.shared,
+                tensor_parallel_size=self.layout.tensor_parallel_size,
+                roles=policy.frozen_row_roles,
+                shared=policy.shared,
             )
             adapted = policy.adapted_groups(groups, shape.num_query_groups)
             layers.append(
                 LayerHeads(
-                    is_patched(policy, groups),
-                    sum(map(len, split.frozen.values())),
-                    sum(map(len, split.trainable.values())) if policy.has_rows else 0,
-                    sum(first <= group < first + self.groups for group in adapted),
-                    any(split.frozen[role] and split.trainable[role] for role in ROLES),
+                    patched=is_patched(policy, groups),
+                    frozen=sum(map(len, split.frozen.values())),
+                    trained=sum(map(len, split.trainable.values())) if policy.has_rows else 0,
+                    adapted=sum(first <= group < first + self.groups for group in adapted),
+                    mixed=any(split.frozen[role] and split.trainable[role] for role in ROLES),
                 )
             )
         return tuple(layers)
