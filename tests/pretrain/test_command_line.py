@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command_line import assert_refused, cli, train
+from tests.command_line import assert_refused, train
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
 
@@ -26,43 +26,10 @@ REFUSED = {
         1,
         ("data directory nowhere/shards does not exist", "python -m data_pipeline tokenize"),
     ),
-    "not a shard directory": (
-        {"data__directory": "tests"},
-        1,
-        ("tests has no manifest.json", "python -m data_pipeline tokenize"),
-    ),
     "vocabulary larger than the tokenizer's": (
         {"model__vocab_size": 1024},
         1,
         ("model.vocab_size=1024", "512 pieces", "set model.vocab_size=512"),
-    ),
-    "tensor parallelism that does not divide the heads": (
-        {"parallel__tensor_model_parallel_size": 3},
-        3,
-        (
-            "model.num_attention_heads=4 is not divisible by parallel.tensor_model_parallel_size=3",
-            "change one",
-        ),
-    ),
-    "too few ranks": (
-        {"parallel__tensor_model_parallel_size": 2},
-        1,
-        ("too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes",),
-    ),
-    "ranks that do not divide the batch": (
-        {"data__global_batch_size": 4},
-        4,
-        ("data.global_batch_size=4", "4 data-parallel ranks", "change either batch size"),
-    ),
-    "a GPU that is not there": (
-        {"run__device": "cuda"},
-        1,
-        ("run.device=cuda, but torch ", "set run.device=auto"),
-    ),
-    "unknown variant": (
-        {"attention__variant": "orthognal"},
-        1,
-        ("attention.variant is 'orthognal'", "known variants: vanilla, orthogonal"),
     ),
 }
 
@@ -92,10 +59,6 @@ def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
     assert_refused(refused[mistake], *REFUSED[mistake][2])
     assert refused[mistake].stdout == ""
     assert not runs.exists()
-
-
-def test_unknown_config_is_refused() -> None:
-    assert_refused(cli(["train", "dmo"], timeout=60), "config 'dmo'", "demo")
 
 
 @pytest.mark.parametrize(

@@ -222,13 +222,6 @@ def test_conflicts_name_both_keys(
     assert "\n" not in str(raised.value)
 
 
-def test_conflicts_are_found_before_any_process_group(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"'gradient_clipping' is 0\.3 but optimizer\.gradient_clip gives 1\.0"
-    ):
-        resolve(demo(json_file(tmp_path, {"gradient_clipping": 0.3})), 4)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

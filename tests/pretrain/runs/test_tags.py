@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -128,9 +127,3 @@ def test_no_tag_is_written_anywhere_else_in_the_program() -> None:
         found = {text for text in texts(path) if like_a_tag.fullmatch(text)}
         expected = set(PUBLIC) if path == table else set()
         assert found == expected, f"{path.relative_to(ROOT)} writes {found ^ expected}"
-
-
-def test_the_search_above_sees_tags(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text('"""docs: time/step"""\nx = {"time/step": 1}\ny = f"perplexity/valid/{x}"\n')
-    assert texts(file) == {"time/step", "perplexity/valid/"}
