@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-quick results-figures test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -48,9 +48,6 @@ JOBS ?= 2
 RESULTS ?= docs/results
 results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
 	$(RUN) -m benchmarks.results --jobs $(JOBS) --out $(RESULTS)
-
-results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their reports, into build/results-quick, about eleven minutes; JOBS=2
-	$(RUN) -m benchmarks.results --quick --jobs $(JOBS)
 
 results-figures: $(VENV)/installed ## the figures of docs/results, and a check of its numbers, from the tables beside them; RESULTS=DIRECTORY
 	$(RUN) -m benchmarks.results.figures --out $(RESULTS)

@@ -1,4 +1,4 @@
-"""benchmarks.results: its table against grids and `compare`; what it makes, leaves out and stops at."""
+"""benchmarks.results: its table against grids and `compare`; what it makes and leaves out."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ from tests.ranks import ROOT, rank_environment
 from tests.shipped_grids import planned_runs, shipped_grid, shipped_grids
 
 NAMED = {page.name: page for page in PAGES}
-QUICK = [page for page in PAGES if page.in_quick]
 ABLATIONS = Path("demo/sweeps/ablations")
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Grids name their runs from the working directory; and the program puts signal handlers of its own."""
+    """Grids name their runs from the working directory; the program has own signal handlers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -80,39 +79,35 @@ def value_of(run: Trained, subject: str) -> Any:
 # The table
 
 
-def test_every_shipped_grid_is_in_a_page_and_every_page_in_a_folder_of_its_own() -> None:
+def test_every_shipped_grid_is_in_a_page_and_every_report_in_a_folder_of_its_own() -> None:
     assert {selection.grid for page in PAGES for selection in page.runs} == set(shipped_grids())
-    folders = [step.out for page in PAGES for step in reports(page, Path("out"), quick=False)]
+    folders = [step.out for page in PAGES for step in reports(page, Path("out"))]
     assert len(set(folders)) == len(folders)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMED)
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page, quick: bool) -> None:
-    runs = runs_of(page, quick)
-    for selection in page.quick if quick else page.runs:
-        seeds = 1 if quick else len(shipped_grid(selection.grid).content.seeds or [])
+def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page) -> None:
+    runs = runs_of(page)
+    for selection in page.runs:
+        seeds = len(shipped_grid(selection.grid).content.seeds or [])
         own = [run for run in runs if run.grid == selection.grid]
         counted = {cell: len(list(group)) for cell, group in groupby(own, lambda run: run.cell)}
         assert set(selection.cells) <= set(counted) and set(counted.values()) == {seeds}
         assert all(run.path in planned(run.grid) for run in own)
     assert len({run.path for run in runs}) == len(runs)
     for report in page.reports:
-        assert set(report.cells) <= {run.cell for run in runs_of(page)}
+        assert set(report.cells) <= {run.cell for run in runs}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMED)
-@pytest.mark.parametrize("quick", [False, True])
-def test_compare_finds_the_baseline_of_every_report(page: Page, quick: bool) -> None:
-    if quick and not page.in_quick:
-        return
-    placed = {str(run.path): run for run in runs_of(page, quick)}
-    for step in reports(page, Path("out"), quick):
-        words = list(step.arguments)
-        runs = [as_trained(placed[word]) for word in words if word in placed]
-        if words[0] != "compare":
+def test_compare_finds_the_baseline_of_every_report(page: Page) -> None:
+    placed = {run.path: run for run in runs_of(page)}
+    for step in reports(page, Path("out")):
+        runs = [as_trained(placed[path]) for path in step.runs]
+        if step.arguments[0] != "compare":
             assert runs or page.name == "approximation"
             continue
+        words = list(step.arguments)
         subjects = [words[i + 1] for i, word in enumerate(words) if word == "--subject"]
         values = {subject: [value_of(run, subject) for run in runs] for subject in subjects}
         assert all(len(set(map(str, found))) > 1 for found in values.values())
@@ -130,31 +125,13 @@ def test_compare_finds_the_baseline_of_every_report(page: Page, quick: bool) -> 
         assert len(seeds) == 1
 
 
-def test_quick_trains_a_few_short_runs_once_and_what_its_reports_need() -> None:
-    commands = [step.arguments for step in sweeps(QUICK, quick=True, jobs=1)]
-    trained = [
-        (command[1], word) for command in commands for word in command[4:] if word != "--only"
-    ]
-    assert all(grid not in ("demo_tokens", "demo_variants") for grid, _ in trained)
-    paths = [shipped_grid(grid).content.directory / name for grid, name in trained]
-    assert len(set(paths)) == len(paths) == 15
-    assert set(paths) == {run.path for page in QUICK for run in runs_of(page, quick=True)}
-    steps_of = [
-        planned(grid)[path].config.schedule.steps
-        for (grid, _), path in zip(trained, paths, strict=True)
-    ]
-    assert (steps_of.count(300), steps_of.count(600)) == (13, 2)
-
-
 def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:
-    assert [step.arguments for step in sweeps([NAMED["a1_init"]], quick=False, jobs=3)] == [
+    assert [step.arguments for step in sweeps(NAMED["a1_init"], jobs=3)] == [
         ("sweep", "a1_init", "--jobs", "3")
     ]
-    (length,) = sweeps([NAMED["length"]], quick=False, jobs=2)
-    assert (
-        length.arguments[4:6] == ("--only", "vanilla_length_256-seed_1")
-        and len(length.arguments) == 24
-    )
+    (length,) = sweeps(NAMED["length"], jobs=2)
+    assert length.arguments[4:6] == ("--only", "vanilla_length_256-seed_1")
+    assert len(length.arguments) == 24
 
 
 # What is committed
@@ -215,10 +192,8 @@ def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits
     )
     said = capfd.readouterr().out
     assert "page a7_construction is left out: 15 of its 25 runs are not finished: " in said
-    assert (
-        f"{ABLATIONS}/cayley-seed_1, {ABLATIONS}/cayley-seed_2, {ABLATIONS}/cayley-seed_3 and 12 more"
-        in said
-    )
+    first = ", ".join(f"{ABLATIONS}/cayley-seed_{seed}" for seed in (1, 2, 3))
+    assert f"{first} and 12 more" in said
     assert "page approximation is left out" in said
     assert "page a1_init: out/a1_init/report.md" in said and "1 pages in out after 0:" in said
     assert [path.name for path in Path("out").iterdir()] == ["a1_init"]
@@ -242,8 +217,6 @@ def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits
     said = capfd.readouterr().out
     assert "1 of its 20 runs are not finished: demo/sweeps/ablations/gaussian_naive-seed_5" in said
     assert not Path("other").exists()
-    assert main(["a1_init", "--no-training", "--quick"]) == 0
-    assert "Each of 2 runs" in Path("build/results-quick/a1_init/report.md").read_text()
 
 
 def test_the_list_counts_what_is_finished_and_names_the_folders(
@@ -262,16 +235,13 @@ def test_the_list_counts_what_is_finished_and_names_the_folders(
         "finished",
         "docs/results/a1_init",
     ]
-    assert lines[-1].split()[-2:] == ["docs/results/rope", "docs/results/learned"]
-    assert main(["--list", "--quick", "tokens"]) == 0
-    assert capsys.readouterr().out.split()[1:4] == ["1", "of", "2"]
+    assert lines[-1].split()[-1] == "docs/results/learned"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["a1"], "there is no page 'a1'; there are structured, a1_init, "),
-        (["variants", "--quick"], "there is no page 'variants' with --quick"),
         (["--jobs", "0"], "--jobs is 0"),
     ],
 )
@@ -284,12 +254,11 @@ def test_bad_arguments_are_refused(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("more", [["a2_trainability"], ["--quick"]])
 def test_a_sweep_that_fails_ends_it_with_its_exit_code_and_the_page(
-    more: list[str], capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """There is no text to train on here."""
-    assert main(["a1_init", *more, "--out", "out"]) == 2
+    assert main(["a1_init", "a2_trainability", "--out", "out"]) == 2
     lines = capfd.readouterr().err.splitlines()
     assert lines[0].startswith("error: grid a1_init.yaml, run vanilla-seed_1: ")
     assert lines[1:] == ["error: page a1_init: 'sweep a1_init' ended with 2"]
@@ -313,6 +282,6 @@ def test_a_signal_ends_it_in_one_sentence_and_leaves_no_process(
     assert process.returncode == 128 + number
     assert (
         errors.splitlines()[-1]
-        == f"error: {number.name} received; the same command goes on from here"
+        == f"error: {number.name} received; the same command continues from here"
     )
     assert "Traceback" not in errors

@@ -1,10 +1,11 @@
-"""Text of the study of frozen designs: 21 M tokens of documentation, made from Debian packages by name.
+"""Text of the study of frozen designs: 21 M tokens of documentation, from Debian packages.
 
     python -m benchmarks.results.documentation documentation/corpus
 
-Downloads the packages with apt-get (Debian 12, no root needed), unpacks them with dpkg-deb, and writes the
-text files of each as PACKAGE.jsonl.zst, one document a file, every text once. corpus.json has the packages'
-versions and the digests. The licences are the packages' own: the text is made where it is used.
+Downloads the packages with apt-get (Debian 12, no root needed), unpacks them with dpkg-deb, and
+writes the text files of each as PACKAGE.jsonl.zst, one document a file, every text once.
+corpus.json has the packages' versions and the digests. The licences are the packages' own: the text
+is made where it is used.
 """
 
 from __future__ import annotations
@@ -36,13 +37,18 @@ PACKAGES = {
     "git-doc": ("*.txt",),
     "cmake-doc": ("_sources/**/*.rst.txt",),
 }
-"""Package to the patterns of its text files, without what an HTML page or a program's source says again."""
+"""Package to the patterns of its text files, without what HTML or a source says again."""
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""
 
 
 def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Return the texts of a package, in the order of their paths, every text once."""
+    """Return the texts of a package, in the order of their paths, every text once.
+
+    Args:
+        unpacked: Folder of the package's files.
+        patterns: Patterns of the paths of its text files.
+    """
     texts: dict[str, None] = {}
     paths = {path for pattern in patterns for path in unpacked.rglob(pattern) if path.is_file()}
     for path in sorted(paths):
@@ -54,7 +60,7 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def make(directory: Path) -> None:
-    """Write the corpus into a new directory. Exits with a sentence where a package cannot be had."""
+    """Write the corpus into a new directory; exit with a sentence where a package is not there."""
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
@@ -67,9 +73,8 @@ def make(directory: Path) -> None:
             if subprocess.run(
                 ["apt-get", "download", "-q", package], cwd=place, capture_output=True
             ).returncode:
-                sys.exit(
-                    f"error: apt-get download {package} failed: run 'apt-get update' first, on Debian 12"
-                )
+                why = "run 'apt-get update' first, on Debian 12"
+                sys.exit(f"error: apt-get download {package} failed: {why}")
             (archive,) = place.glob("*.deb")
             subprocess.run(["dpkg-deb", "-x", archive, place / "unpacked"], check=True)
             texts = documents(place / "unpacked", patterns)

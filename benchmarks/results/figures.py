@@ -3,9 +3,9 @@
     python -m benchmarks.results.figures [PAGE...] [--out docs/results]
 
 Derives the means, gaps, intervals and tests of each report from its runs.csv and compares them with
-variants.csv and the tables of report.md; then draws the figures. Costs come from variants.csv, loss
-curves from curves.csv, and the figures of `evaluate` and `ladder` from their JSON. The exit code is 1
-where a published number is not the derived one.
+variants.csv and the tables of report.md; then draws the figures. Costs come from variants.csv,
+curves from curves.csv, and the figures of `evaluate` and `ladder` from their JSON. The exit code
+is 1 where a published number is not the derived one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -87,7 +86,8 @@ def rebuilt(place: Path, report: Report) -> Comparison:
     Returns:
         The comparison with gaps, tests, trends and costs in FLOPs, without runs and their records.
     """
-    rows, runs = table(place / "variants.csv"), table(place / "runs.csv")
+    rows = table(place / "variants.csv")
+    runs = table(place / "runs.csv")
     members = {
         row["variant"]: [run for run in runs if run["variant"] == row["variant"]] for row in rows
     }
@@ -109,16 +109,29 @@ def rebuilt(place: Path, report: Report) -> Comparison:
     match = "flops" if "flops" in report.options else "tokens"
     groups = Groups[FinishedRun](baseline, (), {})
     trends = trends_of(variants, members, report.subject)
-    return Comparison(baseline, subjects, tuple(variants), trends, (), groups, match)
+    return Comparison(
+        baseline, subjects, tuple(variants), trends, notes=(), groups=groups, match=match
+    )
 
 
 def by_seed(runs: Sequence[Row], column: str) -> dict[int, float]:
-    """Return {seed: number in the column} of the runs that have one."""
+    """Return {seed: number} of a column.
+
+    Args:
+        runs: Rows of runs.csv; those with an empty cell are left out.
+        column: Name of the column.
+    """
     return {int(run["seed"]): float(run[column]) for run in runs if run[column]}
 
 
 def variant_of(row: Row, runs: Sequence[Row], gap: PairedGap | None) -> Variant:
-    """Return a variant from its row in variants.csv and its runs' rows in runs.csv."""
+    """Return a variant as far as the tables tell it.
+
+    Args:
+        row: Its row in variants.csv.
+        runs: Its runs' rows in runs.csv.
+        gap: Its gap to the baseline.
+    """
     loss = spread([*by_seed(runs, "validation_loss").values()])
     sources = [column for column in runs[0] if column.startswith("perplexity.")]
     bits = number(row.get("validation_bits_per_byte"))
@@ -174,7 +187,13 @@ def number(text: str | None) -> float | None:
 def trends_of(
     variants: Sequence[Variant], members: Mapping[str, Sequence[Row]], subject: str
 ) -> tuple[Trend, ...]:
-    """Return the lines through the gaps over the subject, as `compare` fits them."""
+    """Return the lines through the gaps over the subject, as `compare` fits them.
+
+    Args:
+        variants: Variants with their gaps.
+        members: {name of a variant: its runs' rows in runs.csv}.
+        subject: Name of the subject; "" for none.
+    """
     gaps: dict[str, dict[float, PairedGap]] = {}
     of_baseline = {variant.name: variant.stratum for variant in variants}
     for variant in variants:
@@ -189,7 +208,17 @@ def trends_of(
 
 
 def deviations(place: Path, report: Report) -> list[str]:
-    """Return what of the published numbers is not as runs.csv has it, a sentence each."""
+    """Return what of a comparison's published numbers is not as runs.csv has it.
+
+    Args:
+        place: Folder of the report.
+        report: The report; one of another verb than `compare` has nothing to derive.
+
+    Returns:
+        A sentence for each number of variants.csv and each line of report.md that deviates.
+    """
+    if report.verb != "compare":
+        return []
     comparison = rebuilt(place, report)
     derived = csv.DictReader(io.StringIO(variants_csv(comparison)))
     found = [
@@ -206,7 +235,12 @@ def deviations(place: Path, report: Report) -> list[str]:
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
-    """Return the lines of a table, without the columns that an older report in `text` does not have."""
+    """Return the lines of a table as a report has them.
+
+    Args:
+        derived: The table.
+        text: The report; columns that an older one does not have are left out.
+    """
     start = "| " + " | ".join(derived.header[:2]) + " |"
     header = next(line for line in text.splitlines() if line.startswith(start))
     titles = header[2:-2].split(" | ")
@@ -218,39 +252,34 @@ def lines_as_published(derived: Table, text: str) -> list[str]:
 
 
 def close(one: str, other: str) -> bool:
-    """Return whether two cells are the same, as numbers up to rounding."""
+    """Return whether two cells, `one` and `other`, are equal numbers up to rounding, or both empty.
+
+    Args:
+        one: A cell.
+        other: Another.
+    """
     if not (one and other):
         return one == other
     return math.isclose(float(one), float(other), rel_tol=1e-9, abs_tol=1e-12)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Training loss of a run, mean of the last 5 % of its records, at evenly spaced tokens.
-
-    Attributes:
-        name: Name of the run.
-        tokens: Training tokens, `[points]`.
-        losses: Nats per token, `[points]`.
-    """
-
-    name: str
-    tokens: np.ndarray
-    losses: np.ndarray
-
-
-def read_curves(path: Path) -> list[Curve]:
-    """Return the curves of a curves.csv."""
-    curves = []
+def read_curves(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return {name of a run: (tokens, training losses in nats per token)}, each `[points]`."""
+    curves = {}
     for row in table(path):
         losses = np.array(row["losses"].split(), dtype=np.float64)
         tokens = np.linspace(float(row["first"]), float(row["last"]), len(losses))
-        curves.append(Curve(row["name"], tokens, losses))
+        curves[row["name"]] = (tokens, losses)
     return curves
 
 
 def write_curves(paths: Sequence[Path], out: Path) -> None:
-    """Write the curves of finished runs to a curves.csv, in thousandths of a nat."""
+    """Write the training losses of finished runs, means over the last 5 % of the records.
+
+    Args:
+        paths: Directories of the runs.
+        out: File to write, with losses in thousandths of a nat.
+    """
     lines = ["name,first,last,losses"]
     for path in paths:
         curves = read_finished_run(path).curves
@@ -264,20 +293,20 @@ def write_curves(paths: Sequence[Path], out: Path) -> None:
 
 def loss_figure(place: Path) -> Figure:
     """Draw the mean curve of each variant's runs."""
-    curves = {curve.name: curve for curve in read_curves(place / "curves.csv")}
-    members: dict[str, list[Curve]] = {}
+    curves = read_curves(place / "curves.csv")
+    members: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for run in table(place / "runs.csv"):
         members.setdefault(run["variant"], []).append(curves[run["name"]])
     figure, (plot,) = new_figure(1, 1, height=3.6 + 0.25 * len(members))
     shown = []
     for index, (name, own) in enumerate(members.items()):
-        first = max(curve.tokens[0] for curve in own)
-        tokens = np.linspace(first, min(curve.tokens[-1] for curve in own), POINTS)
-        mean = np.mean([np.interp(tokens, curve.tokens, curve.losses) for curve in own], axis=0)
+        first = max(tokens[0] for tokens, _ in own)
+        shared = np.linspace(first, min(tokens[-1] for tokens, _ in own), POINTS)
+        mean = np.mean([np.interp(shared, *curve) for curve in own], axis=0)
         shown += [mean[POINTS // 8 :].min(), mean[POINTS // 8 :].max()]
         look = {"color": style_of(index, COLOURS), "linestyle": style_of(index, DASHES)}
         named = f"{in_lines(name, 60)} (n = {len(own)})"
-        plot.plot(tokens, mean, linewidth=1.4, label=named, **look)
+        plot.plot(shared, mean, linewidth=1.4, label=named, **look)
     plot.set_ylim(min(shown) - 0.05, max(shown) + 0.05)  # the first steps would hide the rest
     plot.xaxis.set_major_formatter(EngFormatter())
     label(plot, "", "training tokens", "training loss, nats/token")
@@ -297,7 +326,7 @@ def draw(place: Path, report: Report, out: Path) -> None:
 
     Args:
         place: Folder with the report's data.
-        report: The report, whose `figures` are drawn; besides these `loss`, where there is a curves.csv.
+        report: The report, whose `figures` are drawn; also `loss`, where there is a curves.csv.
         out: Folder of the figures, made if missing.
     """
     makers: dict[str, Callable[[], Figure | None]] = {}
@@ -322,7 +351,7 @@ def settle(place: Path, report: Report, runs: Sequence[Path]) -> None:
     """Make of a report that `compare` or another verb wrote what is committed of it.
 
     Args:
-        place: Folder of the report: other figures than its `figures` and comparison.json are removed.
+        place: Folder of the report; figures that are not kept, and comparison.json, are removed.
         report: The report.
         runs: Its runs, whose curves are written where the report shows a figure of gaps.
     """
@@ -346,6 +375,7 @@ def settle(place: Path, report: Report, runs: Sequence[Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw and check the pages that the arguments name; 1 where a number deviates, else 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.results.figures", description=__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"default: {RESULTS}")
@@ -356,11 +386,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     for page in (named[name] for name in given.pages or named):
         for report in page.reports:
-            name = report.out or page.name
-            if not (RESULTS / name).exists():
-                continue
-            draw(RESULTS / name, report, given.out / name)
-            found += deviations(RESULTS / name, report) if report.verb == "compare" else []
+            place = Path(page.name, report.out)
+            if (RESULTS / place).exists():
+                draw(RESULTS / place, report, given.out / place)
+                found += deviations(RESULTS / place, report)
     print("\n".join(found))
     return int(bool(found))
 

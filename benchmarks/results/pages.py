@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.runs.directory import RunDirectory
@@ -11,7 +11,12 @@ from pretrain.sweep.grid import expand, read_grid
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of a shipped grid, all seeds: those whose name is CELL-seed_N with one of `cells`, or all."""
+    """Runs of a shipped grid, all seeds.
+
+    Attributes:
+        grid: Name of the grid.
+        cells: Those runs whose name is CELL-seed_N with one of these; none: all.
+    """
 
     grid: str
     cells: tuple[str, ...] = ()
@@ -19,25 +24,30 @@ class Runs:
 
 @dataclass(frozen=True)
 class Report:
-    """`python -m pretrain VERB` on the page's runs of `cells`, or on all; `out` unless in the page's folder.
+    """`python -m pretrain VERB` on runs of a page.
 
-    `options` are further ones of the verb, `quick` those in their place with --quick; `figures` are shown in
-    docs/results, the others are in a report that is made by hand.
+    Attributes:
+        verb: The verb, in one or two words.
+        baseline: What `--baseline` is, a label or the name of a run.
+        out: Folder in the page's folder; "" for that one itself.
+        cells: Those of the page's runs; none: all.
+        subject: What `--subject` is.
+        options: Further options.
+        figures: Figures that are kept in docs/results, of those that the verb draws.
     """
 
     verb: str
     baseline: str = ""
-    subject: str = ""
-    cells: tuple[str, ...] = ()
     out: str = ""
+    cells: tuple[str, ...] = ()
+    subject: str = ""
     options: tuple[str, ...] = ()
-    quick: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Page:
-    """A folder of docs/results. With --quick it has its first report alone, of `quick`, the baseline first.
+    """A folder of docs/results.
 
     A page without runs has reports that train models of their own; one without reports is a search.
     """
@@ -45,239 +55,230 @@ class Page:
     name: str
     runs: tuple[Runs, ...]
     reports: tuple[Report, ...]
-    quick: tuple[Runs, ...] = ()
-
-    @property
-    def in_quick(self) -> bool:
-        """Made by --quick too; not if its runs are too many, or too long."""
-        return bool(self.quick) or not self.runs
 
 
-GAP = ("gap",)
+def of_grid(name: str, *reports: Report, grid: str = "") -> Page:
+    """Return the page of one grid.
+
+    Args:
+        name: Name of the page.
+        reports: Its reports.
+        grid: Name of the grid, where that is not the page's.
+    """
+    return Page(name, (Runs(grid or name),), reports)
 
 
-def of_grid(name: str, grid: str, *reports: Report) -> Page:
-    """A page of one grid, too long for --quick."""
-    return Page(name, (Runs(grid),), reports)
+def compare(baseline: str, out: str = "", cells: str = "", figures: str = "gap") -> Report:
+    """Return a report of `compare`; one in a folder of its own shows no figure.
+
+    Args:
+        baseline: A label or the name of a run.
+        out: Folder in the page's folder.
+        cells: Words: the cells that are compared.
+        figures: Words: the figures that the page shows.
+    """
+    shown = () if out else tuple(figures.split())
+    return Report("compare", baseline, out, tuple(cells.split()), figures=shown)
 
 
-def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] = ()) -> Page:
-    """A page of one grid, everything against vanilla; `quick` is the run to try out beside it."""
-    figures = ("trend",) if subject else GAP
-    report = Report("compare", "vanilla", subject, figures=figures)
-    return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
+def at_flops(baseline: str, out: str = "", cells: str = "", subject: str = "") -> Report:
+    """Return a report of `compare --match flops`.
+
+    Args:
+        baseline: A label or the name of a run.
+        out: Folder in the page's folder.
+        cells: Words: the cells that are compared.
+        subject: What `--subject` is.
+    """
+    report = compare(baseline, out, cells)
+    return replace(report, subject=subject, options=("--match", "flops"))
 
 
-def among(
-    baseline: str,
-    out: str,
-    *cells: str,
-    subject: str = "",
-    options: tuple[str, ...] = (),
-    figures: tuple[str, ...] = (),
-) -> Report:
-    """`compare` on some of the page's runs, into a folder of their own, or in the page's."""
-    shown = figures or (() if out else GAP)
-    return Report("compare", baseline, subject, cells, out, options, figures=shown)
+def over(subject: str, out: str = "", cells: str = "", figures: str = "trend") -> Report:
+    """Return a report of `compare --subject` to `vanilla`.
+
+    Args:
+        subject: What `--subject` is.
+        out: Folder in the page's folder.
+        cells: Words: the cells that are compared.
+        figures: Words: the figures that the page shows.
+    """
+    report = compare("vanilla", out, cells)
+    return replace(report, subject=subject, figures=tuple(figures.split()))
 
 
 RATE = "optimizer.learning_rate"
-FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
-CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
-VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
-BOTH = ("vanilla", "orthogonal")
-APPROXIMATION = Report(
-    "evaluate approximation",
-    options=("--seeds", "5"),
-    quick=("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100"),
-    figures=("approximation",),
-)
-TRAINED_OR_FROZEN = among(
-    "orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable"
-)
-STRENGTHS = ("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate")
-FURTHER_TRAINED_OR_FROZEN = among("orthogonal", "a2_strengths/to_orthogonal", *STRENGTHS)
-HEAD_DIMS = (*BOTH, "vanilla_head_dim_16", "orthogonal_head_dim_16")
-NARROW_HEADS = among("vanilla", "a4_head_dim/16_to_32", *HEAD_DIMS, subject="model.head_dim")
-FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
-BUILT = among(
-    "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
-)
-WITH_HELPERS = (
-    "shared_conv4",
-    "shared_conv4_low_rank_8",
-    "monarch_shared_conv4",
-    "trained_shared_conv4",
-)
-STUDIED = ("shared_conv4", "trained_shared_conv4")
-FLOPS = ("--match", "flops")
-RATES = ("0.0015", "0.003", "0.006", "0.012")
-BY_RATE = [f"{arm}-warmup_steps_{{}}-learning_rate_{rate}" for arm in BOTH for rate in RATES]
-THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
-MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
-CELLS = [f"w{width}-{kind}" for width in (64, 128, 256) for kind in ("short", "long", "warm")]
-CELLS += [f"w128-t{steps}" for steps in (2000, 4000, 8000)]
-BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
-SEARCHES = [
-    f"documentation{kind}_rates" for kind in ("", "_headline", "_rivals", "_thin", "_widths")
-]
-SEARCHES += ["demo_helper_rates", "demo_thin_rates", "wiki_rates"]
-STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
+LADDER = Report("ladder", "vanilla_conv4", figures=("ladder",))
+FROZEN = "orthogonal monarch hadamard gaussian"
+STUDIED = "shared_conv4 trained_shared_conv4"
+ADAPTED = "shared_conv4 shared_conv4_low_rank_8 monarch_shared_conv4 trained_shared_conv4"
+MONARCHS = "trained_monarch_shared_conv4 monarch_shared_conv4"
+THIN = "low_rank_8_conv4 shared_conv4_low_rank_8"
+THREE_THIN = "low_rank_8_conv4 low_rank_16_conv4 shared_conv4_low_rank_8"
+KINDS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
+STUDIES = ("documentation", "documentation_headline", "documentation_rivals", "documentation_thin")
+SEARCHED = (*STUDIES, "documentation_widths", "demo_helper", "demo_thin", "wiki")
 
+
+def at_warmup(steps: int) -> Report:
+    """Return the report of two arms at four rates, warmed up over so many steps."""
+    cells = [
+        f"{arm}-warmup_steps_{steps}-learning_rate_{rate}"
+        for arm in ("vanilla", "orthogonal")
+        for rate in ("0.0015", "0.003", "0.006", "0.012")
+    ]
+    return over(RATE, f"warmup_{steps}", " ".join(cells))
+
+
+def at_width(cell: str) -> Report:
+    """Return the report of the two arms at a width and a length."""
+    baseline = f"vanilla_conv4-{cell}"
+    return at_flops(f"{baseline}-seed_1", cell, f"{baseline} monarch_shared_conv4-{cell}")
+
+
+def own_rates(name: str, grid: str) -> Page:
+    """Return the page of a study in which each arm has its own rate.
+
+    Args:
+        name: Name of the page.
+        grid: Name of its grid.
+    """
+    to_conv4 = compare("vanilla_conv4-seed_1", "to_vanilla_conv4", f"vanilla_conv4 {STUDIED}")
+    to_trained = compare("trained_shared_conv4-seed_1", "to_trained_shared", STUDIED)
+    return of_grid(name, compare("vanilla"), to_conv4, to_trained, grid=grid)
+
+
+def equal_flops(text: str) -> Page:
+    """Return the page of shared rows at equal FLOPs on one text."""
+    reports = (at_flops("vanilla_conv4-seed_1"), at_flops("vanilla", "to_vanilla"))
+    return of_grid(f"equal_flops/{text}", *reports, grid=f"{text}_equal_flops")
+
+
+def thin(name: str, grid: str, arms: str, slow: str) -> Page:
+    """Return the page of thin rivals on one text.
+
+    Args:
+        name: Name of the page.
+        grid: Name of its grid.
+        arms: Words: the cells of thin queries and keys.
+        slow: Words: the baseline at the rate of the others, and what is compared with it.
+    """
+    reports = (
+        at_flops("vanilla_conv4-seed_1", "", f"vanilla_conv4 {arms} {MONARCHS}"),
+        at_flops("low_rank_8_conv4-seed_1", "to_low_rank", arms),
+        at_flops(f"{slow.split()[0]}-seed_1", "to_slow", slow),
+        at_flops("trained_monarch_shared_conv4-seed_1", "to_trained_monarch", MONARCHS),
+    )
+    return of_grid(name, *reports, grid=grid)
+
+
+def positions(kind: str) -> Page:
+    """Return the page of six kinds of attention with rotary or learned positions."""
+    cells = tuple(f"{name}-{kind}" for name in KINDS)
+    return Page(kind, (Runs("demo_variants", cells),), (compare("vanilla"),))
+
+
+def evaluated(name: str, *figures: str, runs: tuple[Runs, ...] = (), options: str = "") -> Page:
+    """Return the page of a report of `evaluate`.
+
+    Args:
+        name: Name of the page and of the experiment.
+        figures: Figures that the page shows.
+        runs: Runs that are evaluated.
+        options: Words: options of the verb.
+    """
+    report = Report(f"evaluate {name}", options=tuple(options.split()), figures=figures)
+    return Page(name, runs, (report,))
+
+
+HEAD_DIMS = "vanilla orthogonal vanilla_head_dim_16 orthogonal_head_dim_16"
+STRENGTHS = "orthogonal trainable_half_rate penalty_0.1 unfreeze_full_rate"
+CORRECTED = "orthogonal_low_rank_8 monarch_low_rank_8 hadamard_low_rank_8 gaussian_low_rank_8"
+BOTH = ("vanilla", "orthogonal")
 PAGES = (
-    Page(
+    of_grid(
         "structured",
-        (Runs("demo_structured"),),
-        (
-            Report("compare", "vanilla", figures=GAP),
-            among("orthogonal", "structured/to_orthogonal", *FROZEN),
-            among("orthogonal+low_rank", "structured/to_orthogonal_low_rank", *CORRECTED),
-        ),
-        STRUCTURED_QUICK,
+        compare("vanilla"),
+        compare("orthogonal", "to_orthogonal", FROZEN),
+        compare("orthogonal+low_rank", "to_orthogonal_low_rank", CORRECTED),
+        grid="demo_structured",
     ),
-    ablation("a1_init", "gaussian_naive"),
-    ablation("a2_trainability", "unfreeze", more=(TRAINED_OR_FROZEN,)),
-    ablation("a2_strengths", "penalty_0.1", more=(FURTHER_TRAINED_OR_FROZEN,)),
-    ablation("a3_heads", "orthogonal_2_heads", "model.num_attention_heads"),
-    ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim", more=(NARROW_HEADS,)),
-    ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
-    ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
-    ablation("a7_construction", "dct", more=(BUILT,)),
-    ablation("a8_adapters", "low_rank_8"),
-    ablation("a8_ranks", "low_rank_8"),
-    ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
-    ablation("a9_first_layers", "low_rank_8"),
+    of_grid("a1_init", compare("vanilla")),
+    of_grid(
+        "a2_trainability",
+        compare("vanilla"),
+        compare("orthogonal", "to_orthogonal", "orthogonal orthogonal_trainable"),
+    ),
+    of_grid("a2_strengths", compare("vanilla"), compare("orthogonal", "to_orthogonal", STRENGTHS)),
+    of_grid("a3_heads", over("model.num_attention_heads")),
+    of_grid(
+        "a4_head_dim",
+        over("model.head_dim"),
+        over("model.head_dim", "16_to_32", HEAD_DIMS, figures=""),
+    ),
+    of_grid("a5_length", over("data.sequence_length")),
+    of_grid("a6_depth", over("model.num_layers")),
+    of_grid(
+        "a7_construction",
+        compare("vanilla"),
+        compare("orthogonal-seed_1", "to_orthogonal", "orthogonal cayley hadamard dct"),
+    ),
+    of_grid("a8_adapters", compare("vanilla")),
+    of_grid("a8_ranks", compare("vanilla")),
+    of_grid(
+        "a9_layers",
+        compare("vanilla"),
+        compare("last_half-seed_1", "to_last_half", "last_half first_half"),
+    ),
+    of_grid("a9_first_layers", compare("vanilla")),
     of_grid(
         "frozen_designs",
-        "demo_frozen_designs",
-        Report("compare", "vanilla", figures=("frontier", *GAP)),
-        among(
-            "vanilla_conv4-seed_1",
-            "frozen_designs/to_vanilla_conv4",
-            "vanilla_conv4",
-            *WITH_HELPERS,
-        ),
-        among(
-            "low_rank_8_conv4-seed_1",
-            "frozen_designs/to_low_rank",
-            "low_rank_8_conv4",
-            *WITH_HELPERS,
-        ),
+        compare("vanilla", figures="frontier gap"),
+        compare("vanilla_conv4-seed_1", "to_vanilla_conv4", f"vanilla_conv4 {ADAPTED}"),
+        compare("low_rank_8_conv4-seed_1", "to_low_rank", f"low_rank_8_conv4 {ADAPTED}"),
+        grid="demo_frozen_designs",
     ),
-    *(
-        of_grid(
-            name,
-            grid,
-            Report("compare", "vanilla", figures=GAP),
-            among("vanilla_conv4-seed_1", f"{name}/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
-            among("trained_shared_conv4-seed_1", f"{name}/to_trained_shared", *STUDIED),
-        )
-        for name, grid in (
-            ("documentation", "documentation_frozen_designs"),
-            ("own_rates", "demo_own_rates"),
-        )
-    ),
-    *(
-        of_grid(
-            f"equal_flops/{text}",
-            f"{text}_equal_flops",
-            among("vanilla_conv4-seed_1", "", options=FLOPS),
-            among("vanilla", f"equal_flops/{text}/to_vanilla", options=FLOPS),
-        )
-        for text in ("demo", "documentation")
-    ),
-    of_grid(
-        "ladder", "documentation_ladder", Report("ladder", "vanilla_conv4", figures=("ladder",))
-    ),
-    *(
-        of_grid(
-            page,
-            f"{text}_thin",
-            among("vanilla_conv4-seed_1", "", "vanilla_conv4", *thin, *MONARCHS, options=FLOPS),
-            among("low_rank_8_conv4-seed_1", f"{page}/to_low_rank", *thin, options=FLOPS),
-            among(f"{slow[0]}-seed_1", f"{page}/to_slow", *slow, options=FLOPS),
-            among(
-                "trained_monarch_shared_conv4-seed_1",
-                f"{page}/to_trained_monarch",
-                *MONARCHS,
-                options=FLOPS,
-            ),
-        )
-        for page, text, thin, slow in (
-            ("thin", "documentation", THIN, ("low_rank_8_conv4_slow", THIN[-1])),
-            ("thin_demo", "demo", THIN[::2], ("vanilla_conv4_slow", THIN[-1], *MONARCHS)),
-        )
-    ),
-    of_grid(
-        "stability",
-        "demo_stability",
-        *(
-            among(
-                "vanilla",
-                f"stability/warmup_{n}",
-                *(one.format(n) for one in BY_RATE),
-                subject=RATE,
-                figures=("trend",),
-            )
-            for n in (30, 60)
-        ),
-    ),
+    own_rates("documentation", "documentation_frozen_designs"),
+    own_rates("own_rates", "demo_own_rates"),
+    equal_flops("demo"),
+    equal_flops("documentation"),
+    of_grid("ladder", LADDER, grid="documentation_ladder"),
+    thin("thin", "documentation_thin", THREE_THIN, "low_rank_8_conv4_slow shared_conv4_low_rank_8"),
+    thin("thin_demo", "demo_thin", THIN, f"vanilla_conv4_slow {THIN.split()[-1]} {MONARCHS}"),
+    of_grid("stability", at_warmup(30), at_warmup(60), grid="demo_stability"),
     of_grid(
         "widths",
-        "documentation_widths",
-        *(
-            among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS)
-            for cell, two in BY_WIDTH.items()
-        ),
+        *(at_width(f"w{n}-{kind}") for n in (64, 128, 256) for kind in ("short", "long", "warm")),
+        *(at_width(f"w128-t{steps}") for steps in (2000, 4000, 8000)),
+        grid="documentation_widths",
     ),
     of_grid(
-        "headline",
-        "documentation_headline",
-        among("vanilla_conv4-seed_11", "", subject=RATE, options=FLOPS),
+        "headline", at_flops("vanilla_conv4-seed_11", subject=RATE), grid="documentation_headline"
     ),
-    of_grid("wiki", "wiki", among("vanilla_conv4-seed_1", "", options=FLOPS)),
-    of_grid("rivals", "documentation_rivals", among("vanilla", "", options=FLOPS)),
-    *(of_grid(grid, grid) for grid in SEARCHES),
+    of_grid("wiki", at_flops("vanilla_conv4-seed_1")),
+    of_grid("rivals", at_flops("vanilla"), grid="documentation_rivals"),
+    *(of_grid(f"{study}_rates") for study in SEARCHED),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
-        (Report("compare", "vanilla", "tokens", figures=("trend",)),),
-        (Runs("a1_init", ("vanilla",)), Runs("demo_structured", ("orthogonal",))),
+        (over("tokens"),),
     ),
-    Page(
-        "rates",
-        (Runs("demo_rates"),),
-        (Report("compare", "vanilla", RATE, figures=GAP),),
-        (Runs("demo_rates", ("vanilla-learning_rate_0.0015", "vanilla-learning_rate_0.003")),),
-    ),
-    Page(
+    of_grid("rates", over(RATE, figures="gap"), grid="demo_rates"),
+    evaluated(
         "diversity",
-        (Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
-        (Report("evaluate diversity", figures=("diversity", "maps")),),
-        STRUCTURED_QUICK,
+        "diversity",
+        "maps",
+        runs=(Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
     ),
-    Page(
-        "anatomy", (Runs("demo_own_rates", ("vanilla", *STUDIED)),), (Report("evaluate anatomy"),)
-    ),
-    Page(
+    evaluated("anatomy", runs=(Runs("demo_own_rates", ("vanilla", *STUDIED.split())),)),
+    evaluated(
         "length",
-        (Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),
-        (Report("evaluate length", figures=("length",)),),
-        (Runs("a5_length", ("orthogonal_length_256",)),),
+        "length",
+        runs=(Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),
     ),
-    Page(
-        "approximation",
-        (),
-        (APPROXIMATION,),
-    ),
-    of_grid(
-        "variants",
-        "demo_variants",
-        *(
-            among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS), figures=GAP)
-            for kind in ("rope", "learned")
-        ),
-    ),
+    evaluated("approximation", "approximation", options="--seeds 5"),
+    positions("rope"),
+    positions("learned"),
 )
 
 
@@ -294,16 +295,15 @@ class PlacedRun:
         return RunDirectory(self.path).is_finished()
 
 
-def runs_of(page: Page, quick: bool = False) -> list[PlacedRun]:
-    """The runs of a page, grid by grid, cell by cell and seed by seed; with `quick` one seed of a few."""
+def runs_of(page: Page) -> list[PlacedRun]:
+    """Return the runs of a page, grid by grid, cell by cell and seed by seed."""
     found = []
-    for selection in page.quick if quick else page.runs:
+    for selection in page.runs:
         grid = read_grid(selection.grid)
-        runs = [(run.name.rpartition("-seed_"), run.name) for run in expand(grid)]
-        cells = selection.cells or tuple(dict.fromkeys(cell for (cell, _, _), _ in runs))
-        seeds = (grid.content.seeds or [])[: 1 if quick else None]
-        for wanted in cells:
-            for (cell, _, seed), name in runs:
-                if cell == wanted and int(seed) in seeds:
-                    found.append(PlacedRun(selection.grid, cell, grid.content.directory / name))
+        names: dict[str, list[str]] = {}
+        for run in expand(grid):
+            names.setdefault(run.name.rpartition("-seed_")[0], []).append(run.name)
+        for cell in selection.cells or names:
+            for name in names[cell]:
+                found.append(PlacedRun(selection.grid, cell, grid.content.directory / name))
     return found

@@ -1,7 +1,7 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-price.svg     what freezing costs against what it saves, from variants.csv and runs.csv of three docs/results
+price.svg     what freezing costs against what it saves, from the tables of three docs/results
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
@@ -28,7 +28,8 @@ STYLE = """
   .frozen .frame { stroke-dasharray: 6 4 }
   .trained .frame, .trained rect { stroke: #bc4c00 } .trained rect { fill: #fff1e5 }
   .plain rect { fill: #f6f8fa; stroke: #59636e }
-  path { stroke: #59636e; stroke-width: 1.5; fill: none } marker path { fill: #59636e; stroke: none }
+  path { stroke: #59636e; stroke-width: 1.5; fill: none }
+  marker path { fill: #59636e; stroke: none }
   g > rect.frame { fill: none }
   .grid { stroke: #d1d9e0; stroke-width: 1 } .axis { stroke: #59636e; stroke-width: 1.5 }
   .curve { stroke: #0969da; stroke-width: 2 } .trained circle { fill: #bc4c00 }
@@ -49,6 +50,16 @@ STYLE = """
     .trained text { fill: #ffa657 } .block text { fill: #f0f6fc }
   }
 """
+DRAWN = (
+    "buffers, the same bits on any layout;",
+    "no gradient, no optimizer state, not in ZeRO;",
+    "a checkpoint holds their recipe and SHA-256",
+)
+TRAINED = (
+    "all that DeepSpeed sees: gradients,",
+    "optimizer state, ZeRO partitions;",
+    "a checkpoint holds these weights",
+)
 TITLE = (
     "An attention layer: what is drawn from a seed, what DeepSpeed sees, what a checkpoint holds"
 )
@@ -56,7 +67,8 @@ TITLE = (
 
 def box(x: int, y: int, width: int, label: str, below: str = "", height: int = 52) -> str:
     """A box with one or two lines of text in its middle."""
-    middle, first = x + width // 2, y + height // 2 + (-3 if below else 5)
+    middle = x + width // 2
+    first = y + height // 2 + (-3 if below else 5)
     second = f'<text class="small" x="{middle}" y="{first + 18}">{below}</text>' if below else ""
     shape = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>'
     return f'<g class="box">{shape}<text x="{middle}" y="{first}">{label}</text>{second}</g>'
@@ -66,8 +78,8 @@ def frame(y: int, height: int) -> str:
     return f'<rect class="frame" x="10" y="{y}" width="840" height="{height}" rx="10"/>'
 
 
-def lines(x: int, y: int, title: str, *texts: str) -> str:
-    """A title, and small lines below it."""
+def lines(x: int, y: int, title: str, texts: Sequence[str]) -> str:
+    """A title, and `texts` small below it, a line each."""
     small = "".join(
         f'<text class="small" x="{x}" y="{y + 20 * row}">{text}</text>'
         for row, text in enumerate(texts, start=1)
@@ -90,22 +102,20 @@ def block() -> str:
         box(26, 46, 190, "(seed, layer, role, head)"),
         box(290, 46, 90, sub("Q")),
         box(400, 46, 90, sub("K")),
-        lines(520, 42, "Drawn from a seed, frozen", "buffers, the same bits on any layout;",
-              "no gradient, no optimizer state, not in ZeRO;", "a checkpoint holds their recipe and SHA-256"),
-    ]  # fmt: skip
+        lines(520, 42, "Drawn from a seed, frozen", DRAWN),
+    ]
     between = [
         box(26, 156, 190, "hidden states x"),
         box(290, 156, 200, "softmax(q·k / √d) v"),
     ]
     trained = [
         frame(242, 112),
-        lines(26, 274, "Trained", "all that DeepSpeed sees: gradients,", "optimizer state, ZeRO partitions;",
-              "a checkpoint holds these weights"),
+        lines(26, 274, "Trained", TRAINED),
         box(290, 272, 90, sub("V")),
         box(400, 272, 90, sub("O")),
         box(530, 272, 110, "MLP"),
-        box(680, 272, 154, "norms,", "embeddings, output"),
-    ]  # fmt: skip
+        box(680, 272, 154, "norms,", below="embeddings, output"),
+    ]
     paths = ["M216 72 H284", "M216 182 H284", "M335 98 V150", "M445 98 V150", "M335 272 V214"]
     paths += ["M445 208 V266", "M490 298 H524"]
     parts = [
@@ -169,10 +179,13 @@ LABELS: dict[str, tuple[float, float, str]] = {
     "trained_shared_conv4": (0, 16, "middle"),
     "monarch_trainable": (0, -8, "middle"),
 }
-"""Where a design's name stands, from its point or the end of its interval: right, down, alignment."""
+"""Where a design's name stands, from its point or its interval's end: right, down, alignment."""
 AT_HIGH = ("orthogonal", "shared", "low_rank_8", "monarch_trainable")
 AT_LOW = ("shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")
-PRICE = "What freezing costs against what it saves: perplexity to vanilla's over FLOPs saved, three studies"
+PRICE = (
+    "What freezing costs against what it saves: "
+    "perplexity to vanilla's over FLOPs saved, three studies"
+)
 ONE_RATE = "perplexity to vanilla's, one learning rate for all (0.3 M tokens, n = 5)"
 ON_DEMO = "the same text at equal FLOPs, another rate and warm-up for all (0.5 M tokens, n = 12)"
 ON_DOCUMENTATION = "documentation, likewise (0.5 M tokens, n = 12)"
@@ -197,15 +210,16 @@ def price() -> str:
 
 
 def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int, int]) -> list[str]:
-    """A study between two heights of the drawing, which show these per cent of perplexity to vanilla's."""
+    """A study between two heights of the drawing, which show these per cent of perplexity."""
     designs, runs = (table(study / name) for name in ("variants.csv", "runs.csv"))
     names = {run["variant"]: run["name"].rpartition("-")[0] for run in runs}
     (vanilla,) = (design for design in designs if not design["gap.mean"])
-    (top, bottom), x = places, scale(-0.8, 11.4, 70, 840)
+    top, bottom = places
+    x = scale(-0.8, 11.4, 70, 840)
     y = scale(*percents, bottom, top)
     parts = [text(70, top - 22, title, "title")]
     for percent in range(0, 12, 2):
-        parts.append(line(x(percent), top, x(percent), bottom, "grid"))
+        parts.append(line(x(percent), top, x(percent), bottom, kind="grid"))
         parts.append(text(x(percent), bottom + 20, f"{percent} %", "small middle"))
     for percent in range(-(-percents[0] // 10) * 10, percents[1] + 1, 10):
         parts.append(
@@ -216,7 +230,9 @@ def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int,
                 "small end",
             )
         )
-        parts.append(line(70, y(percent), 840, y(percent), "grid" if percent else "axis dashed"))
+        parts.append(
+            line(70, y(percent), 840, y(percent), kind="grid" if percent else "axis dashed")
+        )
     parts.append(text(836, y(0) + 18, "vanilla", "small end"))
     for design in designs:
         if design is not vanilla:
@@ -263,13 +279,16 @@ def layouts() -> str:
     """The eight losses over the steps, above how far they are apart."""
     measured = json.loads(LAYOUTS.read_text())
     curves = measured["losses"]
-    steps, apart = len(next(iter(curves.values()))), spreads(list(curves.values()))
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
-    x, y = scale(1, steps, 70, 560), scale(low - 0.2, high + 0.1, 250, 44)
+    steps = len(next(iter(curves.values())))
+    apart = spreads(list(curves.values()))
+    low = min(map(min, curves.values()))
+    high = max(map(max, curves.values()))
+    x = scale(1, steps, 70, 560)
+    y = scale(low - 0.2, high + 0.1, 250, 44)
     parts = [text(70, 22, "training loss, eight layouts drawn one over the other", "title")]
     for loss in (half / 2 for half in range(int(2 * low) + 1, int(2 * high) + 1)):
         parts += [
-            line(70, y(loss), 560, y(loss), "grid"),
+            line(70, y(loss), 560, y(loss), kind="grid"),
             text(62, y(loss) + 5, str(loss), "small end"),
         ]
     parts += [
@@ -277,7 +296,8 @@ def layouts() -> str:
     ]
     killed = measured["killed_after"]
     parts += [
-        line(x(killed), top, x(killed), end, "axis dashed") for top, end in ((44, 250), (296, 380))
+        line(x(killed), top, x(killed), end, kind="axis dashed")
+        for top, end in ((44, 250), (296, 380))
     ]
     parts.append(text(x(killed) + 6, 60, "kill −9, resumed"))
     for row, name in enumerate(curves):
@@ -286,7 +306,7 @@ def layouts() -> str:
     parts.append(text(70, 282, "largest difference of two of them at a step, nats", "title"))
     exponents = range(floor(log10(min(filter(None, apart)))), floor(log10(max(apart))) + 2)
     for exponent in exponents:
-        parts.append(line(70, decades(exponent), 560, decades(exponent), "grid"))
+        parts.append(line(70, decades(exponent), 560, decades(exponent), kind="grid"))
         power = f"10{super_script(exponent)}"
         parts.append(
             f'<text class="small end" x="62" y="{decades(exponent) + 5:.1f}">{power}</text>'

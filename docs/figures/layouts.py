@@ -1,7 +1,7 @@
 """One training under eight layouts, one of them killed and resumed: docs/figures/layouts.json.
 
-The demo's frozen model for 60 steps, by the real command, on the text that `make demo` gathers. What it
-writes is drawn by draw.py. About five minutes on two cores:
+The demo's frozen model for 60 steps, by the real command, on the text that `make demo` gathers.
+What it writes is drawn by draw.py. About five minutes on two cores:
 
     python docs/figures/layouts.py
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 STEPS, KILLED_AFTER = 60, 30
 RATE = 3e-4
-"""A tenth of the demo's, at which the loss jumps near step 20, and rounding grows to 0.9 nats there."""
+"""A tenth of the demo's, at which the loss jumps near step 20 and rounding grows to 0.9 nats."""
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "1 rank": (1, ("parallel.tensor_model_parallel_size=1",)),
     "TP 2": (2, ()),
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 
 
 def kill_after(command: Sequence[str], metrics: Path, step: int) -> None:
-    """Start a training and SIGKILL it at `step`; the kernel ends its ranks. Does nothing where it is past."""
+    """Start a training and SIGKILL it at `step`, unless it is past; the kernel ends its ranks."""
     if metrics.is_file() and len(losses(metrics)) >= step:
         return
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment())

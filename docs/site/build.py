@@ -1,8 +1,8 @@
 """The site of the pages, from the repository to build/site-pages/html: `make site`.
 
-Pages lie on the site as they lie in the repository, so that a link is right in both. The notebook becomes a
-page. At the end every link and picture of the HTML is looked up; one that leads nowhere ends the build with
-1. Only the build itself needs Zensical (the extra `site`).
+Pages lie on the site as they lie in the repository, so that a link is right in both. The notebook
+becomes a page. At the end every link and picture of the HTML is looked up; one that leads nowhere
+ends the build with 1. Only the build itself needs Zensical (the extra `site`).
 """
 
 from __future__ import annotations
