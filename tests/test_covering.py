@@ -1,40 +1,11 @@
-"""The selections of the cross products that `make test` runs: nothing that meets in the whole is left out."""
+"""The selections of cross products that `make test` runs leave out no pair of the whole."""
 
-import itertools
 from collections import Counter
-from operator import itemgetter
 
 import pytest
 
 from tests.distributed import designs, test_designs, test_parity
-from tests.distributed.covering import covering, pairs
-
-
-def test_every_pair_is_in_the_selection_and_the_selection_is_small() -> None:
-    cases = list(itertools.product("abc", range(4), (False, True), "xyz"))
-    names = ("letter", "number", "flag", "end")
-    chosen = covering(cases, lambda case: dict(zip(names, case, strict=True)))
-    assert chosen == covering(cases, lambda case: dict(zip(names, case, strict=True)))
-    wanted = {pair for case in cases for pair in pairs(dict(zip(names, case, strict=True)))}
-    found = {pair for case in chosen for pair in pairs(dict(zip(names, case, strict=True)))}
-    assert found == wanted
-    assert 12 <= len(chosen) <= 18 and len(cases) == 72
-
-
-def test_at_least_and_covered() -> None:
-    cases = list(itertools.product("abcd", range(3)))
-
-    def factors(case: tuple[str, int]) -> dict[str, object]:
-        return {"letter": case[0]}  # one factor: no pairs
-
-    assert covering(cases, factors) == []
-    twice = covering(cases, factors, at_least={itemgetter(0): 2})
-    assert Counter(letter for letter, _ in twice) == dict.fromkeys("abcd", 2)
-
-    def both(case: tuple[str, int]) -> dict[str, object]:
-        return {"letter": case[0], "number": case[1]}
-
-    assert covering(cases, both, covered=cases[:5]) == cases[5:]
+from tests.distributed.covering import pairs
 
 
 @pytest.mark.parametrize("module", [test_designs, test_parity])

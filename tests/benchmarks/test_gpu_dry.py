@@ -65,16 +65,6 @@ def test_whatever_a_configuration_combines_waits_and_copies_no_more_than_its_sta
     assert done.stdout.count("| 0 | 0 |\n") == len(chosen)
 
 
-def test_a_step_of_the_selection_that_asks_for_too_much_is_named() -> None:
-    costs = {"host wait": 2.0, "fp64": 8.0, "mixed": 1.0, "pageable": 0.0}
-    name = "orthogonal-tp1-zero1-bf16"
-    assert name in selection.chosen()
-    assert selection.too_much(name, costs) == [
-        f"{name}: host wait 2, at most 1",
-        f"{name}: mixed 1, at most 0",
-    ]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("design", BOUNDS)
 def test_the_kernels_of_a_compiled_layer_move_no_more_than_they_did(design: str) -> None:
