@@ -69,9 +69,8 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     section = config.checkpoint
     newest, notes = _newest_whole(config.run_directory, section, context)
     notes += together(lambda: _check_not_behind(config.run_directory, newest, section.fall_back))
-    source, trunk = config.schedule.branch_from, None
-    if newest is None and source is not None:
-        trunk = RunDirectory(source)
+    trunk = config.trunk if newest is None else None
+    if trunk is not None:
         newest, notes = _newest_of_trunk(config, context, trunk)
     if newest is None:
         return Start(notes=tuple(notes))

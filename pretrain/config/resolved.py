@@ -69,6 +69,7 @@ def resolve(config: Config, world_size: int) -> Resolved:
     """
     check_ranks(config, world_size)
     settings = deepspeed_settings(config, world_size)
+    digest = settings_digest(config.deepspeed.config)
     stage = zero_stage(settings)
     check_stage(config, stage)
     if config.telemetry.wandb:
@@ -82,4 +83,4 @@ def resolve(config: Config, world_size: int) -> Resolved:
         micro_batch_size=config.data.micro_batch_size,
         dtype=config.precision.dtype,
     )
-    return Resolved(config, layout, settings, settings_digest(config.deepspeed.config))
+    return Resolved(config, layout, settings, digest)

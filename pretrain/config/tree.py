@@ -131,6 +131,12 @@ class Config(Section):
         """Return the run directory, with the names of its files."""
         return RunDirectory(self.run_path)
 
+    @cached_property
+    def trunk(self) -> RunDirectory | None:
+        """Return the directory of the run that this one branches from."""
+        source = self.schedule.branch_from
+        return None if source is None else RunDirectory(source)
+
     def data_parallel_size(self, world_size: int) -> int:
         """Return the number of copies of the model among `world_size` ranks."""
         return world_size // self.parallel.tensor_model_parallel_size

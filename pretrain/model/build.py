@@ -31,11 +31,11 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     `phase`: of a run in which layers become trainable on the way (see `config.schedule`).
     """
     recipe, policy = config.recipe, config.policy
+    transformer = transformer_config(config)
+    in_pieces = flash_documents(config, context.device)
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
-    transformer = transformer_config(config)
-    in_pieces = flash_documents(config, context.device)
     layers = gpt_block_spec(policy, recipe, config.shape, phase=phase, rotary=rotary)
     model = GPT(
         config=transformer,

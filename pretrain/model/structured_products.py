@@ -131,11 +131,13 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
     left_out: list[str] = []
     for name, tile in ways.items():
 
-        def both(tile: Tile | None = tile) -> tuple[torch.Tensor, torch.Tensor]:
+        def both(
+            tile: Tile | None = tile, total: torch.Tensor = total
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             return project(x, factors, tile), add_input_grad(grad, factors, total, tile)
 
         try:
-            results = project(x, factors, tile), add_input_grad(grad, factors, total.clone(), tile)
+            results = both(total=total.clone())
         except Exception as error:  # Triton's compiler, or a card with too little shared memory
             left_out.append(f"{name}: {type(error).__name__}")
             continue

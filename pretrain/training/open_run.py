@@ -269,9 +269,10 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
+        facts = run_facts(config, context, phased)
         check_steps_left(config.run_directory, config.total_steps, position.step)
-        checkpoints.name_latest(own)
         changes = changes_since(resolved, start)
+        begins = headline(config, context, phased.audit, start, changes=changes)
         environment = environment_of(
             resolved,
             context.device,
@@ -280,11 +281,9 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
             changes=[*start.layout_changes, *changes],
         )
         write_run_files(resolved, data, phased, start, environment=environment)
-        telemetry = open_telemetry(config, run_facts(config, context, phased), position.step)
-        telemetry.say(headline(config, context, phased.audit, start, changes))
-        for note in start.notes:
-            telemetry.say(note)
-        for line in checkpoints.tidy():
+        telemetry = open_telemetry(config, facts, position.step)
+        checkpoints.name_latest(own)
+        for line in (begins, *start.notes, *checkpoints.tidy()):
             telemetry.say(line)
         return telemetry
 

@@ -108,7 +108,8 @@ def write_run_files(
         environment: the content of environment.json, as `environment_of` returns it.
     """
     run = resolved.config.run_directory
-    audit = phased.audit_of_phases(_on_disk((start.trunk or run).audit))
+    of_earlier_phases = _on_disk((start.trunk or run).audit)
+    audit = phased.audit_of_phases(of_earlier_phases)
     facts = data_facts(data)
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, resolved.config.to_yaml())
@@ -137,6 +138,9 @@ def environment_of(
         changes: keys that differ from the segment before.
     """
     position, trunk = start.position, start.trunk
+    earlier = []
+    if position.step and trunk is None:
+        earlier = _on_disk(resolved.config.run_directory.environment).get("segments", [])
     layout = {
         "device": device_name(device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
@@ -152,9 +156,6 @@ def environment_of(
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
         **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
-    earlier = []
-    if position.step and trunk is None:
-        earlier = _on_disk(resolved.config.run_directory.environment).get("segments", [])
     digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
     return {**environment, **digest, "segments": [*earlier, segment]}
 
