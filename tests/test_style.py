@@ -127,6 +127,8 @@ def without_sections(function: ast.FunctionDef) -> str | None:
     if any(".command" in one or ".callback" in one or one == "override" for one in decorators):
         return None
     docstring = ast.get_docstring(function) or ""
+    if "Example: python -m " in docstring:  # a verb that is made one elsewhere
+        return None
     arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
     if any(one.annotation and "typer." in ast.unparse(one.annotation) for one in arguments):
         return None

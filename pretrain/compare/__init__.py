@@ -9,10 +9,9 @@ trend          change of the gap with a subject that is a number
 ladder         law of the loss over sizes and lengths, its intervals and predictions
 ladder_report  cells of runs, sealed predictions and what came of them, report and figure
 tables         tables for the report and the terminal
-plots          figures of gap, trend, memory and throughput
-loss_plot      figure of the training loss
+figures        figures of the training loss, the gap, the frontier and the trend
 content        JSON and CSV
-report         report.md, the terminal's summary, TensorBoard links; writes everything
+report         the page, the terminal's summary, TensorBoard links; writes everything
 """
 
 import pretrain.study.packages  # noqa: F401  # before any module that imports them

@@ -1,4 +1,4 @@
-"""Facts that must be equal for runs to be comparable, those that may be the subject, notes on the rest."""
+"""Facts that must be equal for runs to be comparable, and notes on other differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pretrain.runs.finished import FinishedRun
 from pretrain.study.seeds import Groups, settings_of
 
 EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.noted)
-"""Settings that name or place a run, or by which runs are compared; any other that differs is reported."""
+"""Settings that name or place a run, or by which runs are compared; others are reported."""
 
 _FOLLOWS = {
     "data.validation_tokens": "data.fingerprint",
@@ -25,11 +25,19 @@ _FOLLOWS = {
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return {name: its value in each run} of the differences named as the subject.
+    """Return the differences that are named as the subject.
 
-    A name is a fact that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers` ...) or any
-    other setting of the config. Raises UserError: unknown, an attention setting (those tell variants apart
-    anyway), or no difference.
+    Args:
+        runs: what is compared.
+        names: facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
+            or any other settings of the config.
+
+    Returns:
+        {name: its value in each run}.
+
+    Raises:
+        UserError: a name is unknown, is an attention setting (those tell variants apart anyway), or
+            does not differ.
     """
     subjects: dict[str, list[Any]] = {}
     for name in names:
@@ -40,10 +48,9 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
             )
         known = [settings_of(run) | _facts(run) for run in runs]
         if not any(name in values for values in known):
-            examples = ", ".join(_facts(runs[0]))
             raise UserError(
-                f"--subject {name} is nothing these runs have; give a config key (section.key) or one of "
-                f"{examples}"
+                f"--subject {name} is nothing these runs have; give a config key (section.key) or "
+                f"one of {', '.join(_facts(runs[0]))}"
             )
         values = [values.get(name) for values in known]
         if len({setting_text(value) for value in values}) == 1:
@@ -63,35 +70,40 @@ def common_flops(runs: Sequence[FinishedRun]) -> int | None:
 def refuse_incomparable(
     runs: Sequence[FinishedRun], subjects: Mapping[str, Any], match: str = "tokens"
 ) -> None:
-    """Refuse runs that differ in data, tokens, model shape or evaluation, but for the named subjects.
+    """Refuse runs that differ in data, tokens, model shape or evaluation.
 
-    Tokens may differ where `match` is flops and all runs had the same `schedule.flops`. "": without options.
+    Args:
+        runs: what is compared.
+        subjects: facts that may differ.
+        match: with flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
+            verb without options to name a subject.
 
     Raises:
-        UserError: names every difference, with a run for each side, and the option that makes it the subject.
+        UserError: names every difference, with a run for each side, and the option that makes it
+            the subject.
     """
     facts = [_facts(run) for run in runs]
-    differences, names, flops = [], [], common_flops(runs)
+    differences = {}
+    flops = common_flops(runs)
     for name, value in facts[0].items():
-        if name == "tokens" and match == "flops" and flops:
+        if name in subjects or (name == "tokens" and match == "flops" and flops):
             continue
         other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
-        if other is None or name in subjects or _follows(name, subjects, runs, facts):
+        if other is None or _follows(name, subjects, runs, facts):
             continue
-        names.append(name)
-        ours, theirs = setting_text(value), setting_text(facts[other][name])
+        texts = [setting_text(value), setting_text(facts[other][name])]
         if name == "data.fingerprint":
-            ours, theirs = f"{ours[:8]}…", f"{theirs[:8]}…"
-        differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
-    if differences:
-        options = (
-            "--match flops"
-            if names == ["tokens"] and flops
-            else " ".join(f"--subject {n}" for n in names)
+            texts = [f"{text[:8]}…" for text in texts]
+        differences[name] = (
+            f"{name} is {texts[0]} in {runs[0].path} but {texts[1]} in {runs[other].path}"
         )
+    if differences:
+        options = " ".join(f"--subject {name}" for name in differences)
+        if list(differences) == ["tokens"] and flops:
+            options = "--match flops"
         raise UserError(
-            f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
-            "tokens, model shape and evaluation"
+            f"these runs cannot be compared: {'; '.join(differences.values())}; compare runs of "
+            "the same data, tokens, model shape and evaluation"
             + (f", or say {options} if that is what is compared" if match else "")
         )
 
@@ -111,28 +123,32 @@ def _follows(
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
     """Return the held-out tokens of a source that a run's validation takes at most."""
-    return {
-        run.config["data"]["validation_samples"] * run.config["data"]["sequence_length"]
-        for run in runs
-    }
+    data = [run.config["data"] for run in runs]
+    return {own["validation_samples"] * own["sequence_length"] for own in data}
 
 
 def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
-    """Return a note on losses where lengths of samples are the subject."""
+    """Return a note on losses where lengths of samples are the subject.
+
+    Args:
+        runs: what is compared.
+        subjects: facts that may differ.
+    """
     if "data.sequence_length" not in subjects:
         return []
     cause = "samples of another length cut the held-out text otherwise"
     if len(_validated(runs)) > 1:
         cause += ", and data.validation_samples of them are another part of it"
     return [
-        f"Losses of different data.sequence_length are not of the same tokens ({cause}); gaps within one "
-        "length are."
+        f"Losses of different data.sequence_length are not of the same tokens ({cause}); gaps "
+        "within one length are."
     ]
 
 
 def _facts(run: FinishedRun) -> dict[str, Any]:
-    """Return the facts that must agree: data, training tokens, the model's shape and its evaluation."""
-    data, model = run.config["data"], run.config["model"]
+    """Return the facts that must agree: data, training tokens, model shape and evaluation."""
+    data = run.config["data"]
+    model = run.config["model"]
     return {
         "data.fingerprint": run.data_fingerprint,
         "tokens": run.result.tokens,
@@ -146,8 +162,9 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the model's shape, by the keys that the configuration records as such."""
-    derived, found = _derived(model), {}
+    """Return the settings of the model's shape, by the keys that the configuration marks so."""
+    derived = _derived(model)
+    found = {}
     for key, field in ModelSection.model_fields.items():
         if setting_of(field).shape:
             value = model.get(key)
@@ -160,7 +177,8 @@ def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
     """Return the values of these settings where a config leaves them open."""
-    heads, hidden = model["num_attention_heads"], model["hidden_size"]
+    heads = model["num_attention_heads"]
+    hidden = model["hidden_size"]
     mlp = MLPS[model.get("mlp", ModelShape.mlp)]
     return {
         "model.num_query_groups": heads,
@@ -170,7 +188,12 @@ def _derived(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
-    """Return one sentence for each other setting that is not the same in all runs."""
+    """Return one sentence for each other setting that is not the same in all runs.
+
+    Args:
+        groups: the runs.
+        subjects: settings that may differ.
+    """
     settings = {run.path: _other_settings(run) for run in groups.runs}
     notes = []
     for key in sorted(set().union(*settings.values()) - set(subjects)):
@@ -191,7 +214,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
-    """Return notes on pairs of equal run.seed that did not see the same samples in the same order."""
+    """Return notes on pairs of one run.seed that did not see the same samples in the same order."""
     notes = []
     for group in groups.groups:
         base = {run.seed: run for run in groups.baseline_of(group).runs}
@@ -199,8 +222,8 @@ def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
         unequal = [run.name for run in paired if _data_seed(run) != _data_seed(base[run.seed])]
         if unequal:
             notes.append(
-                f"{_list(unequal)} and the baseline's run of the same run.seed have different data.seed: "
-                "these pairs did not see the same samples in the same order."
+                f"{_list(unequal)} and the baseline's run of the same run.seed have different "
+                "data.seed: these pairs did not see the same samples in the same order."
             )
     return notes
 

@@ -59,10 +59,20 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a variant's runs; speeds are over the steps of all runs after each run's first tenth.
+    """Cost of a variant's runs.
 
-    Counts and bytes are medians over the runs, which are equal unless the layout changed. The two peaks are
-    of rank 0's process (`device` on CUDA only; `host` is resident).
+    Speeds are over the steps of all runs after each run's first tenth. Counts and bytes are medians
+    over the runs, which are equal unless the layout changed.
+
+    Attributes:
+        step_seconds: time of a step.
+        tokens_per_second: of all ranks together.
+        mfu: model FLOPs utilization, 0 to 1.
+        hfu: hardware FLOPs utilization, 0 to 1.
+        size: parameters.
+        states: bytes of the model states, sums over ranks.
+        peak_device_bytes: of rank 0's device; None without CUDA.
+        peak_host_bytes: resident memory of rank 0's process.
     """
 
     step_seconds: Quartiles | None
@@ -91,10 +101,8 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
 
 def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[int]:
     """Return the median of each field over the records, rounded."""
-    return [
-        round(float(middle))
-        for middle in np.median([astuple(record) for record in records], axis=0)
-    ]
+    middles = np.median([astuple(record) for record in records], axis=0)
+    return [round(float(middle)) for middle in middles]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -118,11 +126,25 @@ def _peak(runs: Sequence[FinishedRun], metric: Metric) -> int | None:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs of one variant (in one stratum of the subject), with everything measured and computed.
+    """Runs of one variant, in one stratum of the subject, with everything measured and computed.
 
-    `name` is `label` and `stratum`. `gap` is None for the baseline itself and where no pair of runs exists;
-    `source_gaps` are at equal tokens, descriptive and not tested. `theory` is None where the formulas do not
-    know the config, `bytes_per_token` (of held-out text) where the runs do not, `compute` for the baseline.
+    Attributes:
+        name: label and stratum.
+        label: name of the method.
+        stratum: values of the subject as text.
+        baseline: name of the variant that this one is compared with.
+        runs: its seeds.
+        validation_loss: in nats per token, over seeds.
+        validation_perplexity: over seeds.
+        perplexity_by_source: {source: perplexity over seeds}.
+        gap: at equal `match` of the comparison; None for the baseline and without a pair of runs.
+        source_gaps: {source: gap at equal tokens}, descriptive and not tested.
+        reaches: steps and tokens to the baseline's training loss.
+        stability: noise of loss and gradient norm.
+        cost: as measured.
+        theory: cost by formula; None where the formulas do not know the config.
+        bytes_per_token: of held-out text; None where the runs do not know it.
+        compute: the variant at equal compute; None for the baseline.
     """
 
     name: str
@@ -147,25 +169,40 @@ class Variant:
         """Return whether others are compared with this one."""
         return self.name == self.baseline
 
-    def bits_per_byte(self, nats: float | None) -> float | None:
-        """Return nats per token as bits per byte of the held-out text."""
-        known = nats is not None and self.bytes_per_token
-        return nats / math.log(2) / known if known and nats is not None else None
+    @property
+    def loss_bits(self) -> float | None:
+        """Return the loss in bits per byte of the held-out text."""
+        return self._bits(self.validation_loss.mean) if self.validation_loss else None
 
-    def of_context(self, nats: float | None) -> float | None:
-        """Return nats per token as a share of what context has taught the baseline."""
-        learned = self.compute and self.compute.learned
-        return nats / learned if learned and nats is not None else None
+    @property
+    def gap_bits(self) -> float | None:
+        """Return the gap in bits per byte of the held-out text."""
+        return self._bits(self.gap.mean) if self.gap else None
+
+    def _bits(self, nats: float) -> float | None:
+        return nats / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
+
+    @property
+    def gap_of_context(self) -> float | None:
+        """Return the gap as a share of what context has taught the baseline."""
+        learned = self.compute.learned if self.compute else None
+        return self.gap.mean / learned if self.gap and learned else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of variants, a stratum's baseline first, then the others in the order given.
+    """Comparison of variants.
 
-    `notes` are sentences. `trends` are there if the one subject is a number and each of its values has a
-    baseline of its own. `groups` holds the runs themselves, with their curves, for the plots. `match` is what
-    a variant and its baseline have used the same of where their gap is: tokens, flops or seconds. `seals` are
-    sentences on the hypotheses that were sealed beforehand.
+    Attributes:
+        baseline: name of the baseline.
+        subjects: facts or settings whose difference is compared.
+        variants: of each stratum the baseline first, then the others in the order given.
+        trends: there if the one subject is a number and each value has a baseline of its own.
+        notes: sentences.
+        groups: the runs themselves, with their curves, for the figures.
+        match: what a variant and its baseline have used the same of where their gap is: tokens,
+            flops or seconds.
+        seals: sentences on the hypotheses that were sealed beforehand.
     """
 
     baseline: str
@@ -195,6 +232,11 @@ class Comparison:
         return list(dict.fromkeys(variant.label for variant in first))
 
     @property
+    def strata(self) -> list[str]:
+        """Return the values of the subject as text, each once, in their order."""
+        return list(dict.fromkeys(variant.stratum for variant in self.variants))
+
+    @property
     def runs(self) -> tuple[FinishedRun, ...]:
         """Return every run, variant by variant."""
         return tuple(self.groups.runs)
@@ -207,9 +249,12 @@ class Comparison:
     @property
     def sources(self) -> tuple[str, ...]:
         """Return every validated source."""
-        return tuple(
-            sorted({source for variant in self.variants for source in variant.perplexity_by_source})
-        )
+        return tuple(sorted({key for own in self.variants for key in own.perplexity_by_source}))
+
+    @property
+    def in_bits(self) -> bool:
+        """Return whether a variant knows the bytes of the held-out text."""
+        return any(variant.bytes_per_token for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name."""
@@ -219,13 +264,21 @@ class Comparison:
 def compare_runs(
     paths: Sequence[Path], baseline: str, subjects: Sequence[str] = (), match: str = "tokens"
 ) -> Comparison:
-    """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
+    """Compare finished runs, several seeds of each variant.
 
-    They must agree in data, tokens (with `match` flops: in tokens or `schedule.flops`), model shape and
-    evaluation, but for the facts or settings in `subjects`, whose difference is what is compared. Raises
-    UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
-    differ in what is not the subject, one variant has two runs with one seed, or the runs do not tell what
-    `match` needs.
+    Runs must agree in data, tokens (with `match` flops: in tokens or `schedule.flops`), model shape
+    and evaluation.
+
+    Args:
+        paths: run directories.
+        baseline: a variant's label, or the name of a run.
+        subjects: facts or settings that may differ, because their difference is what is compared.
+        match: what variants have used the same of where their gap is: tokens, flops or seconds.
+
+    Raises:
+        UserError: a directory is not a finished run, the baseline or a subject is not among what is
+            there, runs differ in what is not the subject, one variant has two runs with one seed,
+            or the runs do not have what `match` needs.
     """
     refuse_twice(paths)
     runs = named_apart([read_finished_run(path) for path in paths])
@@ -233,38 +286,60 @@ def compare_runs(
     refuse_incomparable(runs, values, match)
     groups = group_runs(runs, baseline, values)
     lengths = runs_by_length(groups, runs, values)
-    variants = [_variant(group, groups, match, lengths) for group in groups.groups]
+    theories = {group.name: expected_cost(group.runs[0]) for group in groups.groups}
+    variants = [
+        _variant(group, groups, match=match, lengths=lengths, theories=theories)
+        for group in groups.groups
+    ]
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
     trends, trend_notes = _trends(variants, runs, values)
-    notes = (
-        *_sample_notes(variants),
-        *trend_notes,
-        *length_notes(runs, values),
-        *seed_notes(groups),
-        *settings_notes(groups, values),
-        *_theory_notes(variants),
-    )
-    seals = tuple(_seal_sentences(variants, runs))
     return Comparison(
-        groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match, seals
+        baseline=groups.baseline,
+        subjects=tuple(subjects),
+        variants=tuple(variants),
+        trends=trends,
+        notes=(
+            *_sample_notes(variants),
+            *trend_notes,
+            *length_notes(runs, values),
+            *seed_notes(groups),
+            *settings_notes(groups, values),
+            *_theory_notes(variants),
+        ),
+        groups=groups,
+        match=match,
+        seals=tuple(_seal_sentences(variants, runs)),
     )
 
 
 def _variant(
-    group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths
+    group: Group[FinishedRun],
+    groups: Groups[FinishedRun],
+    *,
+    match: str,
+    lengths: Lengths,
+    theories: Mapping[str, Theory | None],
 ) -> Variant:
     base = groups.baseline_of(group)
     losses = _losses(group)
     by_source = {
         name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)
     }
-    compute = None if base.name == group.name else equal_compute(group, base, match, lengths)
+    gap = None
+    source_gaps: dict[str, PairedGap | None] = dict.fromkeys(by_source)
+    compute = None
+    if base.name != group.name:
+        flops = _flops_ratio(theories[group.name], theories[base.name])
+        compute = equal_compute(group, base, match=match, lengths=lengths, flops_ratio=flops)
+        gap = compute.gap
+        if match == "tokens":
+            gap = paired_gap(base.name, losses, _losses(base), NATS)
+        source_gaps = {
+            source: paired_gap(base.name, own, _losses(base, source), NATS)
+            for source, own in by_source.items()
+        }
     perplexities = [run.result.validation_perplexity for run in group.runs]
-
-    def gap(own: Mapping[int, float], others: Mapping[int, float]) -> PairedGap | None:
-        return None if base.name == group.name else paired_gap(base.name, own, others, NATS)
-
     return Variant(
         name=group.name,
         label=group.label,
@@ -276,17 +351,22 @@ def _variant(
         perplexity_by_source={
             key: spread([*map(perplexity, own.values())]) for key, own in by_source.items()
         },
-        gap=compute.gap if compute and match != "tokens" else gap(losses, _losses(base)),
-        source_gaps={source: gap(own, _losses(base, source)) for source, own in by_source.items()},
+        gap=gap,
+        source_gaps=source_gaps,
         reaches=reaches(
             {run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}
         ),
         stability=stability(group.runs),
         cost=measured_cost(group.runs),
-        theory=expected_cost(group.runs[0]),
+        theory=theories[group.name],
         bytes_per_token=bytes_per_token(group.runs[0]),
         compute=compute,
     )
+
+
+def _flops_ratio(own: Theory | None, base: Theory | None) -> float | None:
+    """Return the executed FLOPs of a token over the baseline's."""
+    return own.executed_flops_per_token / base.executed_flops_per_token if own and base else None
 
 
 def _trends(
@@ -294,7 +374,7 @@ def _trends(
 ) -> tuple[tuple[Trend, ...], list[str]]:
     """Fit a line for each label, if the subject is a number.
 
-    A gap to a baseline of another value has the subject's own effect in it, so that gap is left out.
+    A gap to a baseline of another value has the subject's own effect in it, so it is left out.
     """
     numbers = subject_numbers(subjects)
     if numbers is None:
@@ -318,7 +398,7 @@ def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, f
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on the number of seeds, what they allow to claim, and runs that could not be used."""
+    """Return notes on the number of seeds, what they allow to claim, and runs without a use."""
     notes = []
     others = [variant for variant in variants if not variant.is_baseline]
     pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in others}
@@ -329,48 +409,49 @@ def _sample_notes(variants: Sequence[Variant]) -> list[str]:
         sizes = " and ".join(f"n = {n}" for n in sorted(set(few.values())))
         which = "any variant" if len(few) == len(pairs) else ", ".join(few)
         notes.append(
-            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}) for {which}: no statistical significance is "
-            "claimed there."
+            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}) for {which}: no statistical "
+            "significance is claimed there."
         )
     seeds = {variant.name: {run.seed for run in variant.runs} for variant in variants}
     for variant in variants:
         diverged = [run.name for run in variant.runs if run.result.validation_loss is None]
         if diverged:
             notes.append(
-                f"The validation loss of {', '.join(diverged)} is not finite: left out of the means and gaps "
-                f"of {variant.name}, which therefore look better than it is."
+                f"The validation loss of {', '.join(diverged)} is not finite: left out of the "
+                f"means and gaps of {variant.name}, which therefore look better than it is."
             )
         alone = sorted(seeds[variant.name] ^ seeds[variant.baseline])
         if alone:
             notes.append(
                 f"Only one of {variant.name} and {variant.baseline} has a run with seed "
-                f"{', '.join(map(str, alone))}: such runs count in the means but not in the gap, which is "
-                "paired by seed."
+                f"{', '.join(map(str, alone))}: such runs count in the means but not in the gap, "
+                "which is paired by seed."
             )
     return notes
 
 
 def _theory_notes(variants: Sequence[Variant]) -> list[str]:
-    unknown = [variant.name for variant in variants if variant.theory is None]
+    """Return notes on what the formulas do not know, or count otherwise."""
     notes = []
-    if unknown:
+    if unknown := [variant.name for variant in variants if variant.theory is None]:
         which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
         notes.append(
             f"The formulas say nothing of {which}: this version does not understand the config."
         )
-    phased = [variant.name for variant in variants if variant.theory and variant.theory.phases > 1]
-    if phased:
+    known = [(variant, variant.theory) for variant in variants if variant.theory]
+    if phased := [variant.name for variant, theory in known if theory.phases > 1]:
         notes.append(
-            f"More weights of {', '.join(phased)} train in later phases: parameters and memory are those of "
-            "the last phase, FLOPs the mean over all steps."
+            f"More weights of {', '.join(phased)} train in later phases: parameters and memory are "
+            "those of the last phase, FLOPs the mean over all steps."
         )
-    for variant in variants:
+    for variant, theory in known:
         counted = variant.cost.size.trainable_parameters
-        expected = variant.theory.size.trainable_parameters if variant.theory else counted
+        expected = theory.size.trainable_parameters
         if expected != counted:
             notes.append(
-                f"{variant.name} trains {counted:,} parameters but the formulas count {expected:,}: they do "
-                "not cover all of its parts, and its other figures by formula are off alike."
+                f"{variant.name} trains {counted:,} parameters but the formulas count "
+                f"{expected:,}: they do not cover all of its parts, and its other figures by "
+                "formula are off alike."
             )
     return notes
 
@@ -379,7 +460,9 @@ def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) ->
     """Return a sentence on each seal whose runs are compared, and whether its hypotheses held."""
     sentences = []
     for seal in read_seals(run.path.resolve().parent for run in runs):
-        outcomes = [_outcome(hypothesis, seal, variants, runs) for hypothesis in seal.hypotheses]
+        outcomes = [
+            _outcome(hypothesis, seal, variants, runs) for hypothesis in seal.sealed.hypotheses
+        ]
         if known := [outcome for outcome in outcomes if outcome]:
             sentences.append(f"{seal.statement(runs)} {' '.join(known)}")
     return sentences or [
@@ -390,27 +473,21 @@ def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) ->
 def _outcome(
     hypothesis: Hypothesis, seal: Seal, variants: Sequence[Variant], runs: Sequence[FinishedRun]
 ) -> str:
-    """Return whether a hypothesis is a hit or a miss by the gap's interval; "" without its designs."""
-    own, others = (
-        {run.path for run in seal.runs_of(name, runs)} for name in astuple(hypothesis)[::3]
-    )
+    """Return whether a hypothesis is a hit or a miss by the gap's interval; "" without its runs."""
+    design = {run.path for run in seal.runs_of(hypothesis.design, runs)}
+    baseline = {run.path for run in seal.runs_of(hypothesis.baseline, runs)}
+    paths = {variant.name: {run.path for run in variant.runs} for variant in variants}
     for variant in variants:
-        base = next(each for each in variants if each.name == variant.baseline)
-        if own & {run.path for run in variant.runs} and others & {run.path for run in base.runs}:
-            gap, answer = variant.gap, None
-            if (
-                gap is not None
-                and gap.n >= FEWEST_SEEDS
-                and gap.low is not None
-                and gap.high is not None
-            ):
-                answer = hypothesis.answer((gap.low, gap.high), (gap.low, gap.high))
-                if (
-                    answer == "yes"
-                    and hypothesis.question != "within"
-                    and not gap.significance_claimed
-                ):
-                    answer = None
-            outcome = {"yes": "HIT", "no": "MISS", None: "not decided by these runs"}[answer]
-            return f"Hypothesis '{hypothesis}': {outcome}."
+        if design & paths[variant.name] and baseline & paths[variant.baseline]:
+            answer = _answer(hypothesis, variant.gap)
+            return hypothesis.outcome(answer, "not decided by these runs")
     return ""
+
+
+def _answer(hypothesis: Hypothesis, gap: PairedGap | None) -> str | None:
+    if gap is None or gap.n < FEWEST_SEEDS or gap.low is None or gap.high is None:
+        return None
+    answer = hypothesis.answer((gap.low, gap.high), (gap.low, gap.high))
+    one_sided = hypothesis.question != "within"
+    # The interval is not adjusted for the number of variants; the test is.
+    return None if answer == "yes" and one_sided and not gap.significance_claimed else answer

@@ -1,8 +1,8 @@
-"""Equal compute: what a variant costs to the baseline's loss, and its gap where both have cost the same.
+"""Equal compute: what a variant costs to the baseline's loss, and its gap at the same cost.
 
-For each seed that variant and baseline share, by the definitions of docs/comparison.md; c is the cost of a
-token of the variant over one of the baseline. Ratios are geometric means over seeds, with Student's interval
-of their logarithms.
+For each seed that variant and baseline share, by the definitions of docs/comparison.md; c is the
+cost of a token of the variant over one of the baseline. Ratios are geometric means over seeds, with
+Student's interval of their logarithms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from pretrain.compare.comparability import common_flops
-from pretrain.compare.theory import expected_cost
 from pretrain.errors import UserError
 from pretrain.reporting.text import perplexity, setting_text
 from pretrain.runs.curves import Floats
@@ -28,7 +27,7 @@ from pretrain.study.gaps import NATS, SCORES, PairedGap, paired_gap
 from pretrain.study.seeds import Group, Groups
 
 LENGTHS, BASELINE_LENGTHS, VALIDATIONS = "lengths", "lengths of the baseline", "validations"
-"""Points of the learning curves: runs of several lengths (of both, of the baseline alone) or a run's own."""
+"""Points of learning curves: runs of several lengths (of both, of the baseline) or a run's own."""
 _FAR = 64.0
 """Doublings by which a curve is continued past its ends."""
 Lengths = Mapping[Path, Mapping[int, float]]
@@ -37,26 +36,35 @@ Lengths = Mapping[Path, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """Validation loss over log2 of the tokens, straight between [points]; the outermost are far beyond."""
+    """Validation loss over log2 of the tokens, straight between its points.
+
+    Attributes:
+        doublings: log2 of the tokens, [points]; the outermost are far beyond the data.
+        losses: in nats per token, [points].
+    """
 
     doublings: Floats
     losses: Floats
 
     @staticmethod
     def through(points: Mapping[int, float], slope: float | None = None) -> Curve:
-        """Return the curve through {tokens: loss}.
+        """Return the curve through points.
 
-        Past an end goes on the fall per doubling of the doubling next to that end, or `slope` where given.
+        Args:
+            points: {tokens: loss}.
+            slope: fall of the loss per doubling past the ends; None: that of the doubling next to
+                each end.
         """
         x = np.log2(sorted(points))
         y = np.array([points[tokens] for tokens in sorted(points)])
-        width = min(1.0, x[-1] - x[0])
-        inner = np.interp([x[0] + width, x[-1] - width], x, y)
-        before, after = (
-            ((y[0] - inner[0]) / width, (inner[1] - y[-1]) / width)
-            if slope is None
-            else [slope] * 2
-        )
+        before = after = slope
+        if before is None or after is None:
+            # Of a whole doubling, not of the last two points alone, where a decayed learning rate
+            # leaves little to learn.
+            width = min(1.0, x[-1] - x[0])
+            inner = np.interp([x[0] + width, x[-1] - width], x, y)
+            before = (y[0] - inner[0]) / width
+            after = (inner[1] - y[-1]) / width
         return Curve(
             np.array([x[0] - _FAR, *x, x[-1] + _FAR]),
             np.array([y[0] + _FAR * before, *y, y[-1] - _FAR * after]),
@@ -97,17 +105,26 @@ class Ratio:
         """Summarise {seed: ratio}; None for no seeds."""
         logs = {seed: math.log(ratio) for seed, ratio in ratios.items()}
         gap = paired_gap("", logs, dict.fromkeys(logs, 0.0), SCORES)
-        ends = [None if e is None else perplexity(e) for e in (gap.low, gap.high)] if gap else []
-        return Ratio(perplexity(gap.mean), *ends) if gap else None
+        if gap is None:
+            return None
+        low, high = (None if end is None else perplexity(end) for end in (gap.low, gap.high))
+        return Ratio(perplexity(gap.mean), low, high)
 
 
 @dataclass(frozen=True)
 class EqualCompute:
     """A variant against its baseline at equal compute; what the runs do not tell is None.
 
-    `cost` is that of a token over the baseline's; `learned` the nats that context has taught the baseline:
-    unigram loss - its loss. For `beyond` seeds the loss sought lies past the end of the learning curve.
-    `slope` is the fall of the baseline's loss over its last doubling of tokens.
+    Attributes:
+        cost: of a token over the baseline's.
+        learned: nats per token that context has taught the baseline, unigram loss - its loss.
+        curve: where the learning curves come from: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
+        beyond: seeds whose loss sought lies past the end of the learning curve.
+        token_ratio: tokens to the baseline's loss over the baseline's tokens.
+        effective_compute: the same in compute.
+        gap: the gap at equal compute.
+        break_even: gap at equal tokens below which the variant is cheaper, in nats per token.
+        slope: fall of the baseline's loss over its last doubling of tokens.
     """
 
     cost: float | None
@@ -122,50 +139,60 @@ class EqualCompute:
 
 
 def equal_compute(
-    group: Group[FinishedRun], baseline: Group[FinishedRun], match: str, lengths: Lengths
+    group: Group[FinishedRun],
+    baseline: Group[FinishedRun],
+    *,
+    match: str,
+    lengths: Lengths,
+    flops_ratio: float | None,
 ) -> EqualCompute:
-    """Return a variant at its baseline's compute: seconds if `match` says so, else executed FLOPs by formula.
+    """Return a variant at its baseline's compute.
 
-    Raises UserError: the runs do not tell the gap that `match` asks for.
+    Args:
+        group: runs of the variant.
+        baseline: runs of its baseline.
+        match: compute is seconds if this says so, else executed FLOPs by formula.
+        lengths: learning curves over runs of several lengths, of `runs_by_length`.
+        flops_ratio: executed FLOPs of a token over the baseline's; None where not known.
+
+    Raises:
+        UserError: the runs do not tell the gap that `match` asks for.
     """
     own, base = (
-        {r.seed: r for r in of.runs if r.result.validation_loss is not None}
+        {run.seed: run for run in of.runs if run.result.validation_loss is not None}
         for of in (group, baseline)
     )
     seeds = sorted(own.keys() & base.keys())
-    theory, base_theory = expected_cost(group.runs[0]), expected_cost(baseline.runs[0])
     costs = {}
     if match == "seconds":
         costs = {seed: seconds_ratio(own[seed], base[seed]) for seed in seeds}
-    elif theory and base_theory:
-        costs = dict.fromkeys(
-            seeds, theory.executed_flops_per_token / base_theory.executed_flops_per_token
-        )
-    cost, curves = (
-        Ratio.of(costs),
-        _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths),
-    )
-    results = [base[seed].result for seed in seeds]
-    learned = [math.log(one.unigram_perplexity) - (one.validation_loss or 0.0) for one in results]
+    elif flops_ratio:
+        costs = dict.fromkeys(seeds, flops_ratio)
+    cost = Ratio.of(costs)
     compute = EqualCompute(cost.mean if cost else None)
-    if curves:
+    if curves := _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths):
         tokens = {seed: (own[seed].result.tokens, base[seed].result.tokens) for seed in seeds}
-        compute = price(baseline.name, *curves, tokens, costs)
+        compute = price(baseline.name, *curves, tokens=tokens, costs=costs)
     if match == "flops" and seeds and common_flops([*own.values(), *base.values()]):
         # Both end at these FLOPs.
-        last, base_last = (
-            {s: of[s].result.validation_loss or 0.0 for s in seeds} for of in (own, base)
-        )
-        compute = replace(compute, gap=paired_gap(baseline.name, last, base_last, NATS))
+        ends, base_ends = ({seed: _end(of[seed]) for seed in seeds} for of in (own, base))
+        compute = replace(compute, gap=paired_gap(baseline.name, ends, base_ends, NATS))
     if match != "tokens" and seeds and compute.gap is None:
         missing = (
             "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
         )
         raise UserError(
             f"--match {match} cannot be had for {group.name}: {missing}; validate more often "
-            "(data.validate_every), give runs of several lengths with --subject tokens, or leave --match out"
+            "(data.validate_every), give runs of several lengths with --subject tokens, or leave "
+            "--match out"
         )
+    learned = [math.log(base[s].result.unigram_perplexity) - _end(base[s]) for s in seeds]
     return replace(compute, learned=float(np.mean(learned)) if learned else None)
+
+
+def _end(run: FinishedRun) -> float:
+    """Return the validation loss of a run that has a finite one."""
+    return run.result.validation_loss or 0.0
 
 
 def price(
@@ -176,7 +203,16 @@ def price(
     tokens: Mapping[int, tuple[int, int]],
     costs: Mapping[int, float],
 ) -> EqualCompute:
-    """Return what learning curves {seed: curve} say; `tokens` are the variant's and the baseline's."""
+    """Return what learning curves say of a variant at equal compute.
+
+    Args:
+        baseline: its name.
+        curve: where the curves come from.
+        own: {seed: learning curve} of the variant.
+        base: {seed: learning curve} of the baseline.
+        tokens: {seed: tokens of the variant's run and of the baseline's}.
+        costs: {seed: cost of a token over the baseline's}; {} where not known.
+    """
     targets = {seed: base[seed].loss(tokens[seed][1]) for seed in own}
     reached = {seed: own[seed].tokens_to(targets[seed]) for seed in own}
     ratios = {seed: there / tokens[seed][1] for seed, there in reached.items() if there is not None}
@@ -185,81 +221,98 @@ def price(
     ends = {seed: own[seed].loss(tokens[seed][0]) for seed in own}
     same = {seed: base[seed].loss(cost * tokens[seed][0]) for seed, cost in costs.items()}
     even = [base[seed].loss(cost * tokens[seed][1]) - targets[seed] for seed, cost in costs.items()]
+    halves = [base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in own]
     cost = Ratio.of(costs)
+    effective = {seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}
     return EqualCompute(
         cost=cost.mean if cost else None,
         curve=curve,
         beyond=sum(not own[seed].covers(targets[seed]) for seed in own),
         token_ratio=Ratio.of(ratios),
-        effective_compute=Ratio.of(
-            {seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}
-        ),
+        effective_compute=Ratio.of(effective),
         gap=paired_gap(baseline, ends, same, NATS),
         break_even=float(np.mean(even)) if even else None,
-        slope=float(
-            np.mean([base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in own])
-        ),
+        slope=float(np.mean(halves)),
     )
 
 
 def runs_by_length(
     groups: Groups[FinishedRun], runs: Sequence[FinishedRun], subjects: Mapping[str, Sequence[Any]]
 ) -> Lengths:
-    """Return the points of the curves over lengths; {} unless `tokens` is a subject."""
-    curves: dict[Any, dict[int, float]] = {}
-    keys = {}
-    for place, run in enumerate(runs if "tokens" in subjects else ()):
-        label = next(group.label for group in groups.groups if run in group.runs)
-        others = [
-            setting_text(values[place]) for name, values in subjects.items() if name != "tokens"
-        ]
-        keys[run.path] = (label, run.seed, *others)
+    """Return the points of the curves over lengths; {} unless `tokens` is a subject.
+
+    Args:
+        groups: the runs by label.
+        runs: the same runs in the order of `subjects`.
+        subjects: {subject: its value in each run}.
+    """
+    if "tokens" not in subjects:
+        return {}
+    labels = {run.path: group.label for group in groups.groups for run in group.runs}
+    others = [values for name, values in subjects.items() if name != "tokens"]
+    keys = {
+        run.path: (labels[run.path], run.seed, *(setting_text(values[i]) for values in others))
+        for i, run in enumerate(runs)
+    }
+    curves: dict[Any, dict[int, float]] = {key: {} for key in keys.values()}
+    for run in runs:
         if run.result.validation_loss is not None:
-            curves.setdefault(keys[run.path], {})[run.result.tokens] = run.result.validation_loss
-    return {path: curves.get(key, {}) for path, key in keys.items()}
+            curves[keys[run.path]][run.result.tokens] = run.result.validation_loss
+    return {path: curves[key] for path, key in keys.items()}
 
 
 def _curves(
     own: Sequence[FinishedRun], base: Sequence[FinishedRun], lengths: Lengths
 ) -> tuple[str, dict[int, Curve], dict[int, Curve]] | None:
-    """Return where both learning curves come from, and them; None where a run has one point alone."""
-
-    def through(
-        runs: Sequence[FinishedRun], points: Callable[[FinishedRun], Any]
-    ) -> dict[int, Curve]:
-        known = {run.seed: points(run) for run in runs}
-        whole = known and min(map(len, known.values())) > 1
-        return {seed: Curve.through(curve) for seed, curve in known.items()} if whole else {}
-
-    mine, theirs = (through(runs, lambda run: lengths.get(run.path, {})) for runs in (own, base))
-    if theirs and not mine:
-        ends = {run.seed: {run.result.tokens: run.result.validation_loss or 0.0} for run in own}
-        return (
-            BASELINE_LENGTHS,
-            {s: Curve.through(end, theirs[s].slope) for s, end in ends.items()},
-            theirs,
-        )
-    if theirs:
+    """Return where both learning curves come from, and them; None where a run has one point."""
+    mine, theirs = (_through(runs, lambda run: lengths.get(run.path, {})) for runs in (own, base))
+    if theirs and mine:
         return LENGTHS, mine, theirs
-    mine, theirs = through(own, _validations), through(base, _validations)
+    if theirs:
+        # Of one length: the variant is taken to learn with the baseline's slope.
+        mine = {
+            run.seed: Curve.through({run.result.tokens: _end(run)}, theirs[run.seed].slope)
+            for run in own
+        }
+        return BASELINE_LENGTHS, mine, theirs
+    mine, theirs = (_through(runs, _validations) for runs in (own, base))
     return (VALIDATIONS, mine, theirs) if mine and theirs else None
 
 
+def _through(
+    runs: Sequence[FinishedRun], points_of: Callable[[FinishedRun], Mapping[int, float]]
+) -> dict[int, Curve]:
+    """Return {seed: curve}; {} where a run has one point alone."""
+    points = {run.seed: points_of(run) for run in runs}
+    if any(len(own) < 2 for own in points.values()):
+        return {}
+    return {seed: Curve.through(own) for seed, own in points.items()}
+
+
 def _validations(run: FinishedRun) -> dict[int, float]:
-    finite = np.isfinite(losses := run.curves[VALIDATION_LOSS])
+    losses = run.curves[VALIDATION_LOSS]
+    finite = np.isfinite(losses)
     points = dict(zip(run.curves.tokens[finite].tolist(), losses[finite].tolist(), strict=True))
-    return points | {run.result.tokens: run.result.validation_loss or 0.0}
+    return points | {run.result.tokens: _end(run)}
 
 
 def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:
     """Return the seconds of a token over those of the baseline's run.
 
-    Raises UserError: they were not measured side by side: on one host, device and number of ranks, without a
-    resume, and with no longer pause between both trainings than the shorter one took.
+    Args:
+        own: run of the variant.
+        base: run of the baseline, of the same seed.
+
+    Raises:
+        UserError: they were not measured side by side: on one host, device and number of ranks,
+            without a resume, and with no longer pause between both trainings than the shorter took.
     """
-    places, spans, costs = [], [], []
+    places = []
+    spans = []
+    costs = []
     for run in (own, base):
-        facts, seconds = run.environment, run.curves[STEP_SECONDS]
+        facts = run.environment
+        seconds = run.curves[STEP_SECONDS]
         places.append((facts.get("host"), run.device, facts.get("world_size")))
         if "started" in facts and len(facts.get("segments", [])) < 2 and np.isfinite(seconds).any():
             start = datetime.strptime(facts["started"], STARTED).timestamp()
@@ -274,15 +327,19 @@ def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:
         why = "the pause between both is longer than the shorter one"
     if why:
         raise UserError(
-            f"--match seconds needs runs measured side by side, but of {base.name} and {own.name} {why}; "
-            "train both in one sweep on one machine, or give --match flops"
+            f"--match seconds needs runs measured side by side, but of {base.name} and {own.name} "
+            f"{why}; train both in one sweep on one machine, or give --match flops"
         )
     return costs[0] / costs[1]
 
 
 def bytes_per_token(run: FinishedRun) -> float | None:
-    """Return the bytes of text of a held-out token, sources weighing as in the loss; None where unknown."""
-    data, text = run.config["data"], run.validation_bytes
+    """Return the bytes of text of a held-out token, sources weighed as in the loss.
+
+    None where the run does not know them.
+    """
+    data = run.config["data"]
+    text = run.validation_bytes
     most = data["validation_samples"] * data["sequence_length"]
     weights = {source: min(tokens, most) for source, tokens in run.validation_tokens.items()}
     if not weights or text.keys() != weights.keys():

@@ -1,7 +1,7 @@
 """Convergence: tokens to the baseline's loss, loss variance, gradient norms and their spikes.
 
-All of it is read off the training curves, which have a value for every step; runs of one seed are compared,
-for they saw the same samples in the same order.
+All of it is read off the training curves, which have a value for every step; runs of one seed are
+compared, because they saw the same samples in the same order.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ TAIL = 0.25
 SPIKE_FACTOR = 2.0
 SPIKE_WINDOW = 50
 SPIKE_HISTORY = 10
-"""A spike is a gradient norm above SPIKE_FACTOR times the median of the SPIKE_WINDOW records before it
-(SPIKE_HISTORY of them at least), or one that is not finite."""
+"""A spike is a gradient norm above SPIKE_FACTOR times the median of the SPIKE_WINDOW records before
+it (SPIKE_HISTORY of them at least), or one that is not finite."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Steps and tokens to the smoothed loss that the baseline's run of the same seed had at `fraction`.
+    """Steps and tokens to a smoothed loss of the baseline's run of the same seed.
 
-    `reached` of `pairs` runs got there at all; `steps`, `tokens` and `token_ratio` (to the tokens that the
-    baseline needed) are None unless all did.
+    Attributes:
+        fraction: share of the baseline's tokens after which it had that loss.
+        pairs: pairs of runs.
+        reached: those whose run got there at all.
+        steps: until the loss is reached; None unless all got there, as the next two.
+        tokens: until the loss is reached.
+        token_ratio: these tokens over those that the baseline needed.
     """
 
     fraction: float
@@ -47,10 +52,14 @@ class Reach:
 
 @dataclass(frozen=True)
 class Stability:
-    """Noise of a variant's runs; the norms are those before clipping, after the learning rate's warm-up.
+    """Noise of a variant's runs; norms are before clipping, after the learning rate's warm-up.
 
-    `loss_variance` is of the training loss about a straight line through the last quarter of the records.
-    `spikes` are those among the `records` of all runs.
+    Attributes:
+        loss_variance: of the training loss about a line through the last quarter of the records.
+        gradient_norm: mean over the records of a run.
+        gradient_norm_variation: standard deviation over mean of a run's records.
+        spikes: number of spikes in all runs.
+        records: records that these were looked for in.
     """
 
     loss_variance: Spread | None
@@ -61,7 +70,10 @@ class Stability:
 
 
 def smoothed_loss(curves: RunCurves) -> Floats:
-    """Return the trailing mean of the training loss, [records]; NaN where its window is not full."""
+    """Return the trailing mean of the training loss, [records]; NaN where its window is not full.
+
+    A window is not full at the start, and where a loss in it is not finite.
+    """
     loss = curves[LOSS]
     width = max(1, round(SMOOTHING * len(loss)))
     sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(loss))])
@@ -73,7 +85,12 @@ def smoothed_loss(curves: RunCurves) -> Floats:
 
 
 def reaches(runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> tuple[Reach, ...]:
-    """Return a Reach for each of FRACTIONS; both arguments are {seed: run}."""
+    """Return a Reach for each of FRACTIONS.
+
+    Args:
+        runs: {seed: run} of the variant.
+        base: {seed: run} of the baseline.
+    """
     return tuple(_reach(fraction, runs, base) for fraction in FRACTIONS)
 
 
@@ -84,22 +101,25 @@ def _reach(
     hits = []
     for seed in seeds:
         target = _loss_at(base[seed].curves, fraction)
-        own, theirs = (
-            _first_at_most(runs[seed].curves, target),
-            _first_at_most(base[seed].curves, target),
-        )
+        own = _first_at_most(runs[seed].curves, target)
+        theirs = _first_at_most(base[seed].curves, target)
         if own is not None and theirs is not None:
             hits.append((*own, own[1] / theirs[1]))
-    columns = list(zip(*hits, strict=True)) or [(), (), ()]
     # A mean over the lucky ones would mislead.
-    steps, tokens, ratios = (
-        spread(column) if len(hits) == len(seeds) else None for column in columns
+    counted = hits if len(hits) == len(seeds) else []
+    steps, tokens, ratios = (spread([hit[i] for hit in counted]) for i in range(3))
+    return Reach(
+        fraction=fraction,
+        pairs=len(seeds),
+        reached=len(hits),
+        steps=steps,
+        tokens=tokens,
+        token_ratio=ratios,
     )
-    return Reach(fraction, len(seeds), len(hits), steps, tokens, ratios)
 
 
 def _loss_at(curves: RunCurves, fraction: float) -> float:
-    """Return the smoothed loss of the last record that had used at most this share of the run's tokens."""
+    """Return the smoothed loss of the last record within this share of the run's tokens."""
     index = int(np.searchsorted(curves.tokens, fraction * curves.tokens[-1], side="right")) - 1
     return float(smoothed_loss(curves)[index]) if index >= 0 else np.nan
 
@@ -133,7 +153,7 @@ def stability(runs: Sequence[FinishedRun]) -> Stability:
 
 
 def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
-    """Return whether each record is after both the first tenth of the steps and the warm-up, [records].
+    """Return whether each record is after the first tenth of the steps and the warm-up, [records].
 
     If the warm-up leaves nothing, the first tenth alone is dropped.
     """
@@ -143,7 +163,10 @@ def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
 
 
 def tail_variance(loss: Floats) -> float:
-    """Return the variance (n - 2 degrees of freedom) about a line through the tail; NaN if too short."""
+    """Return the variance about a line through the tail, with n - 2 degrees of freedom.
+
+    NaN where the tail is too short, or not finite.
+    """
     tail = loss[-max(1, round(TAIL * len(loss))) :]
     if len(tail) < 3 or not np.isfinite(tail).all():
         return float("nan")
@@ -159,9 +182,8 @@ def spikes(norms: Floats) -> NDArray[np.bool_]:
         usual[index] = _median(norms[None, :index])[0]
     if len(norms) > SPIKE_WINDOW:
         windows = np.lib.stride_tricks.sliding_window_view(norms[:-1], SPIKE_WINDOW)
-        chunks = np.array_split(
-            windows, -(-len(windows) // 20_000)
-        )  # a median sorts a copy of its windows
+        # In chunks, because a median sorts a copy of its windows.
+        chunks = np.array_split(windows, -(-len(windows) // 20_000))
         usual[SPIKE_WINDOW:] = np.concatenate([_median(chunk) for chunk in chunks])
     return (norms > SPIKE_FACTOR * usual) | ~np.isfinite(norms)
 

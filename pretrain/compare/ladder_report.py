@@ -1,10 +1,12 @@
-"""Runs of a ladder: their cells, what was predicted of them under seal, the report and its figure."""
+"""Runs of a ladder: their cells, what was predicted of them under seal, report and figure."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from megatron_patches.recipe.counting import count_parameters
+from pretrain.compare.comparability import refuse_incomparable
 from pretrain.compare.ladder import Cell, Ladder
 from pretrain.config.load import parse_config
 from pretrain.config.tree import Config
@@ -20,117 +23,184 @@ from pretrain.reporting.plots import COLOURS, MARKERS, label, legend_below, new_
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 from pretrain.runs.finished import FinishedRun
-from pretrain.study.report import Document, Picture
-from pretrain.study.seal import Seal, design_of
+from pretrain.study.report import Block, Document, Picture
+from pretrain.study.seal import Prediction, Seal, design_of, read_seals
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim")
-VARIED = dict.fromkeys(("tokens", *(f"model.{key}" for key in (*_SHAPE, "ffn_hidden_size"))))
+_VARIED = dict.fromkeys(("tokens", *(f"model.{key}" for key in (*_SHAPE, "ffn_hidden_size"))))
 """Facts in which the runs of a ladder may differ."""
 _HEADER = ("design", "parameters", "tokens", "predicted [90 %]", "observed", "outcome")
 
 
-def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str) -> list[Cell]:
-    """Return the cells of finished runs, and of those ahead; parameters are the baseline's at the same shape.
+def sealed_predictions(runs: Sequence[FinishedRun]) -> list[Seal]:
+    """Return the seals with predictions beside the runs of a ladder.
 
-    Raises UserError: no finished run of an arm, a loss that is not finite, two runs of one seed in a cell.
+    Raises:
+        UserError: the runs differ in more than size, length and method.
+    """
+    refuse_incomparable(runs, _VARIED, match="")
+    seals = read_seals({run.path.resolve().parent for run in runs})
+    return [seal for seal in seals if "predictions" in seal.raw]
+
+
+def predicted_runs(seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> set[Path]:
+    """Return the paths of the runs that were predicted under seal.
+
+    Args:
+        seals: of predictions.
+        runs: any finished runs.
+    """
+    designs = [(seal, design) for seal in seals for design in seal.sealed.settings]
+    return {run.path for seal, design in designs for run in seal.runs_of(design, runs)}
+
+
+def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str) -> list[Cell]:
+    """Return the cells of finished runs, and of those ahead.
+
+    Args:
+        runs: finished runs.
+        ahead: configurations of runs to come, whose losses are NaN.
+        baseline: the arm whose parameters at a shape are the size of all cells of that shape.
+
+    Raises:
+        UserError: an arm has no finished run, a loss is not finite, or a cell has two runs of one
+            seed.
     """
     known = [(parse_config(run.config), run.result.validation_loss) for run in runs]
-    arms = {own.run.name.partition("-")[0]: own for own, _ in known}
-    if lacking := {baseline, *(own.run.name.partition("-")[0] for own in ahead)} - arms.keys():
+    arms = {_arm(config): config for config, _ in known}
+    if lacking := {baseline, *map(_arm, ahead)} - arms.keys():
         raise UserError(
             f"no finished run is of the arm {min(lacking)}; they are of {', '.join(sorted(arms))}"
         )
     cells: dict[tuple[Any, ...], Cell] = {}
-    for own, loss in (*known, *((own, math.nan) for own in ahead)):
-        shaped = parse_config({**arms[baseline].as_dict(), "model": own.as_dict()["model"]})
+    for config, loss in (*known, *((config, math.nan) for config in ahead)):
+        shaped = parse_config({**arms[baseline].as_dict(), "model": config.as_dict()["model"]})
         size = count_parameters(shaped.shape, shaped.policy).total
-        cell = Cell(
-            design_of(own.run.name, own.run.seed), size, own.total_steps * own.tokens_per_step, {}
-        )
-        cell = cells.setdefault((cell.arm, size, cell.tokens, str(loss) == "nan"), cell)
-        if loss is None or own.run.seed in cell.losses:
-            why = (
-                "its loss is not finite"
-                if loss is None
-                else "another has its arm, size, length and seed"
-            )
-            raise UserError(f"run {own.run.name} cannot be used, {why}; leave it out")
-        cell.losses[own.run.seed] = loss
+        design = design_of(config.run.name, config.run.seed)
+        tokens = config.total_steps * config.tokens_per_step
+        key = (_arm(config), size, tokens, loss is not None and math.isnan(loss))
+        cell = cells.setdefault(key, Cell(design, size, tokens, losses={}))
+        why = "its loss is not finite" if loss is None else ""
+        if config.run.seed in cell.losses:
+            why = "another has its arm, size, length and seed"
+        if loss is None or why:
+            raise UserError(f"run {config.run.name} cannot be used, {why}; leave it out")
+        cell.losses[config.run.seed] = loss
     return [*cells.values()]
 
 
+def _arm(config: Config) -> str:
+    return config.run.name.partition("-")[0]
+
+
 def ladder_document(ladder: Ladder, seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> Document:
-    """Return law, factors and sealed predictions, judged by the runs, as page, JSON, figure and summary."""
+    """Return law, factors and sealed predictions as page, JSON, figure and summary.
+
+    Args:
+        ladder: the fitted law.
+        seals: of predictions.
+        runs: every finished run, which the predictions are judged by.
+    """
+    predictions = [(seal, prediction) for seal in seals for prediction in seal.sealed.predictions]
+    rows = [_judged(prediction, seal, runs) for seal, prediction in predictions]
+    statements = [seal.statement(runs) for seal in seals]
+    blocks: list[Block] = [_law_sentence(ladder), _needs(ladder)]
+    sealed: list[Block] = []
+    if rows:
+        count = Counter(row["outcome"] for row in rows)
+        score = (
+            f"{count['inside']} of {len(rows) - count['to come']} sealed predictions inside, "
+            f"{count['to come']} to come."
+        )
+        sealed = [Table(_HEADER, list(map(_cells, rows)), text_columns=(0, 5)), score, statements]
+    return Document(
+        page=["# Ladder", *blocks, Picture("ladder"), *sealed],
+        content={
+            "values": ladder.values,
+            "factors": ladder.factors,
+            "predictions": rows,
+            "seals": statements,
+            "cells": [asdict(cell) for cell in ladder.cells],
+        },
+        summary=[*blocks, *sealed],
+        figures={"ladder": lambda: ladder_figure(ladder, rows)},
+        content_file="ladder.json",
+    )
+
+
+def _law_sentence(ladder: Ladder) -> str:
+    values = ", ".join(
+        f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]"
+        for name, (value, low, high) in ladder.values.items()
+    )
+    off = max(abs(cell.loss - ladder.loss(cell.arm, *cell.place)) for cell in ladder.cells)
+    return (
+        f"L(N, D) = E + A / N^a + B / (k D)^b with {values} (95 % intervals), N the parameters of "
+        f"{next(iter(ladder.factors))} and D the training tokens. The {len(ladder.cells)} cells "
+        f"are at most {off:.4f} nats off."
+    )
+
+
+def _needs(ladder: Ladder) -> list[str]:
+    """Return for each arm but the baseline how many of the baseline's tokens it needs."""
     baseline, *others = ladder.factors
-    words = [
-        "{} = {:.4g} [{:.4g}, {:.4g}]".format(name, *own) for name, own in ladder.values.items()
-    ]
-    off = max(
-        abs(cell.loss - ladder.loss(cell.arm, cell.parameters, cell.tokens))
-        for cell in ladder.cells
-    )
-    law = (
-        f"L(N, D) = E + A / N^a + B / (k D)^b with {', '.join(words)} (95 % intervals), N the parameters of "
-        f"{baseline} and D the training tokens. The {len(ladder.cells)} cells are at most {off:.4f} nats off."
-    )
-    needs, rows, table = [], list[dict[str, Any]](), list[tuple[str, ...]]()
+    needs = []
     for arm in others:
         middle, high, low = (1 / k for k in ladder.factors[arm])
-        needs.append(
-            f"{arm} needs {middle:.3f} [{low:.3f}, {high:.3f}] times the tokens of {baseline} (1 / k)."
-        )
-    for seal, row in ((one, row) for one in seals for row in one.content["predictions"]):
-        losses = [
-            run.result.validation_loss or math.inf for run in seal.runs_of(row["design"], runs)
-        ]
-        observed = float(np.mean(losses)) if len(losses) == len(row["seeds"]) else None
-        inside = "inside" if row["low"] <= (observed or 0.0) <= row["high"] else "OUTSIDE"
-        rows.append(
-            {**row, "observed": observed, "outcome": "to come" if observed is None else inside}
-        )
-        place = (row["design"], f"{row['parameters']:,}", f"{row['tokens']:,}")
-        expected = "{loss:.4f} [{low:.4f}, {high:.4f}]".format(**row)
-        table.append((*place, expected, number(observed), rows[-1]["outcome"]))
-    count, statements = (
-        [row["outcome"] for row in rows].count,
-        [seal.statement(runs) for seal in seals],
-    )
-    judged = len(rows) - count("to come")
-    score = f"{count('inside')} of {judged} sealed predictions inside, {count('to come')} to come."
-    sealed = (Table(_HEADER, table, (0, 5)), score, statements) if rows else ()
-    content = {
-        "values": ladder.values,
-        "factors": ladder.factors,
-        "predictions": rows,
-        "seals": statements,
-    }
-    content["cells"] = [asdict(cell) for cell in ladder.cells]
-    figures = {"ladder": lambda: ladder_figure(ladder, rows)}
-    page = ("# Ladder", law, needs, Picture("ladder"), *sealed)
-    return Document(page, content, (law, needs, *sealed), figures, content_file="ladder.json")
+        share = f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+        needs.append(f"{arm} needs {share} times the tokens of {baseline} (1 / k).")
+    return needs
+
+
+def _judged(prediction: Prediction, seal: Seal, runs: Sequence[FinishedRun]) -> dict[str, Any]:
+    """Return a prediction with what was observed, once the runs of all its seeds are finished."""
+    own = seal.runs_of(prediction.design, runs)
+    row = prediction.model_dump() | {"observed": None, "outcome": "to come"}
+    if len(own) == len(prediction.seeds):
+        observed = float(np.mean([run.result.validation_loss or math.inf for run in own]))
+        inside = prediction.low <= observed <= prediction.high
+        row |= {"observed": observed, "outcome": "inside" if inside else "OUTSIDE"}
+    return row
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    size, tokens = (f"{row[key]:,}" for key in ("parameters", "tokens"))
+    expected = "{loss:.4f} [{low:.4f}, {high:.4f}]".format(**row)
+    return row["design"], size, tokens, expected, number(row["observed"]), row["outcome"]
 
 
 def ladder_figure(ladder: Ladder, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw loss over tokens for each arm: cells, the law at each size, and what was predicted under seal."""
+    """Draw loss over tokens for each arm: cells, the law at each size, sealed predictions.
+
+    Args:
+        ladder: the fitted law.
+        rows: predictions and what was observed, as in ladder.json.
+    """
     figure, axes = new_figure(-(-len(ladder.factors) // 3), min(3, len(ladder.factors)), 3.6)
-    places = [(cell.arm, cell.parameters, cell.tokens, [cell.loss]) for cell in ladder.cells]
-    for row in rows:
-        ends = [row["low"], row["high"], row["observed"] or math.nan]
-        places.append((row["design"].partition("-")[0], row["parameters"], row["tokens"], ends))
-    lengths = np.geomspace(min(at[2] for at in places), max(at[2] for at in places), 60)
+    arms = [row["design"].partition("-")[0] for row in rows]
+    sizes = sorted({cell.parameters for cell in ladder.cells} | {row["parameters"] for row in rows})
+    tokens = [cell.tokens for cell in ladder.cells] + [row["tokens"] for row in rows]
+    lengths = np.geomspace(min(tokens), max(tokens), 60)
     for plot, arm in zip(axes, ladder.factors, strict=False):
-        for look, size in enumerate(sorted({at[1] for at in places})):
-            colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
-            plot.plot(
-                lengths, ladder.loss(arm, size, lengths), color=colour, label=f"{size:,} parameters"
-            )
-            for _, _, tokens, (*ends, loss) in (at for at in places if at[:2] == (arm, size)):
-                plot.plot([tokens] * len(ends), ends, "_-", color=colour)
-                plot.plot(
-                    [tokens], [loss], marker, color=colour, mfc="white" if ends else colour, ms=5
-                )
+        for look, size in enumerate(sizes):
+            colour = COLOURS[look % len(COLOURS)]
+            point: dict[str, Any] = {
+                "color": colour,
+                "marker": MARKERS[look % len(MARKERS)],
+                "markersize": 5,
+            }
+            law = ladder.loss(arm, size, lengths)
+            plot.plot(lengths, law, color=colour, label=f"{size:,} parameters")
+            for cell in ladder.cells:
+                if (cell.arm, cell.parameters) == (arm, size):
+                    plot.plot([cell.tokens], [cell.loss], **point)
+            for own, row in zip(arms, rows, strict=True):
+                if (own, row["parameters"]) == (arm, size):
+                    at = row["tokens"]
+                    plot.plot([at, at], [row["low"], row["high"]], "_-", color=colour)
+                    plot.plot([at], [row["observed"] or math.nan], mfc="white", **point)
         plot.set_xscale("log", base=2)
         plot.xaxis.set_major_formatter(EngFormatter(places=0))
-        label(plot, arm, "training tokens", "validation loss, nats/token")
+        label(plot, arm, x="training tokens", y="validation loss, nats/token")
     legend_below(figure, axes[0])
     return figure

@@ -1,10 +1,11 @@
 """Everything that `compare` writes and prints.
 
     OUT/report.md report.html comparison.json variants.csv runs.csv tensorboard/
-    OUT/{loss,runs,gap,frontier,trend,memory,throughput}.{png,svg}
+    OUT/{loss,runs,gap,frontier,trend}.{png,svg}
 
-`tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a variant or a
-seed. The entries are links to the runs' own event files: nothing is copied, and later records show up.
+`tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a
+variant or a seed. The entries are links to the runs' own event files: nothing is copied, and later
+records show up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pretrain.compare.comparability import common_flops
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS
 from pretrain.compare.content import as_json, runs_csv, variants_csv
-from pretrain.compare.plots import figures
+from pretrain.compare.figures import figures
 from pretrain.compare.tables import (
     compute_table,
     convergence_table,
@@ -50,19 +51,26 @@ PACKAGES = ("torch", "deepspeed", "megatron-core")
 _TAIL = (1 - CONFIDENCE) / 2
 _CURVES = {
     LENGTHS: "Learning curves: runs of several lengths, of each seed.",
-    BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one length (*) "
-    "is taken to learn with the baseline's mean slope.",
-    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had fallen. A price "
-    "past a run's end (*) is therefore too low, and the gap of a cheaper variant at equal compute too small; "
-    "runs of several lengths with --subject tokens give the true ones.",
-    None: "No learning curve for {}: runs of one length with one validation have none; validate more often "
-    "(data.validate_every), or give runs of several lengths with --subject tokens.",
+    BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one "
+    "length (*) is taken to learn with the baseline's mean slope.",
+    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had fallen. "
+    "A price past a run's end (*) is therefore too low, and the gap of a cheaper variant at equal "
+    "compute too small; runs of several lengths with --subject tokens give the true ones.",
+    None: "No learning curve for {}: runs of one length with one validation have none; validate "
+    "more often (data.validate_every), or give runs of several lengths with --subject tokens.",
 }
 
 
 @dataclass(frozen=True)
 class ModelText:
-    """Text that the model of one run wrote after a prompt."""
+    """Text that the model of one run wrote after a prompt.
+
+    Attributes:
+        variant: name of the run's variant.
+        seed: of the run.
+        prompt: what it was asked to continue.
+        text: what it wrote.
+    """
 
     variant: str
     seed: int
@@ -76,9 +84,13 @@ def write_comparison(
     command: Sequence[Sequence[str]],
     texts: Sequence[ModelText] = (),
 ) -> None:
-    """Write all files into `out` (made if missing), each whole or not at all.
+    """Write all files of a comparison, each whole or not at all.
 
-    `command` is the one that made the report, cut where a line may break.
+    Args:
+        comparison: what is written.
+        out: directory, made if missing.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
     """
     write(comparison_document(comparison, command, texts), out)
     link_event_files(comparison, out / "tensorboard")
@@ -87,7 +99,13 @@ def write_comparison(
 def compare_command(
     runs: Sequence[Path], comparison: Comparison, out: Path
 ) -> list[tuple[str, ...]]:
-    """Return the command that compares these runs so, cut where a line may break."""
+    """Return the command that makes a comparison again, cut where a line may break.
+
+    Args:
+        runs: run directories as the user gave them.
+        comparison: the comparison.
+        out: its directory.
+    """
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", comparison.baseline), ("--out", str(out))]
     command += [("--subject", name) for name in comparison.subjects]
@@ -97,7 +115,13 @@ def compare_command(
 def comparison_document(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> Document:
-    """Return everything that is written, but for the links."""
+    """Return everything that is written, but for the links.
+
+    Args:
+        comparison: what is written.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
+    """
     return Document(
         page=report_page(comparison, command, texts),
         content=as_json(comparison)
@@ -109,10 +133,15 @@ def comparison_document(
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print two tables that fit 100 columns, and what a reader must know."""
+    """Print two tables that fit 100 columns, and what a reader must know.
+
+    Args:
+        comparison: what is printed.
+        console: where it is printed.
+    """
     warning = (
-        "Runs made one after the other share a machine with different company: benchmarks/step/measure.py "
-        "measures a ratio of speeds side by side."
+        "Runs made one after the other share a machine with different company: "
+        "benchmarks/step/measure.py measures a ratio of speeds side by side."
     )
     tables = (quality_summary(comparison), cost_summary(comparison))
     sentences = [*_gap_sentences(comparison), *comparison.seals, warning, *comparison.notes]
@@ -122,13 +151,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def report_page(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> list[Block]:
-    """Return the parts of report.md."""
-    compute = [
-        "## Equal compute",
-        Picture("frontier"),
-        compute_table(comparison),
-        _prices(comparison),
-    ]
+    """Return the blocks of report.md and report.html.
+
+    Args:
+        comparison: what is shown.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
+    """
     return [
         "# Comparison of runs",
         *_headlines(comparison),
@@ -136,12 +165,12 @@ def report_page(
         [*_gap_sentences(comparison), *comparison.seals, *comparison.notes],
         *_quality(comparison),
         *_texts(texts),
-        *(compute if comparison.others else ()),
+        *_compute(comparison),
         *_trends(comparison),
         "## Convergence",
         Picture("loss"),
-        "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, 50, 75 "
-        "and 100 % of its tokens; in parentheses, tokens against the baseline's:",
+        "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, "
+        "50, 75 and 100 % of its tokens; in parentheses, tokens against the baseline's:",
         convergence_table(comparison),
         stability_table(comparison),
         *_cost(comparison),
@@ -188,40 +217,42 @@ def _gap_sentences(comparison: Comparison) -> list[str]:
 def _quality(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = ["## Validation", validation_table(comparison)]
     if comparison.others:
-        blocks += [
-            "The gap to the baseline, paired by seed; positive is worse:",
-            gap_table(comparison),
-        ]
-        blocks += [Picture("gap")]
+        title = "The gap to the baseline, paired by seed; positive is worse:"
+        blocks += [title, gap_table(comparison), Picture("gap")]
         if len(comparison.sources) > 1:
-            blocks += [
-                "The gap by source, in nats per token (not tested):",
-                source_gap_table(comparison),
-            ]
+            title = "The gap by source, in nats per token (not tested):"
+            blocks += [title, source_gap_table(comparison)]
     return blocks
+
+
+def _compute(comparison: Comparison) -> list[Block]:
+    if not comparison.others:
+        return []
+    table = compute_table(comparison)
+    return ["## Equal compute", Picture("frontier"), table, _prices(comparison)]
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
     """Return what the models wrote, prompt by prompt, each fenced by more backticks than are in it."""
-    blocks: list[Block] = [
-        "## Text of the models",
-        "What each variant's first run wrote, drawn with one seed.",
-    ]
+    if not texts:
+        return []
+    title = "What each variant's first run wrote, drawn with one seed."
+    blocks: list[Block] = ["## Text of the models", title]
     for prompt in dict.fromkeys(text.prompt for text in texts):
         blocks.append(f"### After “{' '.join(prompt.split())}”")
         for text in (each for each in texts if each.prompt == prompt):
-            fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text.text)), 3)
+            longest = max([2, *(len(run) for run in re.findall("`+", text.text))])
+            fence = "`" * (longest + 1)
             blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
-    return blocks if texts else []
+    return blocks
 
 
 def _prices(comparison: Comparison) -> list[str]:
     """Return where the learning curves come from, and what is left out."""
     names: dict[str | None, list[str]] = {}
     for variant in comparison.others:
-        names.setdefault(variant.compute.curve if variant.compute else None, []).append(
-            variant.name
-        )
+        curve = variant.compute.curve if variant.compute else None
+        names.setdefault(curve, []).append(variant.name)
     sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
     if not all(variant.bytes_per_token for variant in comparison.variants):
         sentences.append(
@@ -238,8 +269,8 @@ def _trends(comparison: Comparison) -> list[Block]:
 
 
 def _cost(comparison: Comparison) -> list[Block]:
-    blocks: list[Block] = ["## Cost", Picture("throughput"), Picture("memory")]
-    for stratum in dict.fromkeys(variant.stratum for variant in comparison.variants):
+    blocks: list[Block] = ["## Cost"]
+    for stratum in comparison.strata:
         blocks += [f"### {stratum}" if stratum else "", cost_table(comparison, stratum)]
     return blocks
 
@@ -249,7 +280,8 @@ def _origins(runs: Sequence[FinishedRun]) -> list[str]:
     origins: Counter[str] = Counter()
     for run in runs:
         facts = run.environment
-        commit, versions = facts.get("git_commit"), facts.get("packages", {})
+        commit = facts.get("git_commit")
+        versions = facts.get("packages", {})
         parts = [f"commit {commit[:12]}" if commit else "no commit recorded"]
         parts += [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
         parts += [f"Python {facts['python']}"] if "python" in facts else []
@@ -258,49 +290,61 @@ def _origins(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def definitions(comparisons: int, trends: int = 0) -> list[str]:
-    """Return the formulas of a report with so many gaps and trends; docs/comparison.md explains them."""
+    """Return the formulas of a report; docs/comparison.md explains them.
+
+    Args:
+        comparisons: number of gaps in the report.
+        trends: number of slopes in the report.
+    """
     line = (
-        "Change per doubling: for each seed that has a gap at every value x of the subject where the variant "
-        "has any, least squares gives gap = a + b log2(x). Mean, interval and t-test of b are over these "
-        f"seeds; Holm adjusts over all {trends} slopes of this report. Off the line: the largest distance of "
-        "these seeds' mean gaps from the mean line."
+        "Change per doubling: for each seed that has a gap at every value x of the subject where "
+        "the variant has any, least squares gives gap = a + b log2(x). Mean, interval and t-test "
+        f"of b are over these seeds; Holm adjusts over all {trends} slopes of this report. Off the "
+        "line: the largest distance of these seeds' mean gaps from the mean line."
     )
     return [
-        "Validation loss is the mean over all tokens of the held-out text, in nats per token; perplexity is "
-        "its exponential. ± is the standard deviation over seeds (n - 1 in the denominator).",
+        "Validation loss is the mean over all tokens of the held-out text, in nats per token; "
+        "perplexity is its exponential. ± is the standard deviation over seeds (n - 1 in the "
+        "denominator).",
         "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
-        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number of "
-        "variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
-        "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, rounded "
-        f"up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant by itself. That no "
-        "difference is significant does not mean that there is none.",
-        "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm over all "
-        f"{comparisons} gaps of this report. A difference is called significant if the adjusted p of the "
-        f"t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
-        "Equal compute, of each seed: L(t) is the validation loss after t tokens, T are a run's tokens, c "
-        "is the cost of a variant's token over one of the baseline (executed FLOPs by formula, or seconds). "
-        "Tokens to the baseline's loss: t / T where the variant's L(t) is the baseline's L(T). Effective "
-        "compute: c t / T. Gap at equal compute: the variant's loss minus the baseline's L(c T). Break-even "
-        "gap: the baseline's L(c T) - L(T). Ratios: geometric means. What context taught: the unigram loss "
-        "minus the baseline's loss.",
+        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
+        "of variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
+        "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, "
+        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant by "
+        "itself. That no difference is significant does not mean that there is none.",
+        "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm "
+        f"over all {comparisons} gaps of this report. A difference is called significant if the "
+        f"adjusted p of the t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
+        "Equal compute, of each seed: L(t) is the validation loss after t tokens, T are a run's "
+        "tokens, c is the cost of a variant's token over one of the baseline (executed FLOPs by "
+        "formula, or seconds). Tokens to the baseline's loss: t / T where the variant's L(t) is "
+        "the baseline's L(T). Effective compute: c t / T. Gap at equal compute: the variant's loss "
+        "minus the baseline's L(c T). Break-even gap: the baseline's L(c T) - L(T). Ratios: "
+        "geometric means. What context taught: the unigram loss minus the baseline's loss.",
         *([line] if trends else []),
-        f"Convergence: training losses are means over the last {share(convergence.SMOOTHING)} of the run's "
-        f"records. Loss variance: about the line of least squares over the last {share(convergence.TAIL)}. A "
-        f"spike is a gradient norm above {convergence.SPIKE_FACTOR:g} times the median of the "
-        f"{convergence.SPIKE_WINDOW} records before it.",
-        "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
-        f"{share(WARM_UP)}. Runs made one after the other share a machine with different company: "
-        "benchmarks/step/measure.py measures a ratio side by side.",
-        "Memory is what the live engine held, summed over ranks. By formula: with T trainable and F frozen "
-        "parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: T w), frozen bank "
-        "F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, checkpoint 12 T.",
+        f"Convergence: training losses are means over the last {share(convergence.SMOOTHING)} of "
+        "the run's records. Loss variance: about the line of least squares over the last "
+        f"{share(convergence.TAIL)}. A spike is a gradient norm above "
+        f"{convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
+        "before it.",
+        "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's "
+        f"first {share(WARM_UP)}. Runs made one after the other share a machine with different "
+        "company: benchmarks/step/measure.py measures a ratio side by side.",
+        "Memory is what the live engine held, summed over ranks. By formula: with T trainable and "
+        "F frozen parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: "
+        "T w), frozen bank F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, "
+        "checkpoint 12 T.",
     ]
 
 
 def link_event_files(comparison: Comparison, directory: Path) -> None:
-    """Link the runs' event files below `directory`; runs without any are left out.
+    """Link the runs' event files; runs without any are left out.
 
-    Only links are removed from an older `directory`, and folders that are then empty.
+    Only links are removed from an older directory, and folders that are then empty.
+
+    Args:
+        comparison: of the runs.
+        directory: of the links, made if missing.
     """
     for folder in sorted(directory.glob("*")):
         if folder.is_dir() and not folder.is_symlink():

@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.compare.comparison import Comparison, Cost, Quartiles, Variant
 from pretrain.compare.compute import EqualCompute, Ratio
 from pretrain.compare.theory import Theory
-from pretrain.reporting.tables import Table
+from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.reporting.text import (
     NOTHING,
     byte_count,
@@ -21,115 +21,131 @@ from pretrain.reporting.text import (
     signed,
 )
 from pretrain.study import tables as study
-from pretrain.study.tables import GapColumn, GapRow, p_value
+from pretrain.study.gaps import PairedGap
+from pretrain.study.tables import p_value
 
 NOT_FINITE = "not finite"
 """In place of the mean of a loss that no run has."""
 LONG_LABEL = 20
 """A label of more characters is broken before its adapters on the terminal."""
+NAME: Column[Variant] = Column("variant", lambda variant: variant.name, in_words=True)
 
 
 def validation_table(comparison: Comparison) -> Table:
     """Return loss and perplexity of each variant, over all sources and by source."""
-    sources = comparison.sources if len(comparison.sources) > 1 else ()
-    in_bits = any(variant.bytes_per_token for variant in comparison.variants)
-    rows = []
-    for variant in comparison.variants:
-        perplexity, unigram = (
-            variant.validation_perplexity,
-            variant.runs[0].result.unigram_perplexity,
-        )
-        cells = [
-            mean_sd(variant.validation_loss, 4, missing=NOT_FINITE),
-            mean_sd(perplexity, 2, missing=NOT_FINITE),
-            NOTHING if perplexity is None else number(perplexity.mean / unigram, 3),
-        ]
-        of_sources = [variant.perplexity_by_source.get(source) for source in sources]
-        cells += [mean_sd(value, 2, missing=NOT_FINITE) for value in of_sources]
-        loss = variant.validation_loss
-        cells += [number(variant.bits_per_byte(loss.mean if loss else None))] if in_bits else []
-        rows.append((variant.name, str(len(variant.runs)), *cells))
-    header = ("variant", "n", "validation loss", "perplexity", "perplexity / unigram")
-    bits = ["loss, bits/byte"] if in_bits else []
-    return Table((*header, *(f"perplexity: {source}" for source in sources), *bits), rows)
+    columns: list[Column[Variant]] = [
+        NAME,
+        Column("n", lambda variant: str(len(variant.runs))),
+        Column("validation loss", lambda variant: _loss(variant.validation_loss, 4)),
+        Column("perplexity", lambda variant: _loss(variant.validation_perplexity, 2)),
+        Column("perplexity / unigram", _of_unigram),
+    ]
+    if len(comparison.sources) > 1:
+        columns += [_perplexity_of(source) for source in comparison.sources]
+    if comparison.in_bits:
+        columns.append(Column("loss, bits/byte", lambda variant: number(variant.loss_bits)))
+    return table_of(comparison.variants, columns)
+
+
+def _loss(value: Any, digits: int, separator: str = " ") -> str:
+    return mean_sd(value, digits, separator, NOT_FINITE)
+
+
+def _of_unigram(variant: Variant) -> str:
+    perplexity = variant.validation_perplexity
+    unigram = variant.runs[0].result.unigram_perplexity
+    return NOTHING if perplexity is None else number(perplexity.mean / unigram, 3)
+
+
+def _perplexity_of(source: str) -> Column[Variant]:
+    title = f"perplexity: {source}"
+    return Column(title, lambda variant: _loss(variant.perplexity_by_source.get(source), 2))
 
 
 def gap_table(comparison: Comparison) -> Table:
     """Return each variant's paired gap, its interval, effect size and tests."""
-    rows = [GapRow((variant.name,), variant.gap) for variant in comparison.others]
-    gap = replace(study.GAP, title="gap, nats/token")
-    columns = (study.PAIRS, gap, study.INTERVAL, study.PERPLEXITY, study.LIES_WITHIN, study.EFFECT)
-    of = {id(variant.gap): variant for variant in comparison.others}
-    bits = GapColumn("bits/byte", lambda gap: signed(of[id(gap)].bits_per_byte(gap.mean)))
-    beside = [bits] if any(variant.bytes_per_token for variant in comparison.variants) else []
-    beside += [
-        GapColumn(
-            "of what context taught", lambda gap: _percentage(of[id(gap)].of_context(gap.mean))
-        )
+    columns: list[Column[Variant]] = [
+        NAME,
+        study.PAIRS,
+        replace(study.GAP, title="gap, nats/token"),
+        study.INTERVAL,
+        study.PERPLEXITY,
+        study.LIES_WITHIN,
+        study.EFFECT,
     ]
-    return study.gap_table(("variant",), rows, (*columns, *beside, *study.TESTS), claims=True)
+    if comparison.in_bits:
+        columns.append(Column("bits/byte", lambda variant: signed(variant.gap_bits)))
+    columns += [
+        Column("of what context taught", lambda variant: _percentage(variant.gap_of_context)),
+        *study.TESTS,
+        study.CLAIM,
+    ]
+    return table_of(comparison.others, columns)
 
 
 def compute_table(comparison: Comparison) -> Table:
     """Return each variant's cost to the baseline's loss, and its gap at equal compute."""
-    rows = []
-    for variant in comparison.others:
-        compute = variant.compute or EqualCompute(None)
-        gap, star = compute.gap, "*" if compute.beyond else ""
-        cells = [
-            f"{_times(ratio)}{star}" for ratio in (compute.token_ratio, compute.effective_compute)
-        ]
-        shown = NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}"
-        rows.append(
-            (variant.name, percent(compute.cost), *cells, shown, signed(compute.break_even))
-        )
     unit = comparison.compute_unit
-    titles = (
-        f"{unit} a token",
-        "tokens to the baseline's loss",
-        "effective compute",
-        f"gap at equal {unit}",
-    )
-    return Table(("variant", *titles, "break-even gap"), rows)
+    columns = [
+        NAME,
+        _of_compute(f"{unit} a token", lambda of: percent(of.cost)),
+        _of_compute("tokens to the baseline's loss", lambda of: _times(of.token_ratio, of)),
+        _of_compute("effective compute", lambda of: _times(of.effective_compute, of)),
+        _of_compute(f"gap at equal {unit}", lambda of: _gap(of.gap)),
+        _of_compute("break-even gap", lambda of: signed(of.break_even)),
+    ]
+    return table_of(comparison.others, columns)
 
 
-def _times(ratio: Ratio | None) -> str:
-    """Return a ratio with its interval; a dash for None."""
-    if ratio is None:
-        return NOTHING
-    ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
-    return f"× {number(ratio.mean, 2)}{ends}"
+def _of_compute(title: str, show: Callable[[EqualCompute], str]) -> Column[Variant]:
+    return Column(title, lambda variant: show(variant.compute or EqualCompute(None)))
+
+
+def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
+    """Return a ratio with its interval; a star where it needed the curve past its end."""
+    text = NOTHING
+    if ratio is not None:
+        ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
+        text = f"× {number(ratio.mean, 2)}{ends}"
+    return text + ("*" if compute.beyond else "")
+
+
+def _gap(gap: PairedGap | None) -> str:
+    return NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}"
 
 
 def source_gap_table(comparison: Comparison) -> Table:
     """Return the gap on each source with its interval; nothing is tested here."""
-    rows = []
-    for variant in comparison.others:
-        gaps = [variant.source_gaps.get(source) for source in comparison.sources]
-        cells = [
-            NOTHING if g is None else f"{signed(g.mean)} {interval(g.low, g.high)}" for g in gaps
-        ]
-        rows.append((variant.name, *cells))
-    return Table(("variant", *comparison.sources), rows)
+    return table_of(comparison.others, [NAME, *map(_gap_on, comparison.sources)])
+
+
+def _gap_on(source: str) -> Column[Variant]:
+    return Column(source, lambda variant: _gap(variant.source_gaps.get(source)))
 
 
 def quality_summary(comparison: Comparison) -> Table:
     """Return loss, perplexity and gap of each variant for a terminal of 100 columns."""
-    rows = []
-    for variant in comparison.variants:
-        gap = variant.gap
-        cells = ["baseline" if variant.is_baseline else "no pair", "", ""]
-        if gap is not None:
-            span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
-            size = f"{signed(gap.mean, 3)} ({percent(gap.perplexity_ratio)}){span}"
-            cells = [size, signed(gap.cohens_dz, 2), p_value(gap.t_p_holm, gap.n)]
-        losses = mean_sd(variant.validation_loss, 4, "\n", NOT_FINITE)
-        perplexities = mean_sd(variant.validation_perplexity, 2, "\n", NOT_FINITE)
-        rows.append((_in_lines(variant), str(len(variant.runs)), losses, perplexities, *cells))
-    gap_title = "gap, nats/token\n(of perplexity)"
-    return Table(
-        ("variant", "n", "validation\nloss", "perplexity", gap_title, "d_z", "p, Holm"), rows
-    )
+    tested = [
+        study.gap_column("d_z", lambda gap: signed(gap.cohens_dz, 2), missing=""),
+        study.gap_column("p, Holm", lambda gap: p_value(gap.t_p_holm, gap.n), missing=""),
+    ]
+    columns: list[Column[Variant]] = [
+        Column("variant", _in_lines, in_words=True),
+        Column("n", lambda variant: str(len(variant.runs))),
+        Column("validation\nloss", lambda variant: _loss(variant.validation_loss, 4, "\n")),
+        Column("perplexity", lambda variant: _loss(variant.validation_perplexity, 2, "\n")),
+        Column("gap, nats/token\n(of perplexity)", _gap_in_lines),
+        *tested,
+    ]
+    return table_of(comparison.variants, columns)
+
+
+def _gap_in_lines(variant: Variant) -> str:
+    gap = variant.gap
+    if gap is None:
+        return "baseline" if variant.is_baseline else "no pair"
+    span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
+    return f"{signed(gap.mean, 3)} ({percent(gap.perplexity_ratio)}){span}"
 
 
 def cost_summary(comparison: Comparison) -> Table:
@@ -151,40 +167,42 @@ def _in_lines(variant: Variant) -> str:
 
 def convergence_table(comparison: Comparison) -> Table:
     """Return steps and tokens to the loss that the baseline had at each share of its tokens."""
-    rows = []
-    for variant in comparison.variants:
-        cells = []
-        for reach in variant.reaches:
-            if reach.steps is None or reach.tokens is None:
-                cells.append(f"{reach.reached} of {reach.pairs} runs got there")
-                continue
-            cell = f"{mean_sd(reach.steps, 0)}; {number(reach.tokens.mean, 0)}"
-            if reach.token_ratio is not None and not variant.is_baseline:
-                cell += f" ({percent(reach.token_ratio.mean)})"
-            cells.append(cell)
-        rows.append((variant.name, *cells))
-    fractions = [
-        f"{share(reach.fraction)}: steps; tokens" for reach in comparison.variants[0].reaches
+    fractions = enumerate(comparison.variants[0].reaches)
+    columns = [
+        _reached(f"{share(reach.fraction)}: steps; tokens", place) for place, reach in fractions
     ]
-    return Table(("variant", *fractions), rows)
+    return table_of(comparison.variants, [NAME, *columns])
+
+
+def _reached(title: str, place: int) -> Column[Variant]:
+    def cell(variant: Variant) -> str:
+        reach = variant.reaches[place]
+        if reach.steps is None or reach.tokens is None:
+            return f"{reach.reached} of {reach.pairs} runs got there"
+        text = f"{mean_sd(reach.steps, 0)}; {number(reach.tokens.mean, 0)}"
+        if reach.token_ratio is not None and not variant.is_baseline:
+            text += f" ({percent(reach.token_ratio.mean)})"
+        return text
+
+    return Column(title, cell)
 
 
 def stability_table(comparison: Comparison) -> Table:
     """Return loss variance, gradient norm and its spikes."""
-    rows = [
-        (
-            variant.name,
-            mean_sd(variant.stability.loss_variance, 5),
-            mean_sd(variant.stability.gradient_norm, 3),
-            mean_sd(variant.stability.gradient_norm_variation, 3),
-            f"{variant.stability.spikes:,} in {variant.stability.records:,}",
-        )
-        for variant in comparison.variants
+    columns: list[Column[Variant]] = [
+        NAME,
+        Column("loss variance", lambda v: mean_sd(v.stability.loss_variance, 5)),
+        Column("gradient norm", lambda v: mean_sd(v.stability.gradient_norm, 3)),
+        Column(
+            "its coefficient of variation",
+            lambda v: mean_sd(v.stability.gradient_norm_variation, 3),
+        ),
+        Column(
+            "spikes, in records",
+            lambda v: f"{v.stability.spikes:,} in {v.stability.records:,}",
+        ),
     ]
-    variation = "its coefficient of variation"
-    return Table(
-        ("variant", "loss variance", "gradient norm", variation, "spikes, in records"), rows
-    )
+    return table_of(comparison.variants, columns)
 
 
 @dataclass(frozen=True)
@@ -192,9 +210,11 @@ class Measure:
     """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
     Attributes:
+        title: of the row.
         field: where the number stands in `Cost`, and the expected one in `Theory`.
+        show: returns the number as text.
         digits: of the median and quartiles, where the cost table shows these.
-        formula: where the expected number of another unit stands, of which only the ratio is shown.
+        formula: where the expected number of another unit stands, of which the ratio is shown.
     """
 
     title: str
@@ -205,24 +225,24 @@ class Measure:
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
-    """Return measures down, variants of one stratum across; below a measured row, the same by formula."""
+    """Return measures down, variants across; below a measured row, the same by formula.
+
+    Args:
+        comparison: all variants.
+        stratum: values of the subject of those that are shown.
+    """
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
+    pairs = [(variant, comparison.variant(variant.baseline)) for variant in variants]
     rows: list[tuple[str, ...]] = []
     for measure in MEASURES:
-        measured, expected = [], []
-        for variant in variants:
-            base = comparison.variant(variant.baseline)
-            measured.append(_measured(measure, variant, base, measure.digits))
-            expected.append(_expected(measure, variant, base))
         title = measure.title
+        formula = measure.formula or measure.field
         if any(_number(variant.cost, measure.field) is not None for variant in variants):
-            rows.append((title, *measured))
-        if any(
-            _number(variant.theory, measure.formula or measure.field) is not None
-            for variant in variants
-        ):
+            cells = [_measured(measure, own, base, measure.digits) for own, base in pairs]
+            rows.append((title, *cells))
+        if any(_number(variant.theory, formula) is not None for variant in variants):
             title = "· by formula" if rows and rows[-1][0] == title else f"{title}, by formula"
-            rows.append((title, *expected))
+            rows.append((title, *(_expected(measure, own, base) for own, base in pairs)))
     return Table(("", *(variant.label for variant in variants)), rows)
 
 
@@ -232,19 +252,20 @@ def _measured(measure: Measure, variant: Variant, base: Variant, digits: int | N
     text = measure.show(value)
     if digits is not None and value is not None:
         spread: Quartiles = getattr(variant.cost, measure.field)
-        low, high = number(spread.low, digits), number(spread.high, digits)
-        text = f"{number(spread.median, digits)} [{low}, {high}]"
+        ends = f"[{number(spread.low, digits)}, {number(spread.high, digits)}]"
+        text = f"{number(spread.median, digits)} {ends}"
     return text + _change(variant, value, _number(base.cost, measure.field))
 
 
 def _expected(measure: Measure, variant: Variant, base: Variant) -> str:
-    value, other = (_number(of.theory, measure.formula or measure.field) for of in (variant, base))
+    field = measure.formula or measure.field
+    value = _number(variant.theory, field)
     text = "" if measure.formula else measure.show(value)
-    return (text + _change(variant, value, other)).strip() or NOTHING
+    return (text + _change(variant, value, _number(base.theory, field))).strip() or NOTHING
 
 
 def _number(record: Cost | Theory | None, field: str) -> float | None:
-    """Return the number at a dotted path, of quartiles the median; None where the record has none."""
+    """Return the number at a dotted path, of quartiles the median; None where there is none."""
     value: Any = record
     for name in field.split("."):
         value = getattr(value, name, None)
@@ -271,9 +292,8 @@ def runs_table(comparison: Comparison) -> Table:
         for variant in comparison.variants
         for run in variant.runs
     ]
-    return Table(
-        ("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4)
-    )
+    header = ("variant", "seed", "validation loss", "perplexity", "run")
+    return Table(header, rows, text_columns=(0, 4))
 
 
 def _count(value: float | None) -> str:

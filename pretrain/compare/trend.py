@@ -1,7 +1,7 @@
-"""Change of the gap with a subject that is a positive number, such as the layers or the training tokens.
+"""Change of the gap with a subject that is a positive number, such as layers or training tokens.
 
-A line gap = a + b log2(x) for every seed with a gap at each value x, by least squares. Mean, interval and
-test of b are over seeds: gaps at different values are not taken to be independent.
+A line gap = a + b log2(x) for every seed with a gap at each value x, by least squares. Mean,
+interval and test of b are over seeds: gaps at different values are not taken to be independent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.reporting.tables import Table
+from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.reporting.text import NOTHING, interval, number, share, signed
 from pretrain.study.gaps import CONFIDENCE, SCORES, PairedGap, adjust, paired_gap
-from pretrain.study.tables import judged, p_value
+from pretrain.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, T_P, judged
 
 _ROUNDING = 12
 """Decimals kept of a seed's line: losses have no more, so the rest is no spread between seeds."""
@@ -24,7 +24,15 @@ _ROUNDING = 12
 
 @dataclass(frozen=True)
 class Point:
-    """Gap at one value of the subject, over all pairs there; without an interval for a single pair."""
+    """Gap at one value of the subject, in nats per token.
+
+    Attributes:
+        value: of the subject.
+        pairs: all pairs of runs there.
+        mean: mean gap.
+        low: lower end of its 95 % interval; None for a single pair.
+        high: upper end.
+    """
 
     value: float
     pairs: int
@@ -35,11 +43,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Trend:
-    """Gap of one variant over the values of `subject`, in nats per token.
+    """Gap of one variant over the values of a subject, in nats per token.
 
-    `slope.differences` are the b of the seeds in `slope.seeds`, its `t_p_holm` is adjusted over all slopes of
-    the report; `intercept` is the mean of a. `residual` is the largest distance of those seeds' mean gaps
-    from the mean line, None where two values leave none.
+    Attributes:
+        label: of the variant.
+        subject: key of the config, or `tokens`.
+        points: gaps by ascending value.
+        slope: `differences` are the b of its `seeds`; `t_p_holm` is adjusted over all slopes of the
+            report.
+        intercept: mean of a.
+        residual: largest distance of those seeds' mean gaps from the mean line; None where two
+            values leave none.
     """
 
     label: str
@@ -49,39 +63,51 @@ class Trend:
     intercept: float
     residual: float | None
 
+    @property
+    def gap(self) -> PairedGap:
+        """Return the slope, for the columns of tables of gaps."""
+        return self.slope
+
     def line(self, value: float) -> float:
         """Return the mean line at a value of the subject."""
         return self.intercept + self.slope.mean * math.log2(value)
 
 
 def subject_numbers(subjects: Mapping[str, Sequence[Any]]) -> list[float] | None:
-    """Return the subject's value in each run, if there is one subject and all are positive numbers."""
+    """Return the subject's value in each run; None unless one subject has positive numbers."""
     if len(subjects) != 1:
         return None
     (values,) = subjects.values()
     numbers = [
-        value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)
+        value
+        for value in values
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     ]
-    good = len(numbers) == len(values) and all(0 < value < math.inf for value in numbers)
-    return numbers if good and len(set(numbers)) > 1 else None
+    return numbers if len(numbers) == len(values) and len(set(numbers)) > 1 else None
 
 
 def fit_trends(
     subject: str, gaps: Mapping[str, Mapping[float, PairedGap]]
 ) -> tuple[tuple[Trend, ...], list[str]]:
-    """Return the trend of every variant with gaps at two values or more, and a note on each without a line.
+    """Fit a line for every variant with gaps at two values or more.
 
-    `gaps`: {variant's label: {value of the subject: its gap there}}.
+    Args:
+        subject: its name.
+        gaps: {variant's label: {value of the subject: its gap there}}.
+
+    Returns:
+        The trends, and a note on each variant without a line.
     """
-    fitted, notes = [], []
+    fitted = []
+    notes = []
     for label, by_value in gaps.items():
         trend = _fit(label, subject, dict(sorted(by_value.items())))
         if trend is not None:
             fitted.append(trend)
         elif len(by_value) > 1:
             notes.append(
-                f"No line over {subject} for {label}: fewer than two seeds have a gap at each of its "
-                f"{len(by_value)} values."
+                f"No line over {subject} for {label}: fewer than two seeds have a gap at each of "
+                f"its {len(by_value)} values."
             )
     slopes = adjust([trend.slope for trend in fitted])
     adjusted = [
@@ -99,27 +125,22 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     y = np.array([[at_value[seed] for seed in seeds] for at_value in by_seed])  # [values, seeds]
     design = np.stack([np.ones_like(x), x], axis=1)
     intercepts, slopes = np.linalg.lstsq(design, y, rcond=None)[0].round(_ROUNDING)
-    slope = _over_seeds(seeds, slopes)
+    by_slope = dict(zip(seeds, slopes.tolist(), strict=True))
+    slope = paired_gap("0", by_slope, dict.fromkeys(seeds, 0.0), SCORES)
+    assert slope is not None
     distances = y.mean(axis=1) - (intercepts.mean() + slopes.mean() * x)
+    points = [
+        Point(value, pairs=gap.n, mean=gap.mean, low=gap.low, high=gap.high)
+        for value, gap in gaps.items()
+    ]
     return Trend(
         label=label,
         subject=subject,
-        points=tuple(
-            Point(value, gap.n, gap.mean, gap.low, gap.high) for value, gap in gaps.items()
-        ),
+        points=tuple(points),
         slope=slope,
         intercept=float(intercepts.mean()),
         residual=float(np.abs(distances).max()) if len(x) > 2 else None,
     )
-
-
-def _over_seeds(seeds: Sequence[int], values: np.ndarray) -> PairedGap:
-    """Return mean, interval and test against zero of two seeds or more."""
-    gap = paired_gap(
-        "0", dict(zip(seeds, values.tolist(), strict=True)), dict.fromkeys(seeds, 0.0), SCORES
-    )
-    assert gap is not None
-    return gap
 
 
 def value_text(value: float) -> str:
@@ -129,13 +150,14 @@ def value_text(value: float) -> str:
 
 def trend_sentence(trend: Trend) -> str:
     """Return what the line of a variant says."""
-    slope, first, last = trend.slope, trend.points[0].value, trend.points[-1].value
+    slope = trend.slope
+    first, *_, last = (value_text(point.value) for point in trend.points)
     parts = [
-        f"{trend.label}, {trend.subject} {value_text(first)} to {value_text(last)}: with each doubling the "
-        f"gap changes by {signed(slope.mean)} nats per token ({share(CONFIDENCE)} interval "
-        f"{signed(slope.low)} to {signed(slope.high)}), by one line for each of {slope.n} seeds that have a "
-        f"gap at all {len(trend.points)} values",
-        _slope_verdict(slope),
+        f"{trend.label}, {trend.subject} {first} to {last}: with each doubling the gap changes by "
+        f"{signed(slope.mean)} nats per token ({share(CONFIDENCE)} interval {signed(slope.low)} to "
+        f"{signed(slope.high)}), by one line for each of {slope.n} seeds that have a gap at all "
+        f"{len(trend.points)} values",
+        _slope_verdict(trend),
     ]
     if trend.residual is None:
         parts.append("two values cannot show whether a line fits")
@@ -144,47 +166,36 @@ def trend_sentence(trend: Trend) -> str:
     return "; ".join(parts) + "."
 
 
-def _slope_verdict(slope: PairedGap) -> str:
-    direction = "rises" if slope.mean > 0 else "falls"
-    return judged(slope, "slopes", f"the gap {direction} significantly", "no significant change")
+def _slope_verdict(trend: Trend) -> str:
+    direction = "rises" if trend.slope.mean > 0 else "falls"
+    claim = f"the gap {direction} significantly"
+    return judged(trend.slope, "slopes", claim, "no significant change")
 
 
 def trend_table(trends: Sequence[Trend]) -> Table:
-    """Return the table of the gaps at each value and the line through them, variant by variant."""
+    """Return the gaps at each value and the line through them, variant by variant."""
     short = trends[0].subject.rpartition(".")[2]
     values = sorted({point.value for trend in trends for point in trend.points})
-    rows = []
-    for trend in trends:
-        points = {point.value: point for point in trend.points}
-        slope = trend.slope
-        rows.append(
-            (
-                trend.label,
-                *(_cell(points.get(value)) for value in values),
-                str(slope.n),
-                signed(slope.mean),
-                interval(slope.low, slope.high),
-                p_value(slope.t_p, slope.n),
-                p_value(slope.t_p_holm, slope.n),
-                number(trend.residual),
-                _slope_verdict(slope),
-            )
-        )
-    header = (
-        "variant",
-        *(f"gap at {short}={value_text(value)}" for value in values),
-        "seeds of the line",
-        "change per doubling",
-        f"{share(CONFIDENCE)} interval",
-        "t-test p",
-        "by Holm",
-        "off the line, at most",
-        "what may be said",
-    )
-    return Table(header, rows, text_columns=(0, len(header) - 1))
+    columns: list[Column[Trend]] = [
+        Column("variant", lambda trend: trend.label, in_words=True),
+        *(_gap_at(f"gap at {short}={value_text(value)}", value) for value in values),
+        replace(PAIRS, title="seeds of the line"),
+        replace(GAP, title="change per doubling"),
+        INTERVAL,
+        T_P,
+        T_HOLM,
+        Column("off the line, at most", lambda trend: number(trend.residual)),
+        Column("what may be said", _slope_verdict, in_words=True),
+    ]
+    return table_of(trends, columns)
 
 
-def _cell(point: Point | None) -> str:
-    if point is None:
-        return NOTHING
-    return signed(point.mean) + ("" if point.low is None else f" {interval(point.low, point.high)}")
+def _gap_at(title: str, value: float) -> Column[Trend]:
+    def cell(trend: Trend) -> str:
+        point = next((point for point in trend.points if point.value == value), None)
+        if point is None:
+            return NOTHING
+        ends = "" if point.low is None else f" {interval(point.low, point.high)}"
+        return signed(point.mean) + ends
+
+    return Column(title, cell)

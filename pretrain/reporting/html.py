@@ -1,4 +1,4 @@
-"""Page of HTML in one file: style, script and drawings are inside, and no address is asked for anything."""
+"""Page of HTML in one file: style, script and drawings are inside, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def html_page(title: str, body: str) -> str:
-    """Return the page, with links to its parts (second headings) below the first heading."""
+    """Return the page, with links to its parts below the first heading.
+
+    Args:
+        title: title of the window, as text.
+        body: HTML; its second headings begin the parts.
+    """
     titles = re.findall("<h2>(.*?)</h2>", body)
     for number, text in enumerate(titles):
         body = body.replace(f"<h2>{text}</h2>", f'<h2 id="part-{number}">{text}</h2>', 1)
@@ -47,7 +52,11 @@ def html_list(sentences: Sequence[str]) -> str:
 
 
 def html_table(table: Table) -> str:
-    """Return the table, without its title; sortable unless its first column, of measures, has no title."""
+    """Return the table without its title.
+
+    A click on a column's title sorts the rows, unless the first column has no title: then the rows
+    are measures, and their order has a meaning.
+    """
 
     def cell(tag: str, index: int, text: str) -> str:
         kind = ' class="words"' if index in table.text_columns else ""
@@ -60,13 +69,18 @@ def html_table(table: Table) -> str:
         for tag, row in (("th", table.header), *(("td", row) for row in table.rows))
     )
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    head = f"<thead><tr>{head}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
 def inline_svg(svg: str, name: str) -> str:
-    """Return a drawing of matplotlib as a part of a page, its ids its own by `name`.
+    """Return a drawing of matplotlib as a part of a page.
 
-    Every colour #RRGGBB is the page's variable `--c-RRGGBB` where page.css sets one, as it does for dark.
+    A colour #RRGGBB becomes the page's variable `--c-RRGGBB`, which page.css sets for dark pages.
+
+    Args:
+        svg: the drawing.
+        name: said to who cannot see it, and before its ids, which are unique in the page then.
     """
     drawing = re.sub(
         r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL

@@ -9,5 +9,5 @@ _ERROR_LINE = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Interrupt)(:|$)")
 
 
 def error_lines(lines: Iterable[str]) -> list[str]:
-    """Return those of `lines` that begin like an error, in order."""
+    """Return the lines that begin like an error, in order."""
     return [line for line in lines if _ERROR_LINE.match(line)]

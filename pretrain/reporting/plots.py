@@ -1,7 +1,8 @@
 """Style of all plots, and their files.
 
-Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008) and differ
-in lightness too, and every line has its own dashes or marker besides. The same figure gives the same bytes.
+Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008)
+and differ in lightness too, and every line has its own dashes or marker besides. The same figure
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ _STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.6,
     "axes.unicode_minus": True,
     "svg.fonttype": "none",
     "svg.hashsalt": "the same figure gives the same bytes",
@@ -56,20 +56,34 @@ _T = TypeVar("_T")
 
 
 def in_lines(label: str, width: int = 26) -> str:
-    """Break a label into lines of `width` letters, at spaces and before an adapter's +, never in a word."""
+    """Break a label at spaces and before an adapter's +, never inside a word.
+
+    Args:
+        label: text of one line.
+        width: longest line, in characters, where no single word is longer.
+    """
     words = label.replace("+", " +")
-    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False).replace(
-        " +", "+"
-    )
+    lines = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(" +", "+")
 
 
 def style_of(index: int, styles: Sequence[_T]) -> _T:
-    """Return the first style for the baseline alone, the others in turn for the other variants."""
+    """Return the style of a variant; the first style is the baseline's alone.
+
+    Args:
+        index: place of the variant, 0 for the baseline.
+        styles: such as COLOURS; those after the first are used in turn.
+    """
     return styles[0] if index == 0 else styles[1 + (index - 1) % (len(styles) - 1)]
 
 
 def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
-    """Return (colour, marker) of a group, by its place among all."""
+    """Return colour and marker of a group.
+
+    Args:
+        groups: all groups of the figure, the baseline first.
+        group: one of them.
+    """
     place = list(groups).index(group)
     return style_of(place, COLOURS), style_of(place, MARKERS)
 
@@ -81,7 +95,15 @@ def plot_seeds(
     groups: Sequence[str],
     group: str,
 ) -> None:
-    """Plot mean ± standard deviation of the seeds' `values` at each x, as a line of the group's own looks."""
+    """Plot mean ± standard deviation over seeds as a line in the style of its group.
+
+    Args:
+        plot: axes to draw on.
+        x: `[points]`.
+        values: the seeds' values at each x, `[points][seeds]`.
+        groups: all groups of the figure, the baseline first.
+        group: the group that is drawn.
+    """
     colour, marker = group_style(groups, group)
     plot.errorbar(
         x,
@@ -104,7 +126,16 @@ def remark(
     coordinates: tuple[str, str],
     **alignment: Any,
 ) -> None:
-    """Write small grey text `offset` points from `at`, whose `coordinates` are those of `Axes.annotate`."""
+    """Write small grey text beside a point.
+
+    Args:
+        plot: axes to write on.
+        text: what is written.
+        at: the point.
+        offset: from the point to the text, in points.
+        coordinates: systems of `at`, as in `Axes.annotate`: "data" or "axes fraction".
+        alignment: `ha` and `va` of the text.
+    """
     plot.annotate(
         text,
         at,
@@ -118,23 +149,29 @@ def remark(
 
 
 def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> dict[str, str]:
-    """Make and write OUT/NAME.png and NAME.svg for each {NAME: maker}; returns {NAME: the SVG's text}.
+    """Draw figures and write each as OUT/NAME.png and OUT/NAME.svg.
 
-    Where a maker has nothing to show and returns None, older files of that name are removed.
+    Args:
+        makers: {name: function that draws the figure}. Where it returns None there is nothing to
+            show, and older files of that name are removed.
+        out: an existing directory.
+
+    Returns:
+        {name: text of the SVG} of the figures that were drawn.
     """
     drawn = {}
     with style_context(["default", _STYLE]):
         for name, make in makers.items():
             figure = make()
             for ending, unsaid in (("svg", "Date"), ("png", "Software")):
-                path, image = out / f"{name}.{ending}", io.BytesIO()
+                path = out / f"{name}.{ending}"
                 if figure is None:
                     path.unlink(missing_ok=True)
                     continue
+                image = io.BytesIO()
                 figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
-                figure.set_layout_engine(
-                    "none"
-                )  # once is most of the work; texts are widest in an SVG
+                # The layout is most of the work. It is kept from the SVG, whose texts are widest.
+                figure.set_layout_engine("none")
                 if ending == "svg":
                     drawn[name] = _shortened(image.getvalue().decode())
                     image = io.BytesIO(drawn[name].encode())
@@ -148,7 +185,13 @@ def _shortened(svg: str) -> str:
 
 
 def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `rows` × `columns` plots, `height` inches a row, and its axes in reading order."""
+    """Return a figure as wide as a page, and its axes in reading order.
+
+    Args:
+        rows: rows of plots.
+        columns: columns of plots.
+        height: of a row, in inches.
+    """
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for plot in axes:
@@ -157,7 +200,14 @@ def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axe
 
 
 def label(plot: Axes, title: str, x: str, y: str) -> None:
-    """Set title and axes of a plot that is one of several."""
+    """Set title and axis labels of a plot that is one of several.
+
+    Args:
+        plot: axes to label.
+        title: set flush left.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     plot.set_title(title, fontsize="medium", loc="left")
     plot.set_xlabel(x)
     plot.set_ylabel(y)
@@ -166,10 +216,14 @@ def label(plot: Axes, title: str, x: str, y: str) -> None:
 def legend_below(
     figure: Figure | SubFigure, *plots: Axes, rows: int = 1, handle: float = 2.0
 ) -> None:
-    """Draw one legend for all plots of a figure, under them, from the entries of some of them, each once.
+    """Draw one legend below a figure, with each name once.
 
-    Entries fill the legend column by column, `rows` at least, and more where the width does not hold them.
-    `handle` is the length of an entry's line, in font sizes.
+    Args:
+        figure: figure or part of a figure that gets the legend.
+        plots: axes whose entries are shown.
+        rows: rows that the legend has at least; more where the width does not hold the entries,
+            which fill it column by column.
+        handle: length of an entry's line, in font sizes.
     """
     named = [zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots]
     entries = {name: line for names in named for name, line in names}

@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class WorkDisplay:
-    """Display of pieces of work, shown while entered as a context.
+    """Display of progress over work items, shown while entered as a context.
 
-    In a log file at least `seconds_between_lines` lie between two lines.
+    Args:
+        pieces: number of work items.
+        seconds_between_lines: least time between two lines of a log file.
     """
 
     def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:
@@ -42,7 +44,7 @@ class WorkDisplay:
             self._bar.stop()
 
     def begin(self, what: str) -> None:
-        """Begin the next piece."""
+        """Begin the next work item, described by `what`."""
         self._bar.update(self._task, completed=self._done, description=what)
         self._done += 1
         now = time.monotonic()

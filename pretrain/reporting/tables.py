@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
+R = TypeVar("R")
+Record = TypeVar("Record", contravariant=True)
+
 
 @dataclass(frozen=True)
 class Table:
-    """Table whose `rows` have as many cells as `header`; a line break in a cell is for the terminal.
+    """Table of text.
 
-    `text_columns` are the numbers of those with words; the others hold numbers and are set flush right.
+    Attributes:
+        header: titles of the columns.
+        rows: as many cells each as `header`; a line break in a cell is for the terminal.
+        text_columns: numbers of the columns with words; the others hold numbers, flush right.
+        title: shown by whoever shows the table, not by the functions of this module.
     """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: Collection[int] = (0,)
     title: str = ""
+
+
+@dataclass(frozen=True)
+class Column(Generic[Record]):
+    """Column of a table that is made of records.
+
+    Attributes:
+        title: its cell in the header.
+        cell: returns the text of a record.
+        in_words: the column holds words, flush left.
+    """
+
+    title: str
+    cell: Callable[[Record], str]
+    in_words: bool = False
+
+
+def table_of(records: Iterable[R], columns: Sequence[Column[R]], title: str = "") -> Table:
+    """Return the table with a row for each record.
+
+    Args:
+        records: what the rows are made of.
+        columns: how their cells are made.
+        title: of the table.
+    """
+    words = [index for index, column in enumerate(columns) if column.in_words]
+    rows = [tuple(column.cell(record) for column in columns) for record in records]
+    return Table(tuple(column.title for column in columns), rows, words, title)
 
 
 def markdown(table: Table) -> list[str]:
@@ -34,7 +69,10 @@ def markdown(table: Table) -> list[str]:
 def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
     """Return the table for a rich console, without its title; cells are shown without markup.
 
-    `between_rows`: a line between any two rows; `bare`: no lines at all.
+    Args:
+        table: what is shown.
+        between_rows: draw a line between any two rows.
+        bare: draw no lines at all.
     """
     lines: dict[str, Any] = (
         {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}

@@ -1,4 +1,4 @@
-"""Numbers and settings as short text, the same everywhere; perplexity; mean and deviation of a few values."""
+"""Numbers and settings as short text, perplexity, and mean and deviation of a few values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean of n values and their standard deviation (n - 1 in the denominator; None for a single value)."""
+    """Mean and standard deviation of a few values.
+
+    Attributes:
+        n: number of values.
+        mean: their mean.
+        sd: standard deviation, n - 1 in the denominator; None for a single value.
+    """
 
     n: int
     mean: float
@@ -29,7 +35,10 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def spread_of_all(values: Sequence[float | None]) -> Spread | None:
-    """Return mean and standard deviation; None where a value is missing, as a mean of the others misleads."""
+    """Return mean and standard deviation; None where a value is missing.
+
+    A mean of the values that are there would mislead.
+    """
     known = [value for value in values if value is not None]
     return spread(known) if len(known) == len(values) else None
 
@@ -46,12 +55,22 @@ NOTHING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with thousands separated; a dash for None."""
+    """Return a number with thousands separated; a dash for None.
+
+    Args:
+        value: the number.
+        digits: digits after the point.
+    """
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    """Return a number with its sign; a dash for None."""
+    """Return a number with its sign; a dash for None.
+
+    Args:
+        value: the number.
+        digits: digits after the point.
+    """
     return NOTHING if value is None else f"{value:+,.{digits}f}"
 
 
@@ -66,7 +85,14 @@ def percent(ratio: float | None) -> str:
 
 
 def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: str = NOTHING) -> str:
-    """Return `mean ± sd`; of a single value just that."""
+    """Return `mean ± sd`; of a single value just that.
+
+    Args:
+        value: mean and deviation.
+        digits: digits after the point.
+        separator: what stands before the ±.
+        missing: text for None.
+    """
     if value is None:
         return missing
     text = number(round(value.mean, digits) + 0.0, digits)  # no -0.0
@@ -74,19 +100,24 @@ def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: st
 
 
 def interval(low: float | None, high: float | None, digits: int = 4) -> str:
-    """Return `[low, high]`, signed; a dash where there is none."""
-    return (
-        NOTHING
-        if low is None or high is None
-        else f"[{signed(low, digits)}, {signed(high, digits)}]"
-    )
+    """Return `[low, high]`, signed; a dash where an end is None.
+
+    Args:
+        low: lower end.
+        high: upper end.
+        digits: digits after the point.
+    """
+    if low is None or high is None:
+        return NOTHING
+    return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
 
 def byte_count(count: float | None) -> str:
     """Return bytes in the binary unit that leaves one to four digits before the point."""
     if count is None:
         return NOTHING
-    size, unit = float(count), "B"
+    size = float(count)
+    unit = "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
             break
@@ -97,7 +128,9 @@ def byte_count(count: float | None) -> str:
 def setting_text(value: Any, between_numbers: str = "+") -> str:
     """Return a setting's value as text: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
 
-    `between_numbers`: text that joins a list of numbers. A label is one word, joined by `+`.
+    Args:
+        value: the setting.
+        between_numbers: text that joins a list of numbers. A label is one word, joined by `+`.
     """
     if isinstance(value, (list, tuple)) and all(
         isinstance(item, (str, int, float)) for item in value

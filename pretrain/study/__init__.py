@@ -1,7 +1,7 @@
 """Studies over seeds: what `compare`, `evaluate` and fine-tuning share.
 
 seeds     groups of runs that are seeds of one another, and the group that each is compared with
-gaps      gaps paired by seed: interval, tests, effect size, Holm's correction, and the scale of the values
+gaps      gaps paired by seed: interval, tests, effect size, Holm's correction, scale of the values
 tables    tables and sentences of gaps, with one policy for p values
 cache     results on disk, found by what they were made of
 packages  check that the extra `compare` is installed

@@ -15,12 +15,21 @@ from pretrain.runs.directory import write_json
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Results below `directory`, a JSON file each: {"identity": what it was made of, …}."""
+    """Results on disk, a JSON file each: {"identity": what it was made of, …}.
+
+    Args:
+        directory: of the files, made if missing.
+    """
 
     directory: Path
 
     def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result DIRECTORY/NAME.json, or None if there is none of this identity, or none whole."""
+        """Return a result, or None if there is none, none of this identity, or none whole.
+
+        Args:
+            name: name of the file, without its suffix.
+            identity: what the result has to be made of.
+        """
         try:
             content: dict[str, Any] = json.loads(self._path(name).read_text(encoding="utf-8"))
             return content if content["identity"] == identity else None
@@ -28,7 +37,16 @@ class ResultCache:
             return None
 
     def write(self, name: str, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-        """Write a result; numbers that are not finite become null. Raises UserError where it cannot."""
+        """Write a result; numbers that are not finite become null.
+
+        Args:
+            name: name of the file, without its suffix.
+            identity: what the result was made of.
+            content: the result.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
         path = self._path(name)
         try:
             write_json(path, {"identity": identity, **content})
@@ -40,7 +58,13 @@ class ResultCache:
     def read_or_make(
         self, name: str, identity: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
     ) -> tuple[dict[str, Any], bool]:
-        """Return a result that has been through JSON, and whether it was there already."""
+        """Return a result that has been through JSON, and whether it was there already.
+
+        Args:
+            name: name of the file, without its suffix.
+            identity: what the result has to be made of.
+            make: makes the result where it is not there.
+        """
         if (kept := self.read(name, identity)) is not None:
             return kept, True
         self.write(name, identity, make())

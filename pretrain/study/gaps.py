@@ -1,8 +1,8 @@
 """Gaps paired by seed: mean, interval, tests, effect size, Holm's correction.
 
-Of d_i = value of the variant - value of the baseline at seed i, by the formulas of docs/comparison.md; for
-losses, positive is worse. Holm (1979) adjusts p values for the comparisons of one report: sorted ascending,
-the i-th of m becomes max over j ≤ i of min(1, (m - j + 1) p_j).
+Of d_i = value of the variant - value of the baseline at seed i, by the formulas of
+docs/comparison.md; for losses, positive is worse. Holm (1979) adjusts p values for the comparisons
+of one report: sorted ascending, the i-th of m becomes max over j ≤ i of min(1, (m - j + 1) p_j).
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ FEWEST_SEEDS = 5
 class Scale:
     """Unit of the values that a gap compares, and how their differences are shown.
 
-    `unit` ("" for none) is shown after a number, which is `factor` times the value, with `digits` after the
-    point. `of_losses`: values are in nats per token, so exp(gap) is a ratio of perplexities.
+    Attributes:
+        unit: shown after a number; "" for none.
+        factor: what a value is multiplied with to be shown.
+        digits: digits after the point.
+        of_losses: values are in nats per token, so exp(gap) is a ratio of perplexities.
     """
 
     unit: str = ""
@@ -60,8 +63,24 @@ POINTS = Scale("points", factor=100, digits=2)
 class PairedGap:
     """Differences of a variant's values to the baseline's, over the seeds that both have.
 
-    What n or equal differences leave undefined is None. `*_holm` are adjusted over all comparisons of the
-    report.
+    What n or equal differences leave undefined is None.
+
+    Attributes:
+        baseline: name of the baseline.
+        seeds: ascending.
+        differences: `[pairs]`, in the order of the seeds.
+        scale: unit of the values.
+        mean: mean difference.
+        sd: standard deviation of the differences.
+        low: lower end of the 95 % interval of the mean.
+        high: upper end of the interval.
+        cohens_dz: mean over standard deviation.
+        t: statistic of the paired t-test.
+        t_p: its two-sided p value.
+        t_p_holm: p value adjusted over all comparisons of the report.
+        wilcoxon: statistic of the signed-rank test.
+        wilcoxon_p: its two-sided p value, exact.
+        wilcoxon_p_holm: p value adjusted over all comparisons of the report.
     """
 
     baseline: str
@@ -107,10 +126,10 @@ class PairedGap:
 
     @property
     def equivalent_within(self) -> float | None:
-        """Return the smallest m for which perplexity ratios of 1 - m to 1 + m contain the whole interval.
+        """Return the smallest m with the interval inside perplexity ratios of 1 - m to 1 + m.
 
-        By two one-sided t-tests at (1 - CONFIDENCE) / 2 each, equivalence within m or more would be claimed.
-        None below FEWEST_SEEDS pairs and for values that are not losses.
+        By two one-sided t-tests at (1 - CONFIDENCE) / 2 each, equivalence within m or more would be
+        claimed. None below FEWEST_SEEDS pairs and for values that are not losses.
         """
         low, high = self.perplexity_ratio_low, self.perplexity_ratio_high
         if self.n < FEWEST_SEEDS or low is None or high is None:
@@ -128,31 +147,28 @@ TEST_KEYS = ("cohens_dz", "t", "t_p", "t_p_holm", "wilcoxon", "wilcoxon_p", "wil
 def gap_content(gap: PairedGap) -> dict[str, Any]:
     """Return the gap as JSON; ratios of perplexities only where the values are losses."""
     perplexities = _PERPLEXITIES if gap.scale.of_losses else ()
-    keys = (
-        "baseline",
-        "seeds",
-        "differences",
-        "mean",
-        "sd",
-        "low",
-        "high",
-        *perplexities,
-        *TEST_KEYS,
-    )
-    return {key: getattr(gap, key) for key in keys}
+    first = ("baseline", "seeds", "differences", "mean", "sd", "low", "high")
+    return {key: getattr(gap, key) for key in (*first, *perplexities, *TEST_KEYS)}
 
 
 def paired_gap(
     baseline: str, values: Mapping[int, float], base: Mapping[int, float], scale: Scale
 ) -> PairedGap | None:
-    """Return the gap of `values` to `base`, both {seed: value}; None if they have no seed in common."""
+    """Return the gap between two sets of runs; None if they have no seed in common.
+
+    Args:
+        baseline: name of the baseline.
+        values: {seed: value} of the variant.
+        base: {seed: value} of the baseline.
+        scale: unit of the values.
+    """
     seeds = tuple(sorted(values.keys() & base.keys()))
     if not seeds:
         return None
     pairs = np.array([[values[seed], base[seed]] for seed in seeds])
     differences = pairs[:, 0] - pairs[:, 1]
     mean = float(differences.mean())
-    gap = PairedGap(baseline, seeds, tuple(differences.tolist()), scale, mean)
+    gap = PairedGap(baseline, seeds, tuple(differences.tolist()), scale, mean=mean)
     if len(seeds) < 2:
         return gap
     from scipy import stats  # a second, which refusals do not wait for
@@ -163,7 +179,8 @@ def paired_gap(
     # Equal differences (a rounding error apart) have no spread to test against.
     if sd <= 1e-12 * float(np.abs(pairs).max()):
         return gap
-    t_test, signed_rank = stats.ttest_rel(pairs[:, 0], pairs[:, 1]), stats.wilcoxon(gap.differences)
+    t_test = stats.ttest_rel(pairs[:, 0], pairs[:, 1])
+    signed_rank = stats.wilcoxon(gap.differences)
     return replace(
         gap,
         cohens_dz=mean / sd,

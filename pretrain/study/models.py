@@ -1,4 +1,4 @@
-"""Model directories in the form of Hugging Face: their identity; no code of theirs is run unasked."""
+"""Model directories of transformers: their identity, and the refusal to run their code unasked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ CHECKPOINT_FACT = "checkpoint_sha256"
 """Key of FACTS with the SHA-256 of the checkpoint's marker, which has that of every file there."""
 _AUTO_MAP = "auto_map"
 _IMPLEMENTATION = "implementation"
-"""Keys, and an end of keys, with which a configuration has transformers run code, of the hub too."""
+"""Keys, and an end of keys, with which a configuration has transformers run code, also the hub's."""
 
 
 def model_digest(directory: Path) -> str:
     """Return the SHA-256 of all files that decide the outputs of a model.
 
-    Raises UserError where a file cannot be read.
+    Raises:
+        UserError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)}):
@@ -44,7 +45,15 @@ def model_digest(directory: Path) -> str:
 
 
 def require_trust(directory: Path, trusted: bool) -> None:
-    """Refuse a model directory with code of its own, by a UserError, unless the user trusts that code."""
+    """Refuse a model directory with code of its own, unless the user trusts that code.
+
+    Args:
+        directory: of the model.
+        trusted: the user has said so.
+
+    Raises:
+        UserError: there is code that is not trusted.
+    """
     if trusted:
         return
     if code := sorted(directory.rglob("*.py")):
@@ -59,9 +68,13 @@ def require_trust(directory: Path, trusted: bool) -> None:
 
 
 def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Yield (file, key, value) where a configuration names code to run, of the directory or of the hub.
+    """Yield where a configuration names code to run, of the directory or of the hub.
 
-    Raises UserError where a file cannot be read.
+    Yields:
+        File, key and value.
+
+    Raises:
+        UserError: a file cannot be read.
     """
     for file in sorted(directory.glob("*config.json")):
         try:
@@ -76,7 +89,11 @@ def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
 def require_transformers(verb: str) -> None:
     """Import transformers with its progress bars and warnings switched off.
 
-    Raises UserError: transformers is not installed.
+    Args:
+        verb: what needs transformers, for the message.
+
+    Raises:
+        UserError: transformers is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

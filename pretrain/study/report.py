@@ -1,6 +1,8 @@
-"""Report of one study: report.md and .html for people, report.json for programs, plots, what is printed.
+"""Report of one study: page for people, JSON for programs, figures, and what is printed.
 
-A `Document` is any of it; a `Report` is the form of the experiments, which say whether a criterion held.
+A `Document` is the report of any study; a `Report` is the form of the experiments, which say
+whether a criterion held. A page is a sequence of blocks; a `Form` writes them as Markdown, as HTML
+or on the terminal.
 """
 
 from __future__ import annotations
@@ -8,15 +10,16 @@ from __future__ import annotations
 import pretrain.study.packages  # noqa: F401
 
 # isort: split
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretrain.errors import UserError
@@ -26,10 +29,12 @@ from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import mean_sd, spread_of_all
 from pretrain.runs.directory import write_json, write_text_atomically
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Picture:
-    """Link to a figure of the document, left out where the figure has nothing to show."""
+    """Figure of the document, left out where the figure has nothing to show."""
 
     name: str
 
@@ -39,14 +44,47 @@ Block: TypeAlias = str | Table | Picture | Sequence[str]
 
 
 @dataclass(frozen=True)
+class Form(Generic[T]):
+    """One form of a page: how each kind of block is written.
+
+    Attributes:
+        text: writes a paragraph or heading.
+        table: writes a table, without its title.
+        picture: writes the figure of that name.
+        sentences: writes a list of sentences.
+    """
+
+    text: Callable[[str], T]
+    table: Callable[[Table], T]
+    picture: Callable[[str], T]
+    sentences: Callable[[Sequence[str]], T]
+
+    def write(self, page: Sequence[Block]) -> Iterator[T]:
+        """Yield the blocks of a page in this form; those that come out empty are left out."""
+        for block in page:
+            if isinstance(block, Picture):
+                written = self.picture(block.name)
+            elif isinstance(block, Table):
+                written = self.table(block)
+            elif isinstance(block, str):
+                written = self.text(block)
+            else:
+                written = self.sentences(block)
+            if written:
+                yield written
+
+
+@dataclass(frozen=True)
 class Document:
     """Everything that a study writes and prints.
 
     Attributes:
-        page, summary: the parts of report.md and report.html, and of what is printed on the terminal.
+        page: blocks of report.md and report.html.
         content: the content of `content_file`; numbers that are not finite become null.
-        figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
+        summary: blocks that are printed on the terminal.
+        figures: {file name without suffix: function that draws it, or returns None for nothing}.
         files: {file name: content}; None removes an older file of that name.
+        content_file: name of the JSON file.
     """
 
     page: Sequence[Block]
@@ -61,8 +99,11 @@ class Document:
 class Verdict:
     """Answer to whether the criterion held for one group of runs.
 
-    It `held` in so many of the `n` runs (seeds), None where none could be tested; `numbers` is what was
-    judged, as text.
+    Attributes:
+        group: name of the group.
+        n: its runs (seeds).
+        held: runs in which the criterion held; None where none could be tested.
+        numbers: what was judged, as text.
     """
 
     group: str
@@ -81,7 +122,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of one experiment. `captions`: {name of a figure: the sentence below it}."""
+    """Outcome of one experiment.
+
+    Attributes:
+        experiment: its number, such as E1.
+        title: what it is about.
+        criterion: what was to hold.
+        verdicts: whether the criterion held, for each group.
+        tables: titled tables of the page.
+        notes: sentences at the end of the page.
+        content: further content of report.json.
+        figures: {file name without suffix: function that draws it}.
+        captions: {name of a figure: the sentence below it}.
+        files: {file name: content}; None removes an older file of that name.
+    """
 
     experiment: str
     title: str
@@ -98,11 +152,8 @@ class Report:
         """Return all forms of the report."""
         rows = [(v.group, str(v.n), v.numbers, v.answer) for v in self.verdicts]
         verdicts = text_table("", ("variant", "n", "measured", "criterion held"), rows)
-        page: list[Block] = [
-            f"# {self.title} ({self.experiment})",
-            f"Criterion: {self.criterion}",
-            verdicts,
-        ]
+        title = f"# {self.title} ({self.experiment})"
+        page: list[Block] = [title, f"Criterion: {self.criterion}", verdicts]
         for name in self.figures:
             page += [Picture(name), self.captions.get(name, "")]
         for table in self.tables:
@@ -114,12 +165,22 @@ class Report:
             "notes": list(self.notes),
             **self.content,
         }
-        summary = (f"{self.title}. Criterion: {self.criterion}", verdicts)
-        return Document([*page, "## Notes", self.notes], content, summary, self.figures, self.files)
+        return Document(
+            page=[*page, "## Notes", self.notes],
+            content=content,
+            summary=(f"{self.title}. Criterion: {self.criterion}", verdicts),
+            figures=self.figures,
+            files=self.files,
+        )
 
 
 def write(study: Document | Report, out: Path) -> Path:
-    """Write all files into `out` (made if missing) and return the path of report.md."""
+    """Write all files of a study and return the path of report.md.
+
+    Args:
+        study: what is written.
+        out: directory, made if missing.
+    """
     document = study.document() if isinstance(study, Report) else study
     out.mkdir(parents=True, exist_ok=True)
     drawings = write_figures(document.figures, out)
@@ -137,10 +198,16 @@ def write(study: Document | Report, out: Path) -> Path:
 
 
 def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: str = "") -> None:
-    """Write all files, print the summary, and say where the report is, followed by `remark`.
+    """Write all files, print the summary, and say where the report is.
 
-    The summary is as wide as the terminal; without one, `log_width`. Raises UserError where `out` cannot be
-    written.
+    Args:
+        study: what is written and printed.
+        out: directory of the files.
+        log_width: characters of a line where there is no terminal.
+        remark: text after the last line.
+
+    Raises:
+        UserError: `out` cannot be written.
     """
     document = study.document() if isinstance(study, Report) else study
     try:
@@ -152,59 +219,73 @@ def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: 
 
 
 def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> None:
-    """Print parts of a page, without its figures; `lines`: between any two rows of a table."""
-    for block in blocks:
-        if isinstance(block, Table):
-            console.print(rich_table(block, between_rows=lines), *([""] if lines else []), sep="\n")
-        elif isinstance(block, str):
-            console.print(Text(block))
-        elif not isinstance(block, Picture):
-            for sentence in block:
-                console.print(Text(f"* {sentence}"))
+    """Print blocks of a page, without its figures.
+
+    Args:
+        blocks: what is printed.
+        console: where it is printed.
+        lines: draw a line between any two rows of a table, and leave one empty after it.
+    """
+    after_table = [""] if lines else []
+    form: Form[Sequence[Text | RichTable | str]] = Form(
+        text=lambda text: [Text(text)],
+        table=lambda table: [rich_table(table, between_rows=lines), *after_table],
+        picture=lambda name: [],
+        sentences=lambda sentences: [Text(f"* {sentence}") for sentence in sentences],
+    )
+    for written in form.write(blocks):
+        console.print(*written, sep="\n")
 
 
 def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> str:
-    """Return the parts of a page as Markdown, with a blank line between; empty parts are left out.
+    """Return a page as Markdown, with a blank line between its blocks.
 
-    `figures` are the names of those that were drawn; None: all.
+    Args:
+        page: the blocks.
+        figures: names of the figures that were drawn; None: all.
     """
-    parts = []
-    for block in page:
-        if isinstance(block, Picture):
-            there = figures is None or block.name in figures
-            parts.append(f"![{block.name}]({block.name}.png)" if there else "")
-        elif isinstance(block, Table):
-            parts.append("\n".join(markdown(block)))
-        elif isinstance(block, str):
-            parts.append(block)
-        else:
-            parts.append("\n".join(f"* {sentence}" for sentence in block))
-    return "\n\n".join(filter(None, parts)) + "\n"
+    form = Form(
+        text=str,
+        table=lambda table: "\n".join(markdown(table)),
+        picture=lambda name: f"![{name}]({name}.png)" if figures is None or name in figures else "",
+        sentences=lambda sentences: "\n".join(f"* {sentence}" for sentence in sentences),
+    )
+    return "\n\n".join(form.write(page)) + "\n"
 
 
 def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
-    """Return the same parts as one file of HTML; `drawings` are {name: SVG} of what was drawn."""
-    parts = []
-    for block in page:
-        if isinstance(block, Picture):
-            parts.append(
-                inline_svg(drawings[block.name], block.name) if block.name in drawings else ""
-            )
-        elif isinstance(block, Table):
-            parts.append(html_table(block))
-        else:
-            parts.append(html_text(block) if isinstance(block, str) else html_list(block))
-    title = next(
-        (block.lstrip("# ") for block in page if isinstance(block, str) and block), "Report"
+    """Return a page as one file of HTML.
+
+    Args:
+        page: the blocks; the first text is the title.
+        drawings: {name: SVG} of the figures that were drawn.
+    """
+    form = Form(
+        text=html_text,
+        table=html_table,
+        picture=lambda name: inline_svg(drawings[name], name) if name in drawings else "",
+        sentences=html_list,
     )
-    return html_page(title, "\n".join(filter(None, parts)))
+    texts = (block.lstrip("# ") for block in page if isinstance(block, str) and block)
+    return html_page(next(texts, "Report"), "\n".join(form.write(page)))
 
 
 def seeds_text(values: Sequence[float | None], digits: int = 3) -> str:
-    """Return mean and deviation over seeds as text; a dash where a seed has no value."""
+    """Return mean and deviation over seeds as text; a dash where a seed has no value.
+
+    Args:
+        values: one for each seed.
+        digits: digits after the point.
+    """
     return mean_sd(spread_of_all(values), digits)
 
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a titled table whose columns are all flush left."""
+    """Return a table whose columns are all flush left.
+
+    Args:
+        title: of the table.
+        header: titles of the columns.
+        rows: cells, as many in each row as `header` has.
+    """
     return Table(header, rows, range(len(header)), title)

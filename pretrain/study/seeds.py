@@ -1,9 +1,9 @@
 """Groups of runs that are seeds of one another, and the group that each is compared with.
 
-Members of a group have one method (variant and adapters) and the same settings but for the seeds; where two
-groups have one method, the settings in which they differ are in their names. `group_runs` takes the settings
-of the attention and names groups `orthogonal construction=svd`; `group_by_settings` takes settings of the
-caller's and names them `orthogonal (construction=svd)`.
+Members of a group have one method (variant and adapters) and the same settings but for the seeds;
+where two groups have one method, the settings in which they differ are in their names. `group_runs`
+takes the settings of the attention and names groups `orthogonal construction=svd`;
+`group_by_settings` takes settings of the caller's and names them `orthogonal (construction=svd)`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,8 @@ class Member(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
 
-class HasGroup(Protocol):
-    """Result of one member, which carries the name of its group."""
-
-    @property
-    def group(self) -> str: ...
-
-
 R = TypeVar("R", bound=Member)
-Result = TypeVar("Result", bound=HasGroup)
+Result = TypeVar("Result")
 
 _NOT_IN_A_LABEL = {name.removeprefix("attention.") for name, key in KEYS.items() if not key.label}
 _NOT_THE_METHOD = frozenset(name for name, key in KEYS.items() if not key.method)
@@ -54,9 +47,12 @@ _NOT_THE_METHOD = frozenset(name for name, key in KEYS.items() if not key.method
 
 @dataclass(frozen=True)
 class Group(Generic[R]):
-    """Runs that are seeds of one another, by ascending seed.
+    """Runs that are seeds of one another.
 
-    `label` names the method, `stratum` the subject's values ("" if no subject was named).
+    Attributes:
+        label: name of the method.
+        stratum: values of the subject as text; "" if no subject was named.
+        runs: by ascending seed.
     """
 
     label: str
@@ -71,7 +67,13 @@ class Group(Generic[R]):
 
 @dataclass(frozen=True)
 class Groups(Generic[R]):
-    """Every group and, by name, the group that it is compared with; a baseline's is itself."""
+    """Groups, and the group that each is compared with.
+
+    Attributes:
+        baseline: name of the baseline.
+        groups: every group.
+        compared_with: {name of a group: name of its baseline's group}; a baseline's is itself.
+    """
 
     baseline: str
     groups: tuple[Group[R], ...]
@@ -96,15 +98,24 @@ class Groups(Generic[R]):
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Return {group: its results}, groups and results in the order given."""
-    groups: dict[str, list[Result]] = {}
+    """Return {group: its results}, groups and results in the order given; each has a `group`."""
+    groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        groups.setdefault(result.group, []).append(result)
-    return groups
+        groups[result.group].append(result)  # type: ignore[attr-defined]
+    return dict(groups)
 
 
 def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run directory") -> None:
-    """Raise UserError if a path is given twice."""
+    """Refuse a path that is given twice.
+
+    Args:
+        paths: as the user gave them.
+        what: what a path is, for the message.
+        place: what a path names, for the message.
+
+    Raises:
+        UserError: two paths are the same place.
+    """
     listed = [path.resolve() for path in paths]
     if len(set(listed)) < len(listed):
         raise UserError(f"a {what} was given twice: give each {place} once")
@@ -131,7 +142,7 @@ def settings_of(run: Member) -> dict[str, Any]:
 
 
 def method_of(run: Member) -> str:
-    """Return the variant and its adapters: `orthogonal+low_rank`; not those that a variant has itself."""
+    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself."""
     adapters = run.config.get("attention", {}).get("adapters") or []
     own = list(VARIANTS[run.variant].adapters) if run.variant in VARIANTS else []
     return "+".join([run.variant, *([] if adapters == own else adapters or ["none"])])
@@ -142,11 +153,18 @@ def group_runs(
 ) -> Groups[R]:
     """Group runs by method, settings of the attention and values of the subjects.
 
-    Strata stand in the order of the subject's values, the baseline first in each, else in the order given.
-    `baseline`: a label, a label with its stratum, or the name of one run, which then stands for its group.
-    `subjects`: {setting: its value in each of `runs`}; None where the user cannot name any.
+    Args:
+        runs: members of the groups.
+        baseline: a label, a label with its stratum, or the name of one run, which then stands for
+            its group.
+        subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
 
-    Raises UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
+    Returns:
+        The groups, strata in the order of the subject's values, the baseline first in each, all
+        else in the order given.
+
+    Raises:
+        UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
     """
     methods = [method_of(run) for run in runs]
     attention = [run.config["attention"] for run in runs]
@@ -168,10 +186,15 @@ def group_by_settings(
 ) -> Groups[R]:
     """Group members by method and settings, in the order given.
 
-    `methods`, `settings`: of each member; settings are {name: value}, a name may have a section before it.
-    `baseline`: the name of a group, its variant, or the name of a member; None: the first member's group.
+    Args:
+        members: members of the groups.
+        methods: method of each member.
+        settings: {name: value} of each member; a name may have a section before it.
+        baseline: the name of a group, its variant, or the name of a member; None: the first
+            member's group.
 
-    Raises UserError: no such baseline, or two members of a group with one seed.
+    Raises:
+        UserError: no such baseline, or two members of a group with one seed.
     """
     telling = _telling_settings(methods, settings)
     names = [
@@ -186,7 +209,8 @@ def group_by_settings(
 def group_by_method(runs: Sequence[R]) -> Groups[R]:
     """Group finished runs by everything that decides how a model is trained, but for the seeds.
 
-    Raises UserError where a run is given twice, or two runs of a group have the same seed.
+    Raises:
+        UserError: a run is given twice, or two runs of a group have the same seed.
     """
     refuse_twice(run.path for run in runs)
     settings = [settings_of(run) for run in runs]
@@ -232,7 +256,8 @@ def _collect(
 def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
     for first, second in pairwise(group.runs):
         if first.seed == second.seed:
-            ours, theirs = settings_of(first), settings_of(second)
+            ours = settings_of(first)
+            theirs = settings_of(second)
             differing = sorted(
                 key
                 for key in ours.keys() | theirs.keys()
@@ -242,12 +267,13 @@ def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
             if differing and may_name_subject:
                 remedy += f", or say --subject {differing[0]} if that is what is compared"
             raise UserError(
-                f"{first.path} and {second.path} are both '{group.name}' with run.seed={first.seed}: {remedy}"
+                f"{first.path} and {second.path} are both '{group.name}' with "
+                f"run.seed={first.seed}: {remedy}"
             )
 
 
 def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
-    """Return `key=value` of every subject for each run; the key without its section unless ambiguous."""
+    """Return `key=value` of every subject for each run, keys without section unless ambiguous."""
     last = [name.rpartition(".")[2] for name in subjects]
     short = last if len(set(last)) == len(last) else list(subjects)
     given = list(zip(short, subjects.values(), strict=True))
@@ -259,7 +285,7 @@ def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
 def _first_positions(
     subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]
 ) -> dict[str, int]:
-    """Return each stratum's position: by the subject's values if they can be sorted, else as first given."""
+    """Return each stratum's position: by the subject's values if they sort, else as first given."""
     order: Sequence[int] = range(len(strata))
     with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
         order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))
@@ -291,7 +317,8 @@ def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
     for group in groups:
         if group.stratum not in own:
             raise UserError(
-                f"there is no run of the baseline {label} with {group.stratum}, which '{group.name}' has: "
-                f"add one, or give one variant for all, such as --baseline '{next(iter(own.values()))}'"
+                f"there is no run of the baseline {label} with {group.stratum}, which "
+                f"'{group.name}' has: add one, or give one variant for all, such as "
+                f"--baseline '{next(iter(own.values()))}'"
             )
     return {group.name: own[group.stratum] for group in groups}

@@ -1,10 +1,12 @@
 """Tables and sentences of gaps, with one policy for p values.
 
-A p value is not shown below FEWEST_SEEDS pairs, where a reader would mistake it for a claim, and is shown as
-"< 0.0001" below that.
+A p value is not shown below FEWEST_SEEDS pairs, where a reader would mistake it for a claim, and is
+shown as "< 0.0001" below that.
 
     rows = [GapRow(("orthogonal",), gap), GapRow(("gaussian",), None)]
-    gap_table(("variant",), rows, (PAIRS, GAP, INTERVAL, T_HOLM, CLAIM))
+    gap_table(("variant",), rows, (PAIRS, GAP, INTERVAL, T_HOLM), claims=True)
+
+The columns also take any other record that has a `gap`, by `reporting.tables.table_of`.
 """
 
 from __future__ import annotations
@@ -12,37 +14,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol, TypeAlias
 
-from pretrain.reporting.tables import Table
+from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.reporting.text import NOTHING, percent, share, signed
 from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap
+
+
+class HasGap(Protocol):
+    """Record with a gap, which is None without a seed in common with the baseline."""
+
+    @property
+    def gap(self) -> PairedGap | None: ...
+
+
+GapColumn: TypeAlias = Column[HasGap]
 
 
 @dataclass(frozen=True)
 class GapRow:
     """Row of a table of gaps.
 
-    `names` are the cells before the columns of the gap, which is None without a seed in common with the
-    baseline; `of` is the quantity of the gap, as sentences call it.
+    Attributes:
+        names: cells before the columns of the gap.
+        gap: None without a seed in common with the baseline.
+        of: quantity that the gap is of, as sentences call it.
     """
 
     names: Sequence[str]
     gap: PairedGap | None
     of: str = "loss"
-
-
-@dataclass(frozen=True)
-class GapColumn:
-    """Column of a table of gaps.
-
-    `cell` makes the text of a row with a gap, `missing` is that of a row without one; `in_words`: set flush
-    left.
-    """
-
-    title: str
-    cell: Callable[[PairedGap], str]
-    missing: str = NOTHING
-    in_words: bool = False
 
 
 def gap_table(
@@ -54,35 +56,37 @@ def gap_table(
     title: str = "",
     flush_left: bool = False,
 ) -> Table:
-    """Return the table of gaps in `rows`; `names` are the titles of the columns of `GapRow.names`.
+    """Return a table of gaps.
 
-    `claims`: add a last column with what may be said of each gap. `flush_left`: set all columns flush left,
-    not only words.
+    Args:
+        names: titles of the columns of `GapRow.names`.
+        rows: the gaps.
+        columns: what is shown of each gap.
+        claims: add a last column with what may be said of each gap.
+        title: of the table.
+        flush_left: set all columns flush left, not only words.
     """
-    header = (
-        *names,
-        *(column.title for column in columns),
-        *(["what may be said"] if claims else []),
-    )
-    cells = [
-        (
-            *row.names,
-            *(column.missing if row.gap is None else column.cell(row.gap) for column in columns),
-            *([verdict(row.gap, row.of)] if claims else []),
-        )
-        for row in rows
-    ]
-    words = {
-        *range(len(names)),
-        *(len(names) + i for i, column in enumerate(columns) if column.in_words),
-    }
-    if claims:
-        words.add(len(header) - 1)
-    return Table(header, cells, range(len(header)) if flush_left else words, title)
+    first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
+    last = [Column("what may be said", _claim, in_words=True)] if claims else []
+    table = table_of(rows, [*first, *columns, *last], title)
+    return Table(table.header, table.rows, range(len(table.header)), title) if flush_left else table
+
+
+def _nth_name(index: int) -> Callable[[GapRow], str]:
+    return lambda row: row.names[index]
+
+
+def _claim(row: GapRow) -> str:
+    return verdict(row.gap, row.of)
 
 
 def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
-    """Return a p value of n pairs as text; a dash for None."""
+    """Return a p value as text; a dash for None.
+
+    Args:
+        p: the p value.
+        n: pairs that it was computed from.
+    """
     if n < FEWEST_SEEDS:
         return f"n < {FEWEST_SEEDS}"
     if p is None:
@@ -90,23 +94,50 @@ def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-PAIRS = GapColumn("pairs", lambda gap: str(gap.n), missing="0")
-GAP = GapColumn("gap", lambda gap: gap.scale.signed(gap.mean))
-INTERVAL = GapColumn(f"{share(CONFIDENCE)} interval", lambda gap: gap.scale.interval(gap))
-PERPLEXITY = GapColumn("perplexity", lambda gap: percent(gap.perplexity_ratio))
-LIES_WITHIN = GapColumn(
+def gap_column(
+    title: str, show: Callable[[PairedGap], str], missing: str = NOTHING, in_words: bool = False
+) -> GapColumn:
+    """Return a column of a table of gaps.
+
+    Args:
+        title: its cell in the header.
+        show: returns the text of a gap.
+        missing: text of a record without a gap.
+        in_words: the column holds words, flush left.
+    """
+    return Column(title, lambda row: missing if row.gap is None else show(row.gap), in_words)
+
+
+CLAIM: GapColumn = Column("what may be said", lambda row: verdict(row.gap), in_words=True)
+
+
+def _tested(title: str, key: str) -> GapColumn:
+    p_of: Callable[[PairedGap], float | None] = attrgetter(key)
+    return gap_column(title, lambda gap: p_value(p_of(gap), gap.n))
+
+
+PAIRS = gap_column("pairs", lambda gap: str(gap.n), missing="0")
+GAP = gap_column("gap", lambda gap: gap.scale.signed(gap.mean))
+INTERVAL = gap_column(f"{share(CONFIDENCE)} interval", lambda gap: gap.scale.interval(gap))
+PERPLEXITY = gap_column("perplexity", lambda gap: percent(gap.perplexity_ratio))
+LIES_WITHIN = gap_column(
     "lies within", lambda gap: NOTHING if gap.equivalent_within is None else f"±{margin(gap)}"
 )
-EFFECT = GapColumn("d_z", lambda gap: signed(gap.cohens_dz, 2))
-T_P = GapColumn("t-test p", lambda gap: p_value(gap.t_p, gap.n))
-T_HOLM = GapColumn("by Holm", lambda gap: p_value(gap.t_p_holm, gap.n))
-WILCOXON_P = GapColumn("Wilcoxon p", lambda gap: p_value(gap.wilcoxon_p, gap.n))
-WILCOXON_HOLM = GapColumn("by Holm", lambda gap: p_value(gap.wilcoxon_p_holm, gap.n))
+EFFECT = gap_column("d_z", lambda gap: signed(gap.cohens_dz, 2))
+T_P = _tested("t-test p", "t_p")
+T_HOLM = _tested("by Holm", "t_p_holm")
+WILCOXON_P = _tested("Wilcoxon p", "wilcoxon_p")
+WILCOXON_HOLM = _tested("by Holm", "wilcoxon_p_holm")
 TESTS = (T_P, T_HOLM, WILCOXON_P, WILCOXON_HOLM)
 
 
 def verdict(gap: PairedGap | None, of: str = "loss") -> str:
-    """Return what may be said of a gap, as a clause; `of` is the quantity that the gap is of."""
+    """Return what may be said of a gap, as a clause.
+
+    Args:
+        gap: None without a seed in common with the baseline.
+        of: quantity that the gap is of.
+    """
     if gap is None:
         return "no seed in common with the baseline, so no gap"
     direction = "higher" if gap.mean > 0 else "lower"
@@ -116,7 +147,14 @@ def verdict(gap: PairedGap | None, of: str = "loss") -> str:
 
 
 def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
-    """Return `claimed` or `not_claimed` with level, p value and n, or why there is no test of `values`."""
+    """Return a claim with level, p value and n, or why there is no test.
+
+    Args:
+        gap: differences and their test.
+        values: what the differences are, in the plural.
+        claimed: clause where significance is claimed.
+        not_claimed: clause where it is not.
+    """
     if gap.n < FEWEST_SEEDS:
         return f"n = {gap.n} < {FEWEST_SEEDS}: significance is not claimed"
     if gap.t_p_holm is None:
@@ -128,35 +166,33 @@ def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
 
 
 def margin(gap: PairedGap) -> str:
-    """Return `equivalent_within` as percent of perplexity, rounded up so as to contain the interval."""
+    """Return `equivalent_within` as percent of perplexity, rounded up to contain the interval."""
     within = gap.equivalent_within
     return NOTHING if within is None else f"{math.ceil(round(1000 * within, 6)) / 10:.1f} %"
 
 
 def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:
-    """Return the gap of `name` in one sentence.
+    """Return a gap in one sentence.
 
-    `of`: the quantity that the gap is of; stands before the number unless the scale has a unit.
+    Args:
+        name: what the gap belongs to, such as a variant.
+        gap: None without a seed in common with the baseline.
+        of: quantity that the gap is of; it stands before the number unless the scale has a unit.
     """
     if gap is None:
         return f"{name}: {verdict(gap)}."
     scale = gap.scale
-    size = (
-        f"{scale.signed(gap.mean)} {scale.unit}" if scale.unit else f"{of} {scale.signed(gap.mean)}"
-    )
+    mean = scale.signed(gap.mean)
+    size = f"{mean} {scale.unit}" if scale.unit else f"{of} {mean}"
     if gap.low is not None:
-        size += (
-            f" ({share(CONFIDENCE)} interval {scale.signed(gap.low)} to {scale.signed(gap.high)})"
-        )
+        ends = f"{scale.signed(gap.low)} to {scale.signed(gap.high)}"
+        size += f" ({share(CONFIDENCE)} interval {ends})"
     size += f" against {gap.baseline}"
     clause = verdict(gap, of)
     if gap.perplexity_ratio is not None:
         size += f", perplexity {percent(gap.perplexity_ratio)}"
-    if (
-        gap.equivalent_within is not None
-        and gap.t_p_holm is not None
-        and not gap.significance_claimed
-    ):
+    tested = gap.t_p_holm is not None and not gap.significance_claimed
+    if gap.equivalent_within is not None and tested:
         # A missing star is not equality.
         clause += f"; the data allow a difference up to {margin(gap)} of perplexity"
     return f"{name}: {size}; {clause}."

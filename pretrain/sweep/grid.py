@@ -78,7 +78,14 @@ class GridFile(Section):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file that has been read: `source` is how messages call it, `lines` where its keys stand."""
+    """A grid file that has been read.
+
+    Attributes:
+        source: how messages call it.
+        content: its keys.
+        lines: {key: FILE:LINE where it stands}.
+        path: of the file.
+    """
 
     source: str
     content: GridFile
@@ -110,7 +117,8 @@ class GridRun:
 def read_grid(name_or_path: str) -> Grid:
     """Read a shipped grid by name, or a grid file by path.
 
-    Raises UserError: no such file, not YAML, unknown or impossible keys, or a key given twice.
+    Raises:
+        UserError: no such file, not YAML, unknown or impossible keys, or a key given twice.
     """
     path, shown_as = locate(name_or_path, "grid", *GRIDS)
     draft = read_yaml(path, shown_as)
@@ -129,13 +137,13 @@ def read_grid(name_or_path: str) -> Grid:
 
 
 def _check_keys(grid: Grid) -> None:
-    """Refuse keys that are no `section.key` or are given in two places, and names that are no names."""
+    """Refuse keys that are not `section.key` or are given in two places, and impossible names."""
     content = grid.content
     names = [entry["name"] for entry in content.entries or [] if "name" in entry]
     for number, name in enumerate(names):
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_+=][A-Za-z0-9._+=-]*", name):
             raise UserError(
-                f"grid {grid.source}: {name!r} is no name for an entry of `list`; "
+                f"grid {grid.source}: {name!r} is not a name for an entry of `list`; "
                 "use letters, digits and ._+=-"
             )
         if name.casefold() in (other.casefold() for other in names[:number]):
@@ -158,7 +166,8 @@ def _check_keys(grid: Grid) -> None:
         for key, other in itertools.product(keys, others):
             if (first, second) != ("set", "list") and _overlap(key, other):
                 raise UserError(
-                    f"grid {grid.source}: '{other}' is given in `{first}` and in `{second}`; give it once"
+                    f"grid {grid.source}: '{other}' is given in `{first}` and in `{second}`; "
+                    "give it once"
                 )
 
 
@@ -168,11 +177,17 @@ def _overlap(key: str, other: str) -> bool:
 
 
 def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
-    """Return the runs of a grid in their order: by seed, then by entry of the list, then by combination.
+    """Return the runs of a grid: by seed, then by entry of the list, then by combination.
 
-    `overrides`: (key, value) from the command line; they win over `set`. Raises UserError: an override of a
-    key that varies, or of one that is the sweep's own; two runs that would have the same name and values.
+    Args:
+        grid: the grid file.
+        overrides: (key, value) from the command line; they win over `set`.
+
+    Raises:
+        UserError: an override is of a key that varies or that is the sweep's own, or two runs would
+            have the same name and values.
     """
+    content = grid.content
     varied = list(_varied(grid))
     keys = {choice.key for choices, _ in varied for choice in choices}
     for key, _ in overrides:
@@ -182,18 +197,11 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
             )
         if key == "run.name":
             raise UserError(f"override '{key}': {OWN_KEYS[key]}")
-    fixed = [
-        Choice("run.directory", str(grid.content.directory), _origin(grid, "directory")),
-        *(
-            Choice(key, value, _origin(grid, "set", key))
-            for key, value in grid.content.fixed.items()
-        ),
-        *(Choice(key, value, OVERRIDE) for key, value in overrides),
-    ]
+    fixed = [Choice("run.directory", str(content.directory), _origin(grid, "directory"))]
+    fixed += [Choice(key, own, _origin(grid, "set", key)) for key, own in content.fixed.items()]
+    fixed += [Choice(key, own, OVERRIDE) for key, own in overrides]
+    directory = Path({choice.key: choice.value for choice in fixed}["run.directory"])
     names = run_names([values for _, values in varied], grid.source)
-    directory = Path(
-        next(choice.value for choice in reversed(fixed) if choice.key == "run.directory")
-    )
     named = list(zip(names, varied, strict=True))
     trunks = {
         each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label
@@ -203,33 +211,32 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK else None
         return choice if trunk is None else replace(choice, value=trunk)
 
-    return [
-        GridRun(
-            name,
-            (
-                Choice("run.name", name, grid.source),
-                *(placed(each, values) for each in (*fixed, *choices)),
-            ),
-        )
-        for name, (choices, values) in named
-    ]
+    runs = []
+    for name, (choices, values) in named:
+        own = [placed(choice, values) for choice in (*fixed, *choices)]
+        runs.append(GridRun(name, (Choice("run.name", name, grid.source), *own)))
+    return runs
 
 
 def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> list[GridRun]:
-    """Return the runs whose name fits one of the shell's patterns, in order; all, where there are none.
+    """Return the runs whose name fits a pattern, in order.
 
-    `source` is the grid, for messages. Raises UserError for a pattern that no run's name fits.
+    Args:
+        runs: of a grid.
+        patterns: patterns of the shell; without any, all runs are returned.
+        source: the grid, for messages.
+
+    Raises:
+        UserError: no run's name fits a pattern.
     """
     names = [run.name for run in runs]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             close = difflib.get_close_matches(pattern, names, n=3)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            hint = (
-                f"close to it: {', '.join(close)}"
-                if close
-                else f"they are {', '.join(names[:3])}{more}"
-            )
+            hint = f"they are {', '.join(names[:3])}{more}"
+            if close:
+                hint = f"close to it: {', '.join(close)}"
             raise UserError(
                 f"grid {source}: --only '{pattern}' is the name of none of its runs; {hint}"
             )

@@ -1,4 +1,4 @@
-"""Names of a sweep's runs: readable, from what varies, the same every time, safe as directory names.
+"""Names of a sweep's runs: readable, from what varies, reproducible, safe as directory names.
 
 orthogonal-rope-seed_3      a word stands for itself
 vanilla-num_layers_4        anything else comes after its key
@@ -24,7 +24,13 @@ RESERVED = ("logs", "sample_order", "seals")
 
 @dataclass(frozen=True)
 class NamedValues:
-    """The values that vary in one run: (key, value) pairs in order. `label` names the first `labelled`."""
+    """The values that vary in one run.
+
+    Attributes:
+        values: (key, value) pairs in order.
+        label: name of the first values.
+        labelled: number of values that the label stands for.
+    """
 
     values: tuple[tuple[str, Any], ...]
     label: str | None = None
@@ -38,9 +44,14 @@ class NamedValues:
 def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     """Return one name per run, different even where upper and lower case are not told apart.
 
-    Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values. `source`, the grid
-    file, is for messages, and the name of a run if nothing varies. Raises UserError: two runs with the same
-    values, or a name that is the sweep's own.
+    Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values.
+
+    Args:
+        runs: what varies in each run.
+        source: the grid file, for messages, and the name of a run if nothing varies.
+
+    Raises:
+        UserError: two runs have the same values, or a name is the sweep's own.
     """
     names = _short_keys({key for run in runs for key, _ in run.values})
     plain = [

@@ -29,7 +29,15 @@ SHOWN_DIFFERENCES = 5
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a sweep. `base` and `overrides` are the arguments of `python -m pretrain train` for it."""
+    """A run of a sweep.
+
+    Attributes:
+        name: of the run.
+        base: first argument of `python -m pretrain train` for it, a config or YAML file.
+        overrides: the other arguments, section.key=value.
+        config: as resolved and checked.
+        standing: state of its directory.
+    """
 
     name: str
     base: str
@@ -56,18 +64,25 @@ def plan_sweep(
     check_data: bool,
     only: Sequence[str] = (),
 ) -> list[PlannedRun]:
-    """Return the runs of a grid, each with its checked configuration; nothing is started or written.
+    """Return the runs of a grid, each with its checked configuration; nothing is written.
 
-    `check_data`: also read the manifests of the data. `only`: patterns of the names of the runs that are
-    asked for, and checked; none: all of them.
+    Two entries that are one run on another base than the grid's own, whose value one of them gives,
+    are planned once.
 
-    Two entries that are one run on another `base` than the grid's own, whose value one of them gives, are
-    planned once.
+    Args:
+        grid: the grid file.
+        base: a config or YAML file; None: the grid's own.
+        overrides: (key, value) of every run.
+        ranks_of: returns the ranks of a run.
+        check_data: also read the manifests of the data.
+        only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 
-    Raises UserError: a configuration is refused, two runs are the same, a directory holds another run, or a
-    pattern is the name of none.
+    Raises:
+        UserError: a configuration is refused, two runs are the same, a directory holds another run,
+            or a pattern is the name of none.
     """
-    moved, base = base not in (None, grid.content.base), base or grid.content.base
+    moved = base not in (None, grid.content.base)
+    base = base or grid.content.base
     planned: list[PlannedRun] = []
     seen: dict[str, str] = {}
     read_base = cache(lambda: read_yaml(*locate(base)))  # once for all runs
@@ -86,9 +101,11 @@ def plan_sweep(
             continue
         if twin != run.name:
             raise UserError(
-                f"grid {grid.source}: {twin} and {run.name} are the same run under two names; remove one"
+                f"grid {grid.source}: {twin} and {run.name} are the same run under two names; "
+                "remove one"
             )
-        planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, standing))
+        overridden = tuple(run.overrides())
+        planned.append(PlannedRun(run.name, base, overridden, config, standing=standing))
     return planned
 
 
@@ -102,10 +119,23 @@ def seal_plan(
     seeds: Sequence[int] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Seal | None:
-    """Seal hypotheses about the planned runs, beside them; None where one of these has begun unsealed.
+    """Seal hypotheses about the planned runs, beside them.
 
-    `seeds`: those that the runs may grow to; None: exactly those of `runs`. `more` is sealed with them.
-    Raises UserError: a hypothesis names no design of theirs.
+    Args:
+        grid: the grid file of the runs.
+        base: a config or YAML file; None: the grid's own.
+        overrides: (key, value) of every run.
+        runs: the planned runs.
+        hypotheses: what is sealed about them.
+        stopping_rule: as a clause.
+        seeds: those that the runs may grow to; None: exactly those of `runs`.
+        more: what else is sealed.
+
+    Returns:
+        The seal; None where a run has begun unsealed.
+
+    Raises:
+        UserError: a hypothesis names a design that is not of these runs.
     """
     settings = {
         design_of(r.name, r.config.run.seed): design_settings(r.config.as_dict()) for r in runs
@@ -142,7 +172,7 @@ def _identity(config: Config) -> str:
 
 
 def _standing(config: Config) -> Standing:
-    """Return how much of this very run the run directory holds. Raises UserError where it holds another."""
+    """Return how much of this very run the run directory holds, or refuse another run there."""
     path = config.run_path
     run = RunDirectory(path)
     if not run.config.is_file():
@@ -160,7 +190,8 @@ def _standing(config: Config) -> Standing:
             f"; and {more} more" if more > 0 else ""
         )
         raise UserError(
-            f"{path} holds another run: {shown}; delete it, or choose another `directory` in the grid file"
+            f"{path} holds another run: {shown}; delete it, or choose another `directory` in the "
+            "grid file"
         )
     return "finished" if run.is_finished() else "partial"
 
@@ -168,7 +199,8 @@ def _standing(config: Config) -> Standing:
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield `key is OLD there and NEW in the grid` for every leaf that is not the same."""
     for key in [*new, *(key for key in old if key not in new)]:
-        was, now = old.get(key), new.get(key)
+        was = old.get(key)
+        now = new.get(key)
         if isinstance(was, Mapping) and isinstance(now, Mapping):
             yield from _differences(was, now, f"{prefix}{key}.")
         elif was != now:

@@ -1,7 +1,8 @@
 """Trainings of a sweep, one or several at a time, each by `python -m pretrain train --local-ranks`.
 
-Nothing is kept in memory that matters: what is done is read from the run directories, so a sweep that was
-stopped or killed goes on when it is started again, and several machines can each run a slice.
+Nothing is kept in memory that matters: what is done is read from the run directories, so a sweep
+that was stopped or killed continues when it is started again, and several machines can each run a
+slice.
 """
 
 from __future__ import annotations
@@ -40,13 +41,20 @@ LAST_BYTES = 1 << 16
 Ending = Literal[
     "finished", "finished before", "failed", "stopped", "busy", "not started", "running"
 ]
-"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved. running: no end
-yet; such an outcome is only reported."""
+"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved.
+running: no end yet; such an outcome is only reported."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run in this sweep. `detail` says why where the run did not finish."""
+    """The outcome of a run in this sweep.
+
+    Attributes:
+        run: the run.
+        ending: how it ended.
+        seconds: how long it took in this sweep.
+        detail: why it did not finish.
+    """
 
     run: PlannedRun
     ending: Ending
@@ -68,7 +76,10 @@ class Outcome:
 
 
 class SignalRelay:
-    """Signals that ask for an end, kept until they are passed on. After the first, nothing new starts."""
+    """Signals that ask for an end, kept until they are passed on.
+
+    After the first, nothing new starts.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -82,7 +93,8 @@ class SignalRelay:
 
     def pass_on(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         """Send what came since the last call to every process that is still running."""
-        new, self._passed_on = self.received[self._passed_on :], len(self.received)
+        new = self.received[self._passed_on :]
+        self._passed_on += len(new)
         for number in new:
             for process in processes:
                 if process.poll() is None:
@@ -108,11 +120,20 @@ def run_sweep(
     signals: SignalRelay,
     report: Callable[[PlannedRun, Outcome | None], None],
 ) -> list[Outcome]:
-    """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
+    """Run what is not finished, in order; a run that fails stops no other.
 
-    A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended. `report` is
-    told of every run when it starts (with None), once a minute while it runs, and when it has ended. Raises
-    UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
+    A branch (`schedule.branch_from`) starts when its trunk, if that is among the runs, has ended.
+
+    Args:
+        runs: the runs of the sweep.
+        jobs: most runs at a time.
+        local_ranks: ranks of each run.
+        signals: those received so far are passed on to the runs.
+        report: called with every run when it starts (with None), once a minute while it runs, and
+            when it has ended.
+
+    Raises:
+        UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
     """
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
     outcomes = {
@@ -149,17 +170,29 @@ def run_sweep(
 
 
 def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> PlannedRun | None:
-    """Return the first run whose trunk has ended or is not of this sweep; None while there is no such run."""
+    """Return the first run whose trunk has ended or is not of this sweep.
+
+    Args:
+        waiting: runs that have not started.
+        active: runs that have not ended.
+
+    Returns:
+        None while there is no such run.
+    """
     to_come = {run.path.resolve() for run in (*waiting, *active)}
     trunks = ((run, run.config.schedule.branch_from) for run in waiting)
     ready = (run for run, trunk in trunks if trunk is None or trunk.resolve() not in to_come)
-    return next(
-        ready, waiting[0] if waiting and not active else None
-    )  # else two that name each other wait
+    # Two runs that name each other as trunk would wait for ever.
+    return next(ready, waiting[0] if waiting and not active else None)
 
 
 def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
-    """Return the command that trains one run, as a user could give it."""
+    """Return the command that trains one run, as a user could give it.
+
+    Args:
+        run: the run.
+        local_ranks: its ranks.
+    """
     program = [sys.executable, "-m", "pretrain", "train"]
     return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
 
@@ -194,23 +227,22 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
         stderr=subprocess.STDOUT,
         preexec_fn=prepare_child,
     )
-    return _Job(run, process, log, start, time.monotonic())
+    return _Job(run, process, log, log_start=start, started=time.monotonic())
 
 
 def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
-    seconds, code = time.monotonic() - job.started, job.process.returncode
+    seconds = time.monotonic() - job.started
+    code = job.process.returncode
     job.log.close()
     state = RunDirectory(job.run.path).state()
+    if code == 0 and state == FINISHED:
+        return Outcome(job.run, "finished", seconds)
     if code == 0:
-        ending: Ending = "finished" if state == FINISHED else "stopped"
-        return Outcome(
-            job.run, ending, seconds, "" if ending == "finished" else f"saved, state {state}"
-        )
+        return Outcome(job.run, "stopped", seconds, f"saved, state {state}")
     if any(code in (-number, 128 + number) for number in signals.received):
         return Outcome(job.run, "stopped", seconds, "before it had trained or saved anything new")
-    return Outcome(
-        job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}"
-    )
+    detail = _last_error(job.run.log, job.log_start) or f"exit code {code}"
+    return Outcome(job.run, "failed", seconds, detail)
 
 
 def _progress(run: PlannedRun) -> str:
@@ -250,11 +282,21 @@ def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
 def devices_of_slot(
     devices: Sequence[str], slot: int, jobs: int, local_ranks: int
 ) -> Sequence[str]:
-    """Return the GPUs of one of `jobs` slots, one per rank. Raises UserError where there are too few."""
+    """Return the GPUs of one slot, one per rank.
+
+    Args:
+        devices: all GPUs.
+        slot: number of the slot, from 0.
+        jobs: number of slots.
+        local_ranks: ranks of a run.
+
+    Raises:
+        UserError: there are too few.
+    """
     if len(devices) < jobs * local_ranks:
         raise UserError(
-            f"--jobs {jobs} with --local-ranks {local_ranks} needs {jobs * local_ranks} GPUs and there are "
-            f"{len(devices)}; run fewer jobs, or set {VISIBLE}= to train on the CPU"
+            f"--jobs {jobs} with --local-ranks {local_ranks} needs {jobs * local_ranks} GPUs and "
+            f"there are {len(devices)}; run fewer jobs, or set {VISIBLE}= to train on the CPU"
         )
     return devices[slot * local_ranks : (slot + 1) * local_ranks]
 

@@ -1,7 +1,8 @@
 """A trial: pairs of runs of two designs, one seed after the other, until a question is answered.
 
-A trial is a sweep whose seeds grow. All follows from the run directories: started again, the trial goes on
-where it was, and an answer once given stays, because differences count in the order of their seeds.
+A trial is a sweep whose seeds grow. All follows from the run directories: started again, the trial
+continues where it was, and an answer once given stays, because differences count in the order of
+their seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pretrain.reporting.tables import Table
 from pretrain.reporting.text import percent, perplexity
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.facts import read_facts
-from pretrain.runs.finished import read_finished_run
+from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
 from pretrain.study.seal import Hypothesis, Seal, design_of
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 
 
 def growing(grid: Grid, pairs: int) -> Grid:
-    """Return the grid with so many seeds: its own, then those after its largest; from 1 without any."""
+    """Return the grid with more seeds, or fewer.
+
+    Args:
+        grid: its own seeds come first, then the numbers after its largest; from 1 without any.
+        pairs: number of seeds.
+    """
     own = grid.content.seeds or []
     start = max(own, default=0) + 1
     seeds = [*own, *range(start, start + pairs)][:pairs]
@@ -46,7 +52,13 @@ def growing(grid: Grid, pairs: int) -> Grid:
 
 @dataclass(frozen=True)
 class Trial:
-    """A question about the two designs of a grid, how to plan its first pairs of runs, and its seal."""
+    """A question about the two designs of a grid.
+
+    Attributes:
+        claim: what is judged.
+        planned: returns the runs of the first pairs, with their standing now.
+        seal: None where a run had begun before the question was asked.
+    """
 
     claim: Hypothesis
     planned: Callable[[int], list[PlannedRun]]
@@ -64,12 +76,22 @@ class Trial:
     ) -> Trial:
         """Plan the trial of a grid, and seal its question, unless a run has begun.
 
-        Raises UserError: the grid has not two runs a seed.
+        Args:
+            grid: has two runs a seed, the baseline first.
+            base: a config or YAML file, instead of the grid's base.
+            overrides: (key, value) of every run.
+            ranks_of: returns the ranks of a run.
+            question: better, worse or within.
+            margin: percent of perplexity.
+
+        Raises:
+            UserError: the grid does not have two runs a seed.
         """
         whole = growing(grid, LAST)
 
         def planned(pairs: int) -> list[PlannedRun]:
-            return plan_sweep(growing(whole, pairs), base, overrides, ranks_of, check_data=True)
+            grown = growing(whole, pairs)
+            return plan_sweep(grown, base, overrides, ranks_of=ranks_of, check_data=True)
 
         runs = planned(FIRST)
         if len(runs) != 2 * FIRST:
@@ -78,10 +100,31 @@ class Trial:
             )
         baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
         claim = Hypothesis(design, question, margin, baseline)
-        seeds = whole.content.seeds
-        return cls(
-            claim, planned, seal_plan(whole, base, overrides, runs, [claim], STOPPING_RULE, seeds)
+        seal = seal_plan(
+            whole,
+            base,
+            overrides,
+            runs,
+            hypotheses=[claim],
+            stopping_rule=STOPPING_RULE,
+            seeds=whole.content.seeds,
         )
+        return cls(claim, planned, seal)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a trial stands when nothing is left to train.
+
+    Attributes:
+        decision: of the pairs that are finished.
+        needed: pairs that were planned.
+        runs: of these, baseline first in each pair.
+    """
+
+    decision: Decision
+    needed: int
+    runs: list[PlannedRun]
 
 
 def carry_out(
@@ -90,16 +133,18 @@ def carry_out(
     hypothesis: Hypothesis,
     max_pairs: int | None,
     share: slice,
-) -> tuple[Decision, int, list[PlannedRun]]:
+) -> Result:
     """Train runs until the question is answered, or nothing is left to train.
 
     Args:
-        planned: returns the runs of the first pairs, baseline first in each, with their standing now.
-        train: trains the first of these runs that are waiting; the others are for its progress line.
-        max_pairs: None: planned from the spread of the first pairs, which the test allows at any time.
+        planned: returns the runs of the first pairs, baseline first in each, with their standing
+            now.
+        train: trains the first of the waiting runs, its first argument; all runs, its second, are
+            for a progress line.
+        hypothesis: what is judged.
+        max_pairs: None: planned from the spread of the first pairs, which the test allows at any
+            time.
         share: this task's part of the runs.
-
-    Returns the decision, the number of pairs planned, and the runs of these.
     """
     runs = planned(max_pairs or (FIRST if share == slice(None) else LAST))
     while True:
@@ -111,7 +156,7 @@ def carry_out(
         decision = decide(differences, hypothesis)
         waiting = [run for run in runs[share] if run.standing != "finished"]
         if decision.answer is not None or not waiting:
-            return decision, len(runs) // 2, runs
+            return Result(decision, len(runs) // 2, runs)
         train(waiting, runs)
         runs = planned(len(runs) // 2)
 
@@ -127,67 +172,83 @@ def _differences(runs: Sequence[PlannedRun]) -> list[float]:
         )
         if first is None or second is None:
             raise UserError(
-                f"{pair[0].path} or {pair[1].path} has no finite validation loss; no trial can use it"
+                f"{pair[0].path} or {pair[1].path} has no finite validation loss; "
+                "no trial can use it"
             )
         found.append(second - first)
     return found
 
 
 def verdict(claim: Hypothesis, by: Decision, needed: int, cost: str) -> str:
-    """Return the outcome of a trial as one sentence."""
+    """Return the outcome of a trial as one sentence.
+
+    Args:
+        claim: what was judged.
+        by: the decision.
+        needed: pairs that were planned.
+        cost: of the runs, as a clause.
+    """
     within = claim.question == "within"
     asked = f"within ± {claim.margin:g} % of" if within else f"{claim.question} than"
     no = "No" if within else f"No, not by {claim.margin:g} %"
-    answer = {"yes": "Yes", "no": no, None: f"Undecided, and all {needed} planned pairs are made"}[
-        by.answer
-    ]
+    undecided = f"Undecided, and all {needed} planned pairs are made"
+    answer = {"yes": "Yes", "no": no, None: undecided}[by.answer]
+    mean, low, high = (percent(perplexity(value)) for value in (by.mean, by.low, by.high))
     return (
-        f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its perplexity is "
-        f"{percent(perplexity(by.mean))} (interval valid at any time {percent(perplexity(by.low))} to "
-        f"{percent(perplexity(by.high))}, each end wrong in at most 5 % of trials; "
-        f"margin {claim.margin:g} %); {cost}."
+        f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its "
+        f"perplexity is {mean} (interval valid at any time {low} to {high}, each end wrong in at "
+        f"most 5 % of trials; margin {claim.margin:g} %); {cost}."
     )
 
 
-def trial_document(
-    claim: Hypothesis, by: Decision, needed: int, runs: Sequence[PlannedRun], seal: Seal | None
-) -> Document:
-    """Return verdict, seal and pairs as page, JSON and terminal output; `runs` are those that count."""
+def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Document:
+    """Return verdict, seal and pairs as page, JSON and terminal output.
+
+    Args:
+        claim: what was judged.
+        result: of the trial.
+        seal: of the claim; None where a run had begun before.
+    """
+    by = result.decision
+    runs = result.runs[: 2 * by.n]  # those after the answer do not count
     done = [read_finished_run(run.path) for run in runs]
-    tokens, seconds = sum(run.result.tokens for run in done), 0.0
-    for run in done:
-        seconds += (
-            float(run.curves[STEP_SECONDS].mean())
-            * run.result.steps
-            * run.environment["world_size"]
-        )
+    tokens = sum(run.result.tokens for run in done)
+    seconds = sum(map(_rank_seconds, done))
     cost = (
         f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's steps"
     )
-    sentence = verdict(claim, by, needed, cost)
-    outcome = {"yes": "HIT", "no": "MISS", None: "undecided"}[by.answer]
+    sentence = verdict(claim, by, result.needed, cost)
     sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
     if seal is not None:
-        sealed = f"{seal.statement(done)} Hypothesis '{claim}': {outcome}."
-    differences, rows = _differences(runs), []
+        sealed = f"{seal.statement(done)} {claim.outcome(by.answer, 'undecided')}"
+    differences = _differences(runs)
+    rows = []
     for n, difference in enumerate(differences, start=1):
         pair = done[2 * n - 2 : 2 * n]
         losses = (f"{run.result.validation_loss:.4f}" for run in pair)
         ends = ("–" if n < FIRST else f"{end:+.4f}" for end in bounds(differences[:n], YES))
         rows.append((str(n), str(pair[0].seed), *losses, f"{difference:+.4f}", *ends))
-    table = Table(
-        ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to"), rows, ()
-    )
-    content = {
-        "verdict": sentence,
-        "hypothesis": asdict(claim),
-        **asdict(by),
-        "planned_pairs": needed,
-        "differences": differences,
-        "runs": [str(run.path) for run in runs],
-        "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
-        "seal": None if seal is None else str(seal.path),
-    }
+    header = ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to")
+    table = Table(header, rows, text_columns=())
     rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
-    page = (f"# Trial: {claim}", sentence, sealed, table, rule)
-    return Document(page, content, (sentence, sealed), content_file="trial.json")
+    return Document(
+        page=(f"# Trial: {claim}", sentence, sealed, table, rule),
+        content={
+            "verdict": sentence,
+            "hypothesis": asdict(claim),
+            **asdict(by),
+            "planned_pairs": result.needed,
+            "differences": differences,
+            "runs": [str(run.path) for run in runs],
+            "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
+            "seal": None if seal is None else str(seal.path),
+        },
+        summary=(sentence, sealed),
+        content_file="trial.json",
+    )
+
+
+def _rank_seconds(run: FinishedRun) -> float:
+    """Return the seconds of all steps, summed over ranks."""
+    seconds = float(run.curves[STEP_SECONDS].mean()) * run.result.steps
+    return seconds * run.environment["world_size"]

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +79,8 @@ def sweep(
     seal: Annotated[
         list[str] | None,
         typer.Option(
-            help="Seal a hypothesis before the first run: 'orthogonal within 5% of vanilla'; repeatable."
+            help="Seal a hypothesis before the first run: 'orthogonal within 5% of vanilla'; "
+            "repeatable."
         ),
     ] = None,
     dry_run: Annotated[
@@ -90,52 +90,64 @@ def sweep(
         ),
     ] = False,
 ) -> None:
-    """Train every run of a grid file; started again, skip what is finished and resume what is not.
+    """Train every run of a grid file; started again, skip what is finished and resume the rest.
 
-    Exit code 0: all are finished; 1: some failed; 128 + signal number: stopped by it, with runs left.
+    Exit code 0: all are finished; 1: some failed; 128 + signal number: stopped by it, with runs
+    left.
 
     Example: python -m pretrain sweep a1_init --jobs 2 schedule.steps=100
     """
     from pretrain.sweep.running import SignalRelay, run_sweep
 
-    signals = (
-        SignalRelay().install()
-    )  # first of all: a signal while the plan is made must not be lost
-    from data_pipeline.tokenizing.verbs import which_task
+    # First of all: a signal while the plan is made must not be lost.
+    signals = SignalRelay().install()
     from pretrain.config.sources import parse_overrides
     from pretrain.study.seal import Hypothesis
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 
-    chosen = which_task(task, num_tasks, os.environ)
+    share = _share(task, num_tasks)
     given = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
-    if hypotheses and (only or chosen is not None):
+    if hypotheses and (only or share != slice(None)):
         raise UserError(
-            "--seal is for the whole grid: give it once with --dry-run and without --only and --num-tasks, "
-            "then train without --seal"
+            "--seal is for the whole grid: give it once with --dry-run and without --only and "
+            "--num-tasks, then train without --seal"
         )
     read = read_grid(grid)
-    check = not dry_run or bool(hypotheses)
-    runs = plan_sweep(read, base, given, lambda _: local_ranks, check_data=check, only=only or ())
+    runs = plan_sweep(
+        read,
+        base,
+        given,
+        ranks_of=lambda _: local_ranks,
+        check_data=not dry_run or bool(hypotheses),
+        only=only or (),
+    )
     if hypotheses:
-        sealed = seal_plan(read, base, given, runs, hypotheses, FIXED_N)
+        sealed = seal_plan(read, base, given, runs, hypotheses=hypotheses, stopping_rule=FIXED_N)
         if sealed is None:
             raise UserError(
-                "a run of this grid has begun, and a hypothesis is sealed before the first one; leave --seal "
-                "out, or choose another `directory`"
+                "a run of this grid has begun, and a hypothesis is sealed before the first one; "
+                "leave --seal out, or choose another `directory`"
             )
         typer.echo(f"sealed: {sealed.path}")
-    if chosen is not None:
-        runs = runs[chosen.index :: chosen.count]
+    runs = runs[share]
     if dry_run:
         for run in runs:
             typer.echo(f"{run.name}  ({run.standing})\n{_folded([run.base, *run.overrides])}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
-    outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
+    outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=_Report(runs))
     _print_table(outcomes)
     raise typer.Exit(_conclusion(outcomes, signals.received))
+
+
+def _share(task: int | None, num_tasks: int | None) -> slice:
+    """Return which of the runs are this task's, by the options or a Slurm array's environment."""
+    from data_pipeline.tokenizing.verbs import which_task
+
+    chosen = which_task(task, num_tasks, os.environ)
+    return slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
 
 
 def trial(
@@ -158,36 +170,44 @@ def trial(
         "trial"
     ),
 ) -> None:
-    """Train pairs of runs of a grid's two designs, baseline first, until a question about them is answered.
+    """Train pairs of runs of a grid's two designs, baseline first, until a question is answered.
 
-    Exit code 0: answered, or all pairs are made; 1: a run failed; 128 + signal number: stopped by it.
+    Exit code 0: answered, or all pairs are made; 1: a run failed; 128 + signal number: stopped by
+    it.
 
     Example: python -m pretrain trial designs.yaml --question within --margin 3 --jobs 2
     """
     from pretrain.sweep.running import SignalRelay, run_sweep
 
     signals = SignalRelay().install()
-    from data_pipeline.tokenizing.verbs import which_task
     from pretrain.config.sources import parse_overrides
     from pretrain.study.report import finish
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.trial import Trial, carry_out, trial_document
 
-    chosen = which_task(task, num_tasks, os.environ)
-    given = parse_overrides(overrides or [])
-
     def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
-        outcomes = run_sweep(waiting[:jobs], jobs, local_ranks, signals, _Report(runs))
+        now = waiting[:jobs]
+        outcomes = run_sweep(now, jobs, local_ranks, signals=signals, report=_Report(runs))
         if not all(outcome.done for outcome in outcomes):
             raise typer.Exit(_conclusion(outcomes, signals.received))
 
-    asked = Trial.of(read_grid(grid), base, given, lambda _: local_ranks, question.value, margin)
-    share = slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
-    decision, needed, runs = carry_out(asked.planned, train, asked.claim, max_pairs, share)
-    if decision.answer is None and decision.n < needed:
-        typer.echo(f"nothing is left for this task; no answer after {decision.n} of {needed} pairs")
+    asked = Trial.of(
+        read_grid(grid),
+        base,
+        parse_overrides(overrides or []),
+        ranks_of=lambda _: local_ranks,
+        question=question.value,
+        margin=margin,
+    )
+    share = _share(task, num_tasks)
+    result = carry_out(asked.planned, train, asked.claim, max_pairs=max_pairs, share=share)
+    decision = result.decision
+    if decision.answer is None and decision.n < result.needed:
+        typer.echo(
+            f"nothing is left for this task; no answer after {decision.n} of {result.needed} pairs"
+        )
         return
-    finish(trial_document(asked.claim, decision, needed, runs[: 2 * decision.n], asked.seal), out)
+    finish(trial_document(asked.claim, result, asked.seal), out)
 
 
 def ladder(
@@ -205,9 +225,9 @@ def ladder(
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for report and figure.")] = Path("ladder"),
 ) -> None:
-    """Fit a law of the loss over sizes and lengths, and each arm's factor on the tokens; predict and judge.
+    """Fit a law of the loss over sizes and lengths, with each arm's factor on the tokens.
 
-    What was predicted is judged and not fitted, unless --predict goes on from there.
+    What was predicted is judged and not fitted, unless --predict continues from there.
 
     Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml --out ladder
     """
@@ -215,42 +235,46 @@ def ladder(
 
     paths, left_out = leave_out_others(runs)
     finished = [read_finished_run(path) for path in paths]  # before imports that take seconds
-    from pretrain.compare.comparability import refuse_incomparable
     from pretrain.compare.ladder import fit_ladder
-    from pretrain.compare.ladder_report import VARIED, cells_of, ladder_document
+    from pretrain.compare.ladder_report import (
+        cells_of,
+        ladder_document,
+        predicted_runs,
+        sealed_predictions,
+    )
     from pretrain.data.open import read_blend
     from pretrain.study.report import finish
-    from pretrain.study.seal import read_seals
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 
-    refuse_incomparable(finished, VARIED, match="")
-    places = {path.resolve().parent for path in paths}
-    seals = [seal for seal in read_seals(places) if "predictions" in seal.content]
-    sealed = [
-        (seal, design) for seal in seals for design in seal.content["settings"] if predict is None
-    ]
-    held = {run.path for seal, design in sealed for run in seal.runs_of(design, finished)}
+    seals = sealed_predictions(finished)
+    held = predicted_runs(seals, finished) if predict is None else set()
     fitted = [run for run in finished if run.path not in held]
     grid = None if predict is None else read_grid(predict)
-    ranks = attrgetter("parallel.tensor_model_parallel_size")
-    planned = plan_sweep(grid, None, (), ranks, check_data=True, only=only or ()) if grid else []
-    if any(
-        read_blend(run.config.data).fingerprint != finished[0].data_fingerprint for run in planned
-    ):
+    planned: list[PlannedRun] = []
+    if grid:
+        planned = plan_sweep(
+            grid,
+            None,
+            (),
+            ranks_of=lambda config: config.parallel.tensor_model_parallel_size,
+            check_data=True,
+            only=only or (),
+        )
+    others = {read_blend(run.config.data).fingerprint for run in planned}
+    if others - {finished[0].data_fingerprint}:
         raise UserError(f"grid {predict} has other data than {paths[0]}; a law is of one text")
     cells = cells_of(fitted, [run.config for run in planned], baseline)
     ahead = [cell for cell in cells if math.isnan(cell.loss)]
     law = fit_ladder([cell for cell in cells if cell not in ahead], baseline, ahead)
     if grid:
-        losses = {str(run.path): run.result.validation_loss for run in fitted}
         more = {
             "law": law.values,
             "factors": law.factors,
-            "fitted": losses,
-            "predictions": law.predictions,
+            "fitted": {str(run.path): run.result.validation_loss for run in fitted},
+            "predictions": [prediction.model_dump() for prediction in law.predictions],
         }
-        seal = seal_plan(grid, None, (), planned, [], FIXED_N, more=more)
+        seal = seal_plan(grid, None, (), planned, hypotheses=(), stopping_rule=FIXED_N, more=more)
         if seal is None:
             raise UserError(
                 "a run of this grid has begun, too late to predict it; leave --predict out"
@@ -308,11 +332,8 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 
     rows = []
     for outcome in outcomes:
-        loss, perplexity = outcome.validation()
-        numbers = [
-            "" if loss is None else f"{loss:.4f}",
-            "" if perplexity is None else f"{perplexity:.2f}",
-        ]
+        values = zip(outcome.validation(), (4, 2), strict=True)
+        numbers = ["" if value is None else f"{value:.{digits}f}" for value, digits in values]
         seconds = _clock(outcome.seconds) if outcome.seconds else ""
         rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
@@ -322,7 +343,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
-    """Say what failed and what is left; returns the exit code."""
+    """Say what failed and what is left, and return the exit code."""
     for outcome in outcomes:
         if outcome.ending in ("failed", "busy"):
             typer.echo(
@@ -336,14 +357,16 @@ def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
     listed = ", ".join(f"{number} {ending}" for ending, number in count.items())
     why = f"{signal.Signals(received[0]).name} received; " if received else ""
     typer.echo(
-        f"{why}{len(left)} of {len(outcomes)} runs are left ({listed}); the same command goes on with them"
+        f"{why}{len(left)} of {len(outcomes)} runs are left ({listed}); "
+        "the same command continues with them"
     )
     return 128 + received[0] if received else 1
 
 
 def _folded(words: Sequence[str]) -> str:
-    """Return what follows `train` in a command; on a terminal in lines that it holds, whole for a shell."""
-    lines, width = [""], shutil.get_terminal_size().columns - 6 if sys.stdout.isatty() else math.inf
+    """Return what follows `train` in a command, on a terminal in lines that it holds."""
+    lines = [""]
+    width = shutil.get_terminal_size().columns - 6 if sys.stdout.isatty() else math.inf
     for word in map(shlex.quote, words):
         if lines[-1] and len(lines[-1]) + len(word) >= width:
             lines.append("")

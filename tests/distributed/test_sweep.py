@@ -105,7 +105,7 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
         and f"log: {runs}/logs/diverges.log" in failure
     )
     assert "error: the training loss is nan" in (runs / "logs/diverges.log").read_text()
-    assert "1 of 3 runs are left (1 failed); the same command goes on with them" in done.stdout
+    assert "1 of 3 runs are left (1 failed); the same command continues with them" in done.stdout
     assert "2 of 3" in done.stdout and "perplexity" in done.stdout
 
     before = files_under(runs)

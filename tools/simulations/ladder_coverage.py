@@ -71,8 +71,8 @@ def main() -> None:
             cells, ahead = campaign(random, **{"seed_sd": 0.02, **form})
             found = fit_ladder(cells, "base", ahead)
             for row, cell in zip(found.predictions, ahead, strict=True):
-                inside.append(row["low"] <= cell.loss <= row["high"])
-                widths.append(row["high"] - row["low"])
+                inside.append(row.low <= cell.loss <= row.high)
+                widths.append(row.high - row.low)
             factors += [
                 low <= FACTORS[arm] <= high
                 for arm, (_, low, high) in list(found.factors.items())[1:]

@@ -267,7 +267,7 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
         for out in ("a", "b")
     )
     assert first == second
-    figures = {"loss", "runs", "gap", "frontier", "memory", "throughput"}
+    figures = {"loss", "runs", "gap", "frontier"}
     assert set(first) == {
         "report.md",
         "report.html",
@@ -330,7 +330,7 @@ def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> No
     for name in ("gap", "trend", "loss"):
         (out / f"{name}.png").write_bytes(b"old")
     write_comparison(compare_runs(sweep(tmp_path, 1)[:1], "vanilla"), out, COMMAND)
-    assert {path.stem for path in out.glob("*.png")} == {"loss", "runs", "memory", "throughput"}
+    assert {path.stem for path in out.glob("*.png")} == {"loss", "runs"}
     assert (out / "loss.png").read_bytes() != b"old"
     assert "![gap]" not in (out / "report.md").read_text()
 

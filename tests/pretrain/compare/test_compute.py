@@ -14,8 +14,7 @@ import pytest
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Curve, Ratio
 from pretrain.compare.content import as_json, variants_csv
-from pretrain.compare.loss_plot import loss_figure
-from pretrain.compare.plots import frontier_figure
+from pretrain.compare.figures import frontier_figure, loss_figure
 from pretrain.compare.report import report_page
 from pretrain.errors import UserError
 from pretrain.runs import tags
@@ -119,7 +118,7 @@ def test_the_price_of_a_gap_read_off_the_runs_own_validations(tmp_path: Path) ->
     assert compute.break_even == pytest.approx(even) and compute.slope == pytest.approx(0.4)
     assert compute.gap is not None and compute.gap.mean == pytest.approx(0.1 - even)
     learned = math.log(200) - 4.02
-    assert comparison.variants[1].of_context(0.1) == pytest.approx(0.1 / learned)
+    assert comparison.variants[1].gap_of_context == pytest.approx(0.1 / learned)
 
 
 def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_bits_per_byte_where_the_runs_know_the_bytes(tmp_path: Path) -> None:
     assert 64 * LENGTH > 6000
     variant = comparison.variants[1]
     assert variant.bytes_per_token == pytest.approx(31 / 8)
-    assert variant.bits_per_byte(1.0) == pytest.approx(8 / 31 / math.log(2))
+    assert variant.loss_bits == pytest.approx(4.12 * 8 / 31 / math.log(2))
     rows = list(csv.DictReader(variants_csv(comparison).splitlines()))
     assert float(rows[1]["gap_bits_per_byte"]) == pytest.approx(0.1 * 8 / 31 / math.log(2))
     assert "loss, bits/byte" in page_text(report_page(comparison, [("compare",)]))
@@ -277,7 +276,7 @@ def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
         assert astuple(compute.token_ratio) == pytest.approx(numbers, abs=0.006)
     assert {compute.curve for compute in computes} == {LENGTHS}
     assert [compute.beyond for compute in computes] == [0, 0, 5]
-    shares = [v.of_context(v.gap.mean) for v in comparison.variants if v.gap]
+    shares = [variant.gap_of_context for variant in comparison.others]
     assert shares == pytest.approx([0.064, 0.070, 0.067], abs=5e-4)
     assert frontier_figure(comparison) is not None
 

@@ -47,9 +47,9 @@ def test_exact_losses_give_the_law_back_and_the_next_size() -> None:
     )
     assert {arm: found.factors[arm][0] for arm in FACTORS} == pytest.approx(FACTORS, rel=1e-4)
     (row,) = found.predictions
-    assert row["design"] == "other-next" and row["seeds"] == [1]
-    assert row["loss"] == pytest.approx(law("other", NEXT, LENGTHS[0]), abs=1e-4)
-    assert row["high"] - row["low"] < 1e-3
+    assert row.design == "other-next" and row.seeds == [1]
+    assert row.loss == pytest.approx(law("other", NEXT, LENGTHS[0]), abs=1e-4)
+    assert row.high - row.low < 1e-3
     for cell in found.cells:
         assert found.loss(cell.arm, cell.parameters, cell.tokens) == pytest.approx(
             cell.loss, abs=1e-4
@@ -72,7 +72,7 @@ def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anyth
     assert found == fit_ladder(cells[::-1], "base", ahead)
     alone = fit_ladder(cells, "base", ahead[:1])
     assert (alone.values, alone.factors) == (found.values, found.factors)
-    assert alone.predictions[0]["high"] == pytest.approx(found.predictions[0]["high"], rel=1e-9)
+    assert alone.predictions[0].high == pytest.approx(found.predictions[0].high, rel=1e-9)
 
 
 @pytest.mark.distributed
@@ -85,7 +85,7 @@ def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
             cells, "base", [Cell(c.arm, c.parameters, c.tokens, c.losses) for c in ahead]
         )
         rows = zip(found.predictions, ahead, strict=True)
-        inside += [row["low"] <= cell.loss <= row["high"] for row, cell in rows]
+        inside += [row.low <= cell.loss <= row.high for row, cell in rows]
         factors += [
             found.factors[arm][1] <= k <= found.factors[arm][2] for arm, k in FACTORS.items()
         ]
@@ -102,7 +102,7 @@ def test_what_seeds_do_to_all_runs_alike_is_known_of_the_same_seeds_and_not_of_o
     widths = []
     for wanted in (ahead, fewer, others):
         rows = fit_ladder(cells, "base", wanted).predictions
-        widths.append(np.mean([row["high"] - row["low"] for row in rows]))
+        widths.append(np.mean([row.high - row.low for row in rows]))
     assert 3 * widths[0] < widths[2]
     assert widths[0] < widths[1]
 
@@ -112,7 +112,7 @@ def test_places_that_the_law_misses_widen_the_intervals() -> None:
     for misfit in (0.0, 0.02):
         cells, ahead = campaign(np.random.default_rng(4), run_sd=0.002, misfit_sd=misfit)
         found = fit_ladder(cells, "base", ahead)
-        widths.append(found.predictions[0]["high"] - found.predictions[0]["low"])
+        widths.append(found.predictions[0].high - found.predictions[0].low)
     assert widths[1] > 3 * widths[0]
 
 

@@ -106,7 +106,9 @@ def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -
     assert compare_runs(paths, "vanilla").seals[0].startswith("Not sealed")
     (tmp_path / "runs/seals").mkdir()
     (tmp_path / "runs/seals/x.json").write_text("{}")
-    with pytest.raises(UserError, match=r"x\.json is no seal"):
+    with pytest.raises(
+        UserError, match=r"x\.json is not a valid seal file \(sealed: Field required\)"
+    ):
         read_seals([tmp_path / "runs"])
 
 

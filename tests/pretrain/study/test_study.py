@@ -166,7 +166,7 @@ def test_a_gap_knows_its_scale() -> None:
     ) and "perplexity +1.5 %" in gap_sentence("v", nats)
     assert gap_sentence("v", points, "accuracy").startswith("v: +1.50 points (95 % interval")
     assert gap_sentence("v", scores, "accuracy").startswith("v: accuracy +0.0150 (95 % interval")
-    assert [PERPLEXITY.cell(gap) for gap in (nats, points)] == ["+1.5 %", "–"]
+    assert [PERPLEXITY.cell(GapRow((), gap)) for gap in (nats, points)] == ["+1.5 %", "–"]
 
 
 def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
             ["'model.num_layers' is given in `set` and in `grid`"],
         ),
         ({"list": [{"name": "a"}, {"name": "A"}]}, ["two entries of `list` are called 'A'"]),
-        ({"list": [{"name": "../a"}]}, ["'../a' is no name for an entry"]),
+        ({"list": [{"name": "../a"}]}, ["'../a' is not a name for an entry"]),
         ({"list": [{"name": "logs"}]}, ["a run cannot be called 'logs'"]),
         ({"list": [{"name": "a"}, {"name": "b"}]}, ["a and b are the same run under two names"]),
         (

@@ -1,0 +1,385 @@
+"""Figures of a comparison: loss by token, single runs, gap, frontier, trend.
+
+The style is that of `reporting.plots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+
+from pretrain.compare.comparison import Comparison
+from pretrain.compare.convergence import SMOOTHING, smoothed_loss
+from pretrain.compare.trend import Trend
+from pretrain.reporting.plots import (
+    COLOURS,
+    DASHES,
+    GREY,
+    MARKERS,
+    WIDTH,
+    group_style,
+    in_lines,
+    legend_below,
+    remark,
+    style_of,
+)
+from pretrain.reporting.text import percent, share, signed
+from pretrain.runs.curves import Floats
+from pretrain.runs.tags import VALIDATION_LOSS
+from pretrain.study.gaps import CONFIDENCE
+from pretrain.study.seeds import Group
+
+_POINTS = 240
+_COLUMNS = 3
+_RUN_POINTS = 4000
+"""Points of all runs' own curves together, so that their drawing stays small."""
+_MOST_BANDS = 3
+"""Bands of more variants than this hide each other."""
+_SHOWN_FROM = 0.15
+"""The loss falls most in the first steps; an axis that showed all of that would show only that."""
+_SHIFT = 0.015
+"""Between two variants' points, as a part of the axis, so that no interval hides another."""
+
+
+class _HasEnds(Protocol):
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
+    """Return a function for each figure; None of one means that there is nothing to show."""
+    return {
+        "loss": lambda: loss_figure(comparison),
+        "runs": lambda: runs_figure(comparison),
+        "gap": lambda: gap_figure(comparison),
+        "frontier": lambda: frontier_figure(comparison),
+        "trend": lambda: trend_figure(comparison),
+    }
+
+
+# The training loss
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Smoothed losses of a group's runs, {seed: [points]}, on the same tokens, [points]."""
+
+    tokens: Floats
+    losses: Mapping[int, Floats]
+
+    @property
+    def mean(self) -> Floats:
+        return np.mean(list(self.losses.values()), axis=0)
+
+    def minus(self, base: _Curve) -> tuple[Floats, Floats]:
+        """Return tokens, [points], and the distance of each seed that both have, [seeds, points].
+
+        At equal FLOPs one may have seen more tokens: the distance ends where the baseline does.
+        """
+        tokens = self.tokens[self.tokens <= base.tokens[-1]]
+        rows = [
+            self.losses[seed][: len(tokens)] - np.interp(tokens, base.tokens, base.losses[seed])
+            for seed in sorted(self.losses.keys() & base.losses.keys())
+        ]
+        return tokens, np.reshape(rows, (-1, len(tokens)))
+
+
+def loss_figure(comparison: Comparison) -> Figure:
+    """Draw two rows of axes, loss and distance to the baseline, with a column for each stratum.
+
+    More variants than there are colours have further such rows, each with the baseline.
+    """
+    labels = comparison.labels
+    most = len(COLOURS) - 1
+    parts = [[labels[0], *labels[i : i + most]] for i in range(1, max(len(labels), 2), most)]
+    # Different shapes end at different losses, so each column of a subject has axes of its own.
+    width = max(WIDTH, 3.6 * len(comparison.strata))
+    height = 6.4 if comparison.others else 4.0
+    figure = Figure(figsize=(width, height * len(parts)), layout="constrained")
+    for shown, part in zip(parts, figure.subfigures(len(parts), squeeze=False).flat, strict=True):
+        _draw_part(part, comparison, shown)
+    return figure
+
+
+def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str]) -> None:
+    """Draw the variants of `labels`, the baseline's first, and their legend."""
+    groups = [group for group in comparison.groups.groups if group.label in labels]
+    rows = 2 if comparison.others else 1
+    axes = figure.subplots(
+        rows,
+        len(comparison.strata),
+        squeeze=False,
+        sharex="col",
+        height_ratios=(3, 2)[:rows],
+    )
+    banded = len(labels) <= _MOST_BANDS + 1
+    for column, stratum in enumerate(comparison.strata):
+        members = [group for group in groups if group.stratum == stratum]
+        curves = {group.name: _curve(group) for group in members}
+        for group in members:
+            place = labels.index(group.label)
+            look = _look(place, len(labels))
+            curve = curves[group.name]
+            title = f"{group.label} (n = {len(group.runs)})"
+            axes[0][column].plot(curve.tokens, curve.mean, label=title, **look)
+            base = comparison.groups.baseline_of(group)
+            if base.name != group.name:
+                tokens, distances = curve.minus(_curve(base))
+                behind = 0 if banded else place
+                _draw_distance(axes[1][column], tokens, distances, look=look, place=behind)
+        _finish(list(axes[:, column]), stratum, list(curves.values()))
+    if comparison.others:
+        spread = f"\n({'band' if banded else 'bar at the end'}: all seeds)"
+        seeds = any(len(group.runs) > 1 for group in groups)
+        distance = in_lines(f"distance to {comparison.baseline}", 32)
+        axes[1][0].set_ylabel(distance + (spread if seeds else ""))
+    axes[0][0].set_ylabel(f"training loss, nats/token\n(mean of the last {share(SMOOTHING)})")
+    legend_below(figure, *axes[0], handle=4.5)
+
+
+def runs_figure(comparison: Comparison) -> Figure:
+    """Draw every run's own training loss, and its validations, in small axes for each variant."""
+    groups = comparison.groups.groups
+    rows = -(-len(groups) // _COLUMNS)
+    points = max(20, min(120, _RUN_POINTS // len(comparison.runs)))
+    figure = Figure(figsize=(WIDTH, 0.4 + 1.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True)
+    for group, plot in zip(groups, axes.flat, strict=False):
+        plot.set_title(f"{in_lines(group.name)} (n = {len(group.runs)})", fontsize="small")
+        curves = _curve(group, points)
+        base = _curve(comparison.groups.baseline_of(group), points)
+        for run in group.runs:
+            plot.plot(curves.tokens, curves.losses[run.seed], color=COLOURS[2], linewidth=0.9)
+            held_out = run.curves[VALIDATION_LOSS]
+            style = {"color": COLOURS[2], "mfc": "white", "markersize": 3.5}
+            there = np.isfinite(held_out)
+            plot.plot(run.curves.tokens[there], held_out[there], "o", **style)
+        plot.plot(base.tokens, base.mean, color=COLOURS[0], linestyle=DASHES[1], linewidth=0.9)
+        _finish([plot], "", [curves, base])
+    for plot in axes.flat[len(groups) :]:
+        plot.set_axis_off()
+    for plot in axes[:, 0]:
+        plot.set_ylabel("loss, nats/token")
+    return figure
+
+
+def _curve(group: Group, points: int = _POINTS) -> _Curve:
+    end = min(int(run.curves.tokens[-1]) for run in group.runs)
+    tokens = np.linspace(end * SMOOTHING, end, points)
+    losses = {}
+    for run in group.runs:
+        smooth = smoothed_loss(run.curves)
+        there = np.isfinite(smooth)
+        losses[run.seed] = np.interp(tokens, run.curves.tokens[there], smooth[there], left=np.nan)
+    return _Curve(tokens, losses)
+
+
+def _look(index: int, count: int) -> dict[str, Any]:
+    """Return the looks of a variant's lines; markers are set off so that none hides another."""
+    apart = _POINTS // 10
+    return {
+        "color": style_of(index, COLOURS),
+        "linestyle": style_of(index, DASHES),
+        "marker": style_of(index, MARKERS),
+        "markersize": 5,
+        "markerfacecolor": "white",
+        "markevery": (apart + index * apart // max(1, count), apart),
+        "linewidth": 1.8,
+    }
+
+
+def _draw_distance(
+    axes: Axes, tokens: Floats, distances: Floats, look: Mapping[str, Any], place: int
+) -> None:
+    """Draw the mean and, of several seeds, their spread: a band, or a bar at `place` behind it."""
+    if not distances.size:
+        return
+    axes.plot(tokens, distances.mean(axis=0), **look)
+    low = distances.min(axis=0)
+    high = distances.max(axis=0)
+    if len(distances) > 1 and place:
+        _draw_bar(axes, tokens[-1] * (1 + 0.012 * place), (low[-1], high[-1]), look["color"])
+    elif len(distances) > 1:
+        axes.fill_between(tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
+    top = column[0]
+    shown = [curve.mean[int(len(curve.tokens) * _SHOWN_FROM) :] for curve in curves]
+    values = np.concatenate(shown)
+    values = values[np.isfinite(values)]
+    if len(values):
+        margin = 0.05 * max(float(np.ptp(values)), 1e-3)
+        top.set_ylim(float(values.min()) - margin, float(values.max()) + margin)
+    if stratum:
+        top.set_title(stratum, fontsize="medium")
+    if len(column) > 1:
+        if not column[1].lines:  # the baseline alone
+            column[1].set_yticks([])
+        column[1].axhline(0, color="black", linewidth=0.8)
+    column[-1].set_xlabel("training tokens")
+    column[-1].xaxis.set_major_formatter(EngFormatter())
+
+
+# Gaps
+
+
+def _draw_bar(axes: Axes, x: float, ends: tuple[float, float], colour: str) -> None:
+    axes.plot([x, x], ends, color=colour, linewidth=2.5, solid_capstyle="butt")
+
+
+def _draw_interval(axes: Axes, x: float, of: _HasEnds, colour: str) -> None:
+    if of.low is not None and of.high is not None:
+        _draw_bar(axes, x, (of.low, of.high), colour)
+
+
+def gap_figure(comparison: Comparison) -> Figure | None:
+    """Draw each variant's gap with its 95 % interval, and the single pairs behind it."""
+    gaps = [(variant, variant.gap) for variant in comparison.variants if variant.gap is not None]
+    if not gaps:
+        return None
+    names = [f"{in_lines(v.label)}\n{in_lines(v.stratum)}".strip() for v, _ in gaps]
+    row_height = max(0.55, 0.18 * max(len(name.splitlines()) for name in names))  # inches
+    figure = Figure(figsize=(WIDTH, 1.5 + row_height * len(gaps)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    pair: dict[str, Any] = {
+        "mfc": "white",
+        "mec": "#555555",
+        "label": "one pair of runs of one seed",
+    }
+    bar: dict[str, Any] = {
+        "color": COLOURS[1],
+        "linewidth": 3,
+        "label": "95 % interval of the mean",
+    }
+    for row, (_, gap) in enumerate(gaps):
+        axes.plot(gap.differences, [row + 0.22] * gap.n, "o", markersize=4, **pair)
+        if gap.low is not None and gap.high is not None:
+            axes.plot([gap.low, gap.high], [row, row], solid_capstyle="butt", **bar)
+        axes.plot([gap.mean], [row], "D", markersize=7, color="black", label="mean")
+        text = f"{signed(gap.mean, 3)}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
+        remark(
+            axes,
+            text.replace("-", "−"),
+            at=(1.0, row),
+            offset=(6, 0),
+            coordinates=("axes fraction", "data"),
+            va="center",
+        )
+    axes.set_yticks(range(len(gaps)), names)
+    axes.set_ylim(len(gaps) - 0.45, -0.55)
+    axes.set_xlabel(in_lines(f"{comparison.gap_to} in nats per token (right is worse)", 95))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    legend_below(figure, axes)
+    return figure
+
+
+def frontier_figure(comparison: Comparison) -> Figure | None:
+    """Draw each variant's gap over the compute that it saves, and the gap where both break even."""
+    shown = [
+        (variant, variant.gap, variant.compute, 100 * (1 - variant.compute.cost))
+        for variant in comparison.others
+        if variant.gap and variant.compute and variant.compute.cost
+    ]
+    if not shown:
+        return None
+    figure = Figure(figsize=(WIDTH, 4.0 + 0.22 * len(shown)), layout="constrained")
+    axes = figure.add_subplot()
+    saved = [x for *_, x in shown]
+    x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
+    slopes = {v.stratum: compute.slope for v, _, compute, _ in shown if compute.slope}
+    for place, (stratum, slope) in enumerate(slopes.items()):
+        even = (-slope if comparison.match == "tokens" else 0.0) * np.log2(1 - x / 100)
+        text = f"break-even {stratum}".strip() + f": {slope:.2f} nats a doubling of tokens"
+        axes.plot(x, even, color=GREY, ls=DASHES[place % len(DASHES)], lw=1.2, label=text)
+    if slopes:
+        remark(
+            axes,
+            "below: cheaper to the same loss",
+            at=(0.99, 0.02),
+            offset=(0, 0),
+            coordinates=("axes fraction", "axes fraction"),
+            ha="right",
+        )
+    axes.plot([0], [0], MARKERS[0], color=COLOURS[0], markersize=7, label=comparison.baseline)
+    for place, (variant, gap, _, own) in enumerate(shown):
+        beside = [i for i, other in enumerate(saved) if abs(other - own) < 0.01 * np.ptp(x)]
+        at = own + _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
+        colour, marker = group_style(comparison.labels, variant.label)
+        _draw_interval(axes, at, gap, colour)
+        axes.plot([at] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
+        named = variant.label if len(slopes) > 1 else variant.name
+        axes.plot([at], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=named)
+        if len(slopes) > 1:
+            remark(
+                axes,
+                variant.stratum,
+                at=(at, gap.mean),
+                offset=(7, 0),
+                coordinates=("data", "data"),
+                va="center",
+            )
+    axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
+    gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50)
+    axes.set_ylabel(f"{gap_to}\n(up is worse; {share(CONFIDENCE)} interval, – a seed)")
+    legend_below(figure, axes)
+    return figure
+
+
+def trend_figure(comparison: Comparison) -> Figure | None:
+    """Draw the gaps over the subject with their intervals, and each variant's mean line."""
+    if not (trends := comparison.trends):
+        return None
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axhline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    values = sorted({float(point.value) for trend in trends for point in trend.points})
+    for place, trend in enumerate(trends):
+        aside = (values[-1] / values[0]) ** (_SHIFT * (place - (len(trends) - 1) / 2))
+        _draw_trend(axes, trend, aside, comparison.labels.index(trend.label))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.xaxis.set_minor_locator(NullLocator())
+    many = EngFormatter() if values[-1] >= 1e5 else FuncFormatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(many)
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
+    named = in_lines(f"{comparison.gap_to}, nats per token", 50)
+    axes.set_ylabel(f"{named}\n(up is worse; {share(CONFIDENCE)} interval)")
+    legend_below(figure, axes, handle=4.5)
+    return figure
+
+
+def _draw_trend(axes: Axes, trend: Trend, aside: float, index: int) -> None:
+    """Draw points and line of a variant, all x multiplied with `aside`."""
+    look: dict[str, Any] = {
+        "color": style_of(index, COLOURS),
+        "marker": style_of(index, MARKERS),
+        "markerfacecolor": "white",
+    }
+    for point in trend.points:
+        _draw_interval(axes, point.value * aside, point, look["color"])
+    x = [point.value * aside for point in trend.points]
+    means = [point.mean for point in trend.points]
+    axes.plot(x, means, linestyle="none", markersize=7, markeredgewidth=1.6, **look)
+    slope = f"{signed(trend.slope.mean)} per doubling, n = {trend.slope.n}".replace("-", "−")
+    ends = (trend.points[0].value, trend.points[-1].value)
+    axes.plot(
+        [x[0], x[-1]],
+        [trend.line(end) for end in ends],
+        linestyle=style_of(index, DASHES),
+        linewidth=1.5,
+        markevery=[],  # the marker is for the legend
+        label=f"{trend.label}: {slope}",
+        **look,
+    )
