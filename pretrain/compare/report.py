@@ -53,9 +53,9 @@ _CURVES = {
     LENGTHS: "Learning curves: runs of several lengths, of each seed.",
     BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one "
     "length (*) is taken to learn with the baseline's mean slope.",
-    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had fallen. "
-    "A price past a run's end (*) is therefore too low, and the gap of a cheaper variant at equal "
-    "compute too small; runs of several lengths with --subject tokens give the true ones.",
+    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had "
+    "fallen. A price past a run's end (*) is therefore too low, and the gap of a cheaper variant "
+    "at equal compute too small; runs of several lengths with --subject tokens give the true ones.",
     None: "No learning curve for {}: runs of one length with one validation have none; validate "
     "more often (data.validate_every), or give runs of several lengths with --subject tokens.",
 }
@@ -233,7 +233,7 @@ def _compute(comparison: Comparison) -> list[Block]:
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
-    """Return what the models wrote, prompt by prompt, each fenced by more backticks than are in it."""
+    """Return what the models wrote, prompt by prompt, fenced by more backticks than are in it."""
     if not texts:
         return []
     title = "What each variant's first run wrote, drawn with one seed."
@@ -310,8 +310,8 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
         "of variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
         "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, "
-        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant by "
-        "itself. That no difference is significant does not mean that there is none.",
+        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant "
+        "by itself. That no difference is significant does not mean that there is none.",
         "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm "
         f"over all {comparisons} gaps of this report. A difference is called significant if the "
         f"adjusted p of the t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
@@ -331,9 +331,9 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         f"first {share(WARM_UP)}. Runs made one after the other share a machine with different "
         "company: benchmarks/step/measure.py measures a ratio side by side.",
         "Memory is what the live engine held, summed over ranks. By formula: with T trainable and "
-        "F frozen parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: "
-        "T w), frozen bank F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, "
-        "checkpoint 12 T.",
+        "F frozen parameters, w bytes a weight and D data-parallel replicas, weights T w D "
+        "(ZeRO-3: T w), frozen bank F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state "
+        "12 T, checkpoint 12 T.",
     ]
 
 

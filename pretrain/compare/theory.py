@@ -1,10 +1,10 @@
 """The cost of a run by formula, to stand beside what was measured.
 
-FLOPs and parameter counts come from `megatron_patches.recipe.counting`; the bytes of model states are those
-of `report.definitions`. Optimizer state is once on each replica at stage 0, and without the master weight if
-weights are fp32. Each tensor-parallel rank has its own copy of the parameters that are not split (norms,
-learned positions, the shared half of low_rank): these count once per rank. Not counted: ZeRO's padding and
-the headers of files.
+FLOPs and parameter counts come from `megatron_patches.recipe.counting`; the bytes of model states
+are those of `report.definitions`. Optimizer state is once on each replica at stage 0, and without
+the master weight if weights are fp32. Each tensor-parallel rank has its own copy of the parameters
+that are not split (norms, learned positions, the shared half of low_rank): these count once per
+rank. Not counted: ZeRO's padding and the headers of files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from megatron_patches.recipe.counting import (
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from pretrain.config.load import parse_config
-from pretrain.config.schedule import Phase
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
 
@@ -30,10 +28,14 @@ _MASTER_WEIGHT = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """Sizes and costs by formula. FLOPs are per token of a training step; bytes are sums over ranks.
+    """Sizes and costs by formula.
 
-    Of a run of several phases, parameters and bytes are those of the last one, as in audit.json, and executed
-    FLOPs the mean over all steps.
+    Attributes:
+        phases: number of phases of training.
+        size: parameters in the last phase, as in audit.json.
+        model_flops_per_token: of a training step.
+        executed_flops_per_token: the same with what is computed again, mean over all steps.
+        states: bytes in the last phase, sums over ranks.
     """
 
     phases: int
@@ -50,36 +52,30 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     except (UserError, MethodError):
         return None
     phases = config.phases
-    size, model_flops, executed = _counts(config, phases)
+    executed = executed_flops_of_steps(config.shape, config.policy, config.total_steps)
+    count = count_parameters(config.shape, config.policy, phases[-1].number)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
     every = config.inventories[-1]
     whole = [tensor for tensor in every if tensor.trains and tensor.cut is None]
-    again, rules = tensor_parallel - 1, config.optimizer.rules
-    held = size.trainable_parameters + again * sum(tensor.elements for tensor in whole)
+    again = tensor_parallel - 1
+    rules = config.optimizer.rules
+    held = count.trainable + again * sum(tensor.elements for tensor in whole)
     kept = state_bytes(every, rules) + again * state_bytes(whole, rules)
-    stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
+    stage = run.zero_stage
+    weight = _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
     return Theory(
         phases=len(phases),
-        size=size,
-        model_flops_per_token=model_flops,
-        executed_flops_per_token=executed,
+        size=ModelSize(count.trainable, count.frozen),
+        model_flops_per_token=model_flops_per_token(config.shape, config.policy),
+        executed_flops_per_token=executed / config.total_steps,
         states=StateBytes(
             weight_bytes=held * weight * (1 if stage == 3 else replicas),
-            frozen_bytes=size.frozen_parameters * weight * replicas,
+            frozen_bytes=count.frozen * weight * replicas,
             gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
             optimizer_state_bytes=(kept + held * master) * (replicas if stage == 0 else 1),
             checkpoint_bytes=checkpoint_bytes(every, rules),
         ),
     )
-
-
-def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
-    """Return (parameters, model and executed FLOPs per token)."""
-    shape, policy = config.shape, config.policy
-    executed = executed_flops_of_steps(shape, policy, config.total_steps) / config.total_steps
-    count = count_parameters(shape, policy, phases[-1].number)
-    size = ModelSize(count.trainable, count.frozen)
-    return size, model_flops_per_token(shape, policy), executed

@@ -1,7 +1,8 @@
 """Rank of a replay: `python -m pretrain.replay REQUEST ANSWER`, started by `prepare.replayed`.
 
-The steps are the training loop's own `train_step`. Hooks on the last one keep the losses of its tokens and
-the gradients that AdamW gets; neither changes a bit of the step. Rank 0 writes the answer.
+The steps are the training loop's own `train_step`. Hooks on the last one keep the losses of its
+tokens and the gradients that the optimizer gets; neither changes a bit of the step. Rank 0 writes
+the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def main(request: Path, answer: Path) -> None:
-    """Replay what the request asks for: {config: path, step, keep: steps to save a checkpoint after}."""
+    """Replay what a request asks for.
+
+    Args:
+        request: JSON file, {config: path, step, keep: steps to save a checkpoint after}.
+        answer: JSON file to write, {begins_after: step, trace: [[step, loss, gradient norm]], …}
+            with `Probe.answer` of the step.
+    """
     from pretrain.ranks.signals import StopSignals
 
     signals = StopSignals().install()
@@ -36,15 +43,20 @@ def main(request: Path, answer: Path) -> None:
     from pretrain.training.open_run import open_run
 
     with open_run(config) as run:
-        position, trace, found = run.position, [], {}
-        samples, tokens = config.data.global_batch_size, config.tokens_per_step
+        position = run.position
+        trace = []
+        found: dict[str, Any] = {}
+        samples = config.data.global_batch_size
         while position.step < asked["step"]:
             run.enter_phase_of(position.step + 1)
             probe = Probe(run, position) if position.step + 1 == asked["step"] else None
             result, _ = train_step(run, position, signals)
-            loss, norm = result.loss, result.gradient_norm
+            loss = result.loss
+            norm = result.gradient_norm
             found = probe.answer(norm) if probe is not None else {}
-            position = position.after_step(samples, tokens, loss, norm, updated=result.updated)
+            position = position.after_step(
+                samples, config.tokens_per_step, loss, norm, updated=result.updated
+            )
             trace.append([position.step, loss, norm])
             if position.step in asked["keep"]:
                 run.save(position, in_background=False)
@@ -54,7 +66,12 @@ def main(request: Path, answer: Path) -> None:
 
 
 class Probe:
-    """Hooks on the step after `position`: losses of its tokens, squares of its gradients."""
+    """Hooks on one step: losses of its tokens, squares of its gradients.
+
+    Args:
+        run: the open run.
+        position: before the step.
+    """
 
     def __init__(self, run: Run, position: Position) -> None:
         from pretrain.checkpoint.slices import slices_of_rank
@@ -64,11 +81,13 @@ class Probe:
         self._squares: dict[str, float] = {}
         # Before the step: while DeepSpeed steps AdamW, some of its groups are out of sight.
         self._slices = slices_of_rank(run.engine)
-        keep = lambda module, inputs, losses: self._losses.append(losses.detach().float().cpu())  # noqa: E731
         self._hooks = [
-            run.engine.module.register_forward_hook(keep),
+            run.engine.module.register_forward_hook(self._take_losses),
             run.engine.basic_optimizer.register_step_pre_hook(self._take_gradients),
         ]
+
+    def _take_losses(self, module: Any, inputs: Any, losses: torch.Tensor) -> None:
+        self._losses.append(losses.detach().float().cpu())
 
     def _take_gradients(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """Keep the squares of the slices whose gradient is there now: ZeRO steps group by group."""
@@ -83,12 +102,12 @@ class Probe:
 
         for hook in self._hooks:
             hook.remove()
-        run, context = self._run, self._run.context
-        weights, first = (
-            dict(run.engine.module.named_parameters()),
-            context.tensor_parallel_rank == 0,
-        )
-        counted = run.engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
+        engine = self._run.engine
+        context = self._run.context
+        weights = dict(engine.module.named_parameters())
+        first = context.tensor_parallel_rank == 0
+        # Each square once: replicas have the same gradients, but under ZeRO each its own slices.
+        counted = engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
         own = {
             name: square
             for name, square in self._squares.items()
@@ -99,9 +118,8 @@ class Probe:
         squares: dict[str, float] = {}
         for part, _ in gathered:
             squares |= {name: squares.get(name, 0.0) + square for name, square in part.items()}
-        total = sum(
-            squares.values()
-        )  # after clipping, where DeepSpeed has clipped; hence the norm beside it
+        # After clipping, where DeepSpeed has clipped: hence scaled by the norm before it.
+        total = sum(squares.values())
         norms = {
             name: gradient_norm * (square / total) ** 0.5
             for name, square in squares.items()
@@ -114,7 +132,8 @@ class Probe:
         """Return (sample number, losses [sequence_length]) of this rank's samples."""
         from pretrain.data.batches import rank_samples
 
-        data, context = self._run.config.data, self._run.context
+        data = self._run.config.data
+        context = self._run.context
         numbers = rank_samples(
             self._position.consumed_samples,
             global_batch_size=data.global_batch_size,
@@ -126,12 +145,16 @@ class Probe:
         return list(zip(numbers.ravel().tolist(), rows, strict=True))
 
     def _documents(self, losses: dict[int, list[float]]) -> list[dict[str, Any]]:
-        """Return the batch's documents by falling share of the loss; one may come in several samples."""
+        """Return the documents of the batch by falling share of the loss.
+
+        One may come in several samples.
+        """
         import numpy as np
 
         from data_pipeline.tokenizer.tokenizer import open_tokenizer
 
-        data, found = self._run.data, dict[str, dict[str, Any]]()
+        data = self._run.data
+        found: dict[str, dict[str, Any]] = {}
         for number, values in losses.items():
             (ids,) = data.samples.blocks(np.array([number]))
             names = data.samples.origins(number)[1:]

@@ -1,9 +1,9 @@
 """The page of a replayed step, and the first difference between two runs.
 
-A difference is looked for in the records, then in the checkpoints that both runs have, then by making the
-steps around the first one again with both and comparing master weights and AdamW's moments tensor by tensor.
-Where the state before a step was equal, its first moments differ by (1 - β1) times the difference of the
-clipped gradients.
+A difference is looked for in the records, then in the checkpoints that both runs have, then by
+making the steps around the first one again with both and comparing master weights and the
+optimizer's states tensor by tensor. Where the state before a step was equal, AdamW's first moments
+differ by (1 - β1) times the difference of the clipped gradients.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.format import KINDS
 from pretrain.config.keys import KEYS
 from pretrain.replay.prepare import Past, look_up, replayed
-from pretrain.reporting.tables import Table
+from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics
@@ -33,7 +33,13 @@ _NO_CAUSE = ("started", "host", "first_step", "changes", "run.name", "run.direct
 
 
 def agreement(record: Mapping[str, Any], loss: float, norm: float) -> str:
-    """Return how a replayed step's loss and gradient norm stand to its record."""
+    """Return how a replayed step's loss and gradient norm stand to its record.
+
+    Args:
+        record: of the step, from metrics.jsonl.
+        loss: as replayed.
+        norm: of the gradient, as replayed.
+    """
     then = [float(record.get(metric.tag) or "nan") for metric in (LOSS, GRADIENT_NORM)]
     if math.isnan(sum(then)):
         return "without a finite record of the step"
@@ -44,44 +50,74 @@ def agreement(record: Mapping[str, Any], loss: float, norm: float) -> str:
 
 
 def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bool) -> Document:
-    """Return what a replay found out, as page, JSON and terminal output."""
-    (_, loss, norm), begins = answer["trace"][-1], answer["begins_after"]
+    """Return what a replay found out, as page, JSON and terminal output.
+
+    Args:
+        past: the step.
+        answer: of `replay.__main__`.
+        another_layout: the replay had another layout than the run.
+    """
+    _, loss, norm = answer["trace"][-1]
+    layout = "another layout than the run" if another_layout else "the layout of the run"
     head = (
         f"Step {past.step} of {past.run.path}: loss {loss!r}, gradient norm {norm!r}; "
-        f"{agreement(past.record, loss, norm)} (from step {begins} on, "
-        f"{'another layout than the run' if another_layout else 'the layout of the run'})."
+        f"{agreement(past.record, loss, norm)} (from step {answer['begins_after']} on, {layout})."
     )
-    rows, whole = [], []
-    for rank, entry in enumerate(answer["documents"], start=1):
-        per_token, share = entry["loss"] / max(1, entry["tokens"]), f"{100 * entry['share']:.2f} %"
-        text = re.sub(r"\s+", " ", entry["text"])
-        text = text[:LETTERS] + ("…" if len(text) > LETTERS else "")
-        rows.append(
-            (str(rank), entry["document"], str(entry["tokens"]), f"{per_token:.3f}", share, text)
-        )
+    documents = answer["documents"]
+    whole = []
+    for rank, entry in enumerate(documents, start=1):
         samples = ", ".join(map(str, entry["samples"]))
-        whole += [f"### {rank}. {entry['document']} (sample {samples}, {share} of the loss)"]
-        whole += ["\n".join(f"    {line}" for line in entry["text"].splitlines())]
-    header = ("", "document", "tokens", "loss a token", "share of the loss", "text")
+        share = f"{100 * entry['share']:.2f} %"
+        whole += [
+            f"### {rank}. {entry['document']} (sample {samples}, {share} of the loss)",
+            "\n".join(f"    {line}" for line in entry["text"].splitlines()),
+        ]
+    table = table_of(enumerate(documents, start=1), _DOCUMENT)
     parts = layer_norms(answer["gradient_norms"]).items()
     norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
     layers = Table(("part", "gradient norm", "share of its square"), norms)
-    page: list[Block] = [f"# Replay of step {past.step}", head, "## Gradient norm by part", layers]
-    page += [
-        "## Documents by their share",
-        Table(header, rows, (1, 5)),
-        "## Their text in the batch",
-        *whole,
-    ]
-    content = {
-        "run": str(past.run.path),
-        "step": past.step,
-        "recorded": dict(past.record),
-        **answer,
-    }
-    left = f"{len(rows) - SHOWN} more documents are on the page." if len(rows) > SHOWN else ""
-    summary = (head, Table(header, rows[:SHOWN], (1, 5)), left, layers)
-    return Document(page, content, summary, content_file="replay.json")
+    more = len(documents) - SHOWN
+    return Document(
+        page=[
+            f"# Replay of step {past.step}",
+            head,
+            "## Gradient norm by part",
+            layers,
+            "## Documents by their share",
+            table,
+            "## Their text in the batch",
+            *whole,
+        ],
+        content={
+            "run": str(past.run.path),
+            "step": past.step,
+            "recorded": dict(past.record),
+            **answer,
+        },
+        summary=[
+            head,
+            replace(table, rows=table.rows[:SHOWN]),
+            f"{more} more documents are on the page." if more > 0 else "",
+            layers,
+        ],
+        content_file="replay.json",
+    )
+
+
+def _start_of(text: str) -> str:
+    text = re.sub(r"\s+", " ", text)
+    return text[:LETTERS] + ("…" if len(text) > LETTERS else "")
+
+
+_DOCUMENT: tuple[Column[tuple[int, Mapping[str, Any]]], ...] = (
+    Column("", lambda row: str(row[0])),
+    Column("document", lambda row: row[1]["document"], in_words=True),
+    Column("tokens", lambda row: str(row[1]["tokens"])),
+    Column("loss a token", lambda row: f"{row[1]['loss'] / max(1, row[1]['tokens']):.3f}"),
+    Column("share of the loss", lambda row: f"{100 * row[1]['share']:.2f} %"),
+    Column("text", lambda row: _start_of(row[1]["text"]), in_words=True),
+)
+"""Columns of the documents of a step, each with its rank."""
 
 
 def layer_norms(norms: Mapping[str, float]) -> dict[str, float]:
@@ -95,41 +131,45 @@ def layer_norms(norms: Mapping[str, float]) -> dict[str, float]:
 
 
 def forward_order(name: str) -> tuple[int, int, str]:
-    """Return a key that sorts parameters as the forward pass comes to them: embedding, layers, the rest."""
+    """Return a key that sorts parameters as the forward pass uses them."""
     layer = re.search(r"layers\.(\d+)\.", name)
     return (0 if "embedding" in name else 1 if layer else 2, int(layer[1]) if layer else 0, name)
 
 
 def diff_document(one: Path, other: Path) -> Document:
-    """Find the first difference of two runs; return it as page, JSON and terminal output."""
+    """Find the first difference of two runs; return it as page, JSON and terminal output.
+
+    Args:
+        one: run directory.
+        other: run directory.
+    """
     pair = (one, other)
     causes = _causes(*(look_up(path, 1) for path in pair))
-    (step, records), (saved, equal_until, tensors) = first_recorded(*pair), first_saved(*pair)
+    step, records = first_recorded(one, other)
+    saved, equal_until, tensors = first_saved(one, other)
     first = min((found for found in (step, tensors and tensors.step) if found), default=None)
-    answer, reproduced = f"No difference: {records}; {saved}.", list[str]()
+    answer = f"No difference: {records}; {saved}."
+    reproduced: list[str] = []
     if first is not None:
         keep = range(max(equal_until + 1, first - BEFORE), first + 1)
         pasts = [look_up(path, first, keep.start) for path in pair]
         with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
             tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
-        for past, trace in zip(pasts, (told["trace"], said["trace"]), strict=True):
+        traces = (told["trace"], said["trace"])
+        for past, trace in zip(pasts, traces, strict=True):
             reproduced.append(f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}")
-        answer = f"{records}; {saved}. {_made_again(told['trace'], said['trace'], tensors)}"
-    page: list[Block] = [
-        f"# {one} and {other}",
-        answer,
-        "## What they were told, and ran on",
-        causes,
-    ]
+        answer = f"{records}; {saved}. {_made_again(*traces, tensors)}"
+    page: list[Block] = [f"# {one} and {other}", answer, "## Settings, data and versions", causes]
     if first is not None:
         page += [f"## Step {first} made again", reproduced, tensors.table() if tensors else ""]
-    content: dict[str, Any] = {
+    content = {
         "runs": [*map(str, pair)],
         "answer": answer,
         "first_step": first,
         "causes": causes,
+        "reproduced": reproduced,
+        "tensors": [*tensors.rows] if tensors else [],
     }
-    content |= {"reproduced": reproduced, "tensors": [*tensors.rows] if tensors else []}
     return Document(page, content, (answer, causes), content_file="diff.json")
 
 
@@ -139,15 +179,17 @@ def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | Non
     apart = next((row for row in said if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:
         return (
-            "Made again by this version on this machine, both are equal: the difference came with the code, "
-            "the versions or the machine that trained them."
+            "Made again by this version on this machine, both are equal: the difference came with "
+            "the code, the versions or the machine that trained them."
         )
     words = "Made again, losses and gradient norms are equal up to there."
     if apart is not None:
-        (step, *ours), theirs = losses[apart[0]], apart[1:]
-        (loss, other_loss), (norm, other_norm) = zip(ours, theirs, strict=True)
-        words = f"Made again, they part at step {step}: loss {loss!r} and {other_loss!r}, "
-        words += f"gradient norm {norm!r} and {other_norm!r}."
+        step, loss, norm = losses[apart[0]]
+        _, other_loss, other_norm = apart
+        words = (
+            f"Made again, they part at step {step}: loss {loss!r} and {other_loss!r}, "
+            f"gradient norm {norm!r} and {other_norm!r}."
+        )
     return f"{words} {'All tensors are still equal then.' if tensors is None else tensors.first()}"
 
 
@@ -155,7 +197,10 @@ def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | Non
 class Tensors:
     """States of tensors that differ after a step, in the order of the forward pass.
 
-    `rows`: (name, kind, largest |a - b|, that over the largest |a|). `alone`: parameters of one run only.
+    Attributes:
+        step: the step.
+        rows: (name, kind, largest |a - b|, that over the largest |a|).
+        alone: parameters of one run only.
     """
 
     step: int
@@ -181,8 +226,9 @@ class Tensors:
             return words
         name, kind, apart, ratio = self.rows[0]
         return (
-            f"After step {self.step} {len(self.rows)} states of tensors differ, the first in the forward "
-            f"pass {kind} of {name} by at most {apart:.3g}, {ratio:.2g} of its largest value. {words}"
+            f"After step {self.step} {len(self.rows)} states of tensors differ, the first in the "
+            f"forward pass {kind} of {name} by at most {apart:.3g}, {ratio:.2g} of its largest "
+            f"value. {words}"
         )
 
 
@@ -190,22 +236,30 @@ def _causes(*pasts: Past) -> list[str]:
     """Return settings, data, versions and layout in which the runs differ, as sentences."""
     both = []
     for past in pasts:
-        environment, config = read_facts(past.run.environment), read_facts(past.run.config)
+        environment = read_facts(past.run.environment)
+        config = read_facts(past.run.config)
+        parts = {key: key.partition(".") for key in KEYS}
         values = {
-            key: config.get(key.partition(".")[0], {}).get(key.partition(".")[2]) for key in KEYS
+            key: config.get(section, {}).get(name) for key, (section, _, name) in parts.items()
         }
-        data = read_facts(past.run.data)["fingerprint"]
-        both.append(values | environment.get("packages", {}) | dict(past.segment) | {"data": data})
-        both[-1]["python"] = environment.get("python")
-    keys = [key for key in dict.fromkeys([*both[0], *both[1]]) if key not in _NO_CAUSE]
-    pairs = {key: [each.get(key) for each in both] for key in keys}
-    return [f"{key}: {was} and {now}" for key, (was, now) in pairs.items() if was != now] or [
-        "the same"
-    ]
+        facts = {
+            "data": read_facts(past.run.data)["fingerprint"],
+            "python": environment.get("python"),
+        }
+        both.append(values | environment.get("packages", {}) | dict(past.segment) | facts)
+    one, other = both
+    keys = [key for key in one | other if key not in _NO_CAUSE]
+    differing = [key for key in keys if one.get(key) != other.get(key)]
+    return [f"{key}: {one.get(key)} and {other.get(key)}" for key in differing] or ["the same"]
 
 
 def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
-    """Return the first step whose records differ in more than times and memory, and a clause about it."""
+    """Return the first step whose records differ in more than times and memory, and a clause.
+
+    Args:
+        one: run directory.
+        other: run directory.
+    """
     both = [
         {r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)
     ]
@@ -215,19 +269,24 @@ def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
         for tag in [tag for tag in a if "/" in tag and tag in b and a[tag] != b[tag]]:
             metric = metric_of(tag)
             if not metric.measured and metric.page is Page.QUALITY:
-                return (
-                    step,
-                    f"the records differ from step {step} on, {tag} {a[tag]!r} and {b[tag]!r}",
-                )
+                values = f"{tag} {a[tag]!r} and {b[tag]!r}"
+                return step, f"the records differ from step {step} on, {values}"
     return None, f"all {len(common)} steps that both recorded are equal"
 
 
 def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
-    """Return a clause, the last step whose checkpoints are equal (0: none), and the first that differ."""
+    """Compare the checkpoints of the steps that two runs both saved.
+
+    Args:
+        one: run directory.
+        other: run directory.
+
+    Returns:
+        A clause, the last step whose checkpoints are equal (0: none), and the first that differ.
+    """
     a, b = (RunDirectory(path) for path in (one, other))
-    steps = sorted(
-        set(map(step_of, a.complete_checkpoints())) & set(map(step_of, b.complete_checkpoints()))
-    )
+    saved = [set(map(step_of, run.complete_checkpoints())) for run in (a, b)]
+    steps = sorted(saved[0] & saved[1])
     equal = 0
     for step in steps:
         if found := compare_states(a, b, step):
@@ -238,7 +297,16 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
 
 
 def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | None:
-    """Compare two checkpoints of a step tensor by tensor, of whatever layouts; None: all bits are equal."""
+    """Compare two checkpoints of a step tensor by tensor, whatever their layouts.
+
+    Args:
+        a: a run.
+        b: another run.
+        step: whose checkpoints are compared.
+
+    Returns:
+        What differs; None where all bits are equal.
+    """
     from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
 
     one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
@@ -248,7 +316,8 @@ def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | Non
     rows = []
     for name in sorted(common, key=forward_order):
         for kind in KINDS:
-            mine, yours = one.full(kind, name), other.full(kind, name)
+            mine = one.full(kind, name)
+            yours = other.full(kind, name)
             if not mine.equal(yours):
                 apart, largest = (float(values.abs().max()) for values in (mine - yours, mine))
                 rows.append((name, kind, apart, apart / max(largest, 1e-300)))

@@ -23,7 +23,7 @@ def replay(
         "replay"
     ),
 ) -> None:
-    """Make one step of a run again from the nearest checkpoint; show its documents, losses and gradients.
+    """Make one step of a run again; show its documents, losses and gradients.
 
     Example: python -m pretrain replay demo/runs/orthogonal --step 123
     """

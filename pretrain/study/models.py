@@ -22,7 +22,7 @@ CHECKPOINT_FACT = "checkpoint_sha256"
 """Key of FACTS with the SHA-256 of the checkpoint's marker, which has that of every file there."""
 _AUTO_MAP = "auto_map"
 _IMPLEMENTATION = "implementation"
-"""Keys, and an end of keys, with which a configuration has transformers run code, also the hub's."""
+"""Key, and end of keys, with which a configuration has transformers run code, also the hub's."""
 
 
 def model_digest(directory: Path) -> str:

@@ -197,7 +197,7 @@ class Seal:
         ]
 
     def changes(self, runs: Sequence[FinishedRun]) -> list[str]:
-        """Return clauses on what is not as it was sealed: file, grid, settings, code, data, time."""
+        """Return clauses on what is not as sealed: file, grid, settings, code, data, time."""
         sealed = self.sealed
         found = [] if self.intact else [f"{self.path} no longer has its own hash"]
         grid = Path(sealed.grid.file)

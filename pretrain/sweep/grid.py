@@ -10,8 +10,8 @@
       model.position_embedding: [rope, learned]
     seeds: [1, 2, 3]                            # ... times a run.seed
 
-`schedule.branch_from` may be the name of an entry of `list`: its run with the same other values and seed.
-The runs come seed by seed, so that a sweep that is cut short has whole comparisons.
+`schedule.branch_from` may be the name of an entry of `list`: its run with the same other values and
+seed. The runs come seed by seed, so that a sweep that is cut short has whole comparisons.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Outcome:
         return self.ending in ("finished", "finished before")
 
     def validation(self) -> tuple[float | None, float | None]:
-        """Return loss (nats per token) and perplexity at the run's end, None where there is none."""
+        """Return loss, in nats per token, and perplexity at the run's end; None where not known."""
         path = RunDirectory(self.run.path).summary
         if not self.done or not path.is_file():
             return None, None
@@ -198,7 +198,7 @@ def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
 
 
 def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | None:
-    """Start a run, or None if its log is locked: the lock lasts as long as any process of the run."""
+    """Start a run; None if its log is locked, as long as any process of the run lives."""
     try:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         log = run.log.open("ab")

@@ -162,7 +162,7 @@ def carry_out(
 
 
 def _differences(runs: Sequence[PlannedRun]) -> list[float]:
-    """Return loss of the second minus loss of the first of each pair, up to the first unfinished pair."""
+    """Return the second's loss minus the first's of each pair, up to the first unfinished pair."""
     found: list[float] = []
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:

@@ -55,7 +55,7 @@ MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that ma
 
 
 class Question(str, Enum):
-    """Question that a trial answers, about the perplexity of the second design against the first."""
+    """Question of a trial about the perplexity of the second design against the first."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -229,7 +229,7 @@ def ladder(
 
     What was predicted is judged and not fitted, unless --predict continues from there.
 
-    Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml --out ladder
+    Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml
     """
     from pretrain.runs.finished import leave_out_others, read_finished_run
 
@@ -320,8 +320,8 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
     where = ", ".join(sorted({str(run.config.run.directory) for run in runs}))
     ranks = f"{local_ranks} rank{'s' if local_ranks > 1 else ''} each"
     return (
-        f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to resume, "
-        f"{count['new']} to start; {jobs} at a time, {ranks}"
+        f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to "
+        f"resume, {count['new']} to start; {jobs} at a time, {ranks}"
     )
 
 
