@@ -47,28 +47,26 @@ CONFIG: dict[str, dict[str, Any]] = {
     "precision": {"dtype": "fp32"},
     "checkpoint": {"every": 50},
 }
-AUDIT_TOTALS = {  # vanilla at these sizes on TP 1 x DP 4, fp32, ZeRO-1
-    "trainable_elements": 4 * 1_313_024,
-    "trainable_bytes": 4 * 1_313_024 * 4,
-    "frozen_elements": 0,
-    "frozen_bytes": 0,
-    "gradient_elements": 4 * 1_313_024,
-    "gradient_bytes": 4 * 1_313_024 * 4,
-    "optimizer_state_bytes": 1_313_024 * 12,
-    "model_trainable_parameters": 1_313_024,
-    "model_frozen_parameters": 0,
-}
-FROZEN_TOTALS = {  # the same with frozen W_Q and W_K
-    "trainable_elements": 4 * 1_181_952,
-    "trainable_bytes": 4 * 1_181_952 * 4,
-    "frozen_elements": 4 * 131_072,
-    "frozen_bytes": 4 * 131_072 * 4,
-    "gradient_elements": 4 * 1_181_952,
-    "gradient_bytes": 4 * 1_181_952 * 4,
-    "optimizer_state_bytes": 1_181_952 * 12,
-    "model_trainable_parameters": 1_181_952,
-    "model_frozen_parameters": 131_072,
-}
+
+
+def audit_totals(trainable: int, frozen: int) -> dict[str, int]:
+    """Totals of the audit at TP 1 x DP 4, fp32, ZeRO-1."""
+    return {
+        "trainable_elements": 4 * trainable,
+        "trainable_bytes": 4 * trainable * 4,
+        "frozen_elements": 4 * frozen,
+        "frozen_bytes": 4 * frozen * 4,
+        "gradient_elements": 4 * trainable,
+        "gradient_bytes": 4 * trainable * 4,
+        "optimizer_state_bytes": trainable * 12,
+        "model_trainable_parameters": trainable,
+        "model_frozen_parameters": frozen,
+    }
+
+
+AUDIT_TOTALS = audit_totals(1_313_024, 0)
+FROZEN_TOTALS = audit_totals(1_181_952, 131_072)
+"""Of vanilla at these sizes, and with frozen W_Q and W_K."""
 
 
 def write_run(
@@ -93,7 +91,9 @@ def write_run(
     """
     perplexity = None if loss is None else 2.718281828459045**loss
     sources = {"prose": perplexity, "topics": 70.0} if sources is None else dict(sources)
-    files = _files(name, variant, seed, loss, perplexity, sources)
+    files = _files(name, variant, seed)
+    validation = {"loss": loss, "perplexity": perplexity, "perplexity_by_source": sources}
+    files["summary"]["validation"] = validation
     for key, value in (changes or {}).items():
         *parents, last = key.split(".")
         place = files
@@ -124,14 +124,7 @@ def write_planned_run(run: PlannedRun, shards: Path, loss: float) -> Path:
     return path
 
 
-def _files(
-    name: str,
-    variant: str,
-    seed: int,
-    loss: float | None,
-    perplexity: float | None,
-    sources: Mapping[str, Any],
-) -> dict[str, Any]:
+def _files(name: str, variant: str, seed: int) -> dict[str, Any]:
     tree = {section: dict(values) for section, values in CONFIG.items()}
     tree["run"].update(name=name, seed=seed)
     tree["attention"]["variant"] = variant
@@ -162,11 +155,6 @@ def _files(
             "tokens": STEPS * BATCH * LENGTH,
             "samples": STEPS * BATCH,
             "loss": 4.0,
-            "validation": {
-                "loss": loss,
-                "perplexity": perplexity,
-                "perplexity_by_source": dict(sources),
-            },
         },
     }
 
@@ -176,7 +164,8 @@ def _records(
 ) -> list[dict[str, Any]]:
     """One record for each step; a column shorter than that belongs to the last steps."""
     steps = files["summary"]["step"]
-    tokens, samples = files["summary"]["tokens"] // steps, files["summary"]["samples"] // steps
+    tokens = files["summary"]["tokens"] // steps
+    samples = files["summary"]["samples"] // steps
     chosen: dict[Metric, Sequence[float | None]] = {
         tags.LOSS: [8.0 - 4.0 * step / steps for step in range(1, steps + 1)],
         tags.LEARNING_RATE: [1e-3] * steps,
@@ -209,7 +198,8 @@ def _records(
 
 def _write_checkpoints(run: RunDirectory, size: int) -> None:
     """The newest with `size` bytes and its marker, and an older one that must not be counted."""
-    newest, older = run.checkpoint(100), run.checkpoint(50)
+    newest = run.checkpoint(100)
+    older = run.checkpoint(50)
     (newest / "shard").mkdir(parents=True)
     (newest / "shard" / "weights.pt").write_bytes(bytes(size - 24))
     (newest / MARKER).write_bytes(bytes(24))

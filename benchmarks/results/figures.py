@@ -30,7 +30,7 @@ from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
 from pretrain.compare.content import variants_csv
 from pretrain.compare.convergence import Stability, smoothed_loss
-from pretrain.compare.plots import frontier_figure, gap_figure, trend_figure
+from pretrain.compare.figures import frontier_figure, gap_figure, trend_figure
 from pretrain.compare.tables import gap_table
 from pretrain.compare.trend import Trend, fit_trends, trend_table
 from pretrain.reporting.plots import (

@@ -60,76 +60,76 @@ def test_seeds_of_a_variant_are_its_samples(tmp_path: Path) -> None:
     assert comparison.notes == ()
 
 
+def with_attention(root: Path, name: str, variant: str, **settings: Any) -> Path:
+    """A run with these settings of the attention."""
+    changes = {f"config.attention.{key}": value for key, value in settings.items()}
+    return write_run(root, name, variant, changes=changes)
+
+
+def names(paths: list[Path], baseline: str = "vanilla") -> list[str]:
+    return [variant.name for variant in compare_runs(paths, baseline).variants]
+
+
 def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
     """Keys that are not in this version's config are labelled like any other."""
-    low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": 8}
-    both = {"config.attention.adapters": ["qk_norm", "low_rank"], "config.attention.low_rank": 16}
-    halves = {"config.attention.frozen_heads": {"0-1": 1.0, "2-3": 0.5}}
-    quarters = {"config.attention.frozen_heads": {"0-1": 0.25}}
-    svd = {"config.attention.construction": "svd"}
+    runs: dict[str, tuple[str, dict[str, Any]]] = {
+        "vanilla": ("vanilla", {}),
+        "orthogonal+low_rank": ("orthogonal", {"adapters": ["low_rank"], "low_rank": 8}),
+        "orthogonal+qk_norm+low_rank": (
+            "orthogonal",
+            {"adapters": ["qk_norm", "low_rank"], "low_rank": 16},
+        ),
+        "orthogonal construction=svd": ("orthogonal", {"construction": "svd"}),
+        "orthogonal construction=qr": ("orthogonal", {}),
+        "gaussian frozen_heads={0-1: 1.0, 2-3: 0.5}": (
+            "gaussian",
+            {"frozen_heads": {"0-1": 1.0, "2-3": 0.5}},
+        ),
+        "gaussian frozen_heads={0-1: 0.25}": ("gaussian", {"frozen_heads": {"0-1": 0.25}}),
+    }
     paths = [
-        write_run(tmp_path, "v", "vanilla"),
-        write_run(tmp_path, "a", "orthogonal", changes=low_rank),
-        write_run(tmp_path, "b", "orthogonal", changes=both),
-        write_run(tmp_path, "c", "orthogonal", changes=svd),
-        write_run(tmp_path, "d", "orthogonal"),
-        write_run(tmp_path, "e", "gaussian", changes=halves),
-        write_run(tmp_path, "f", "gaussian", changes=quarters),
+        with_attention(tmp_path, str(number), variant, **settings)
+        for number, (variant, settings) in enumerate(runs.values())
     ]
-    assert [variant.name for variant in compare_runs(paths, "vanilla").variants] == [
-        "vanilla",
-        "orthogonal+low_rank",
-        "orthogonal+qk_norm+low_rank",
-        "orthogonal construction=svd",
-        "orthogonal construction=qr",
-        "gaussian frozen_heads={0-1: 1.0, 2-3: 0.5}",
-        "gaussian frozen_heads={0-1: 0.25}",
-    ]
-    alone = compare_runs([paths[0], paths[2]], "vanilla")
-    assert alone.variants[1].name == "orthogonal+qk_norm+low_rank"
+    assert names(paths) == list(runs)
+    assert names([paths[0], paths[2]])[1] == "orthogonal+qk_norm+low_rank"
 
 
 def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:
     variant = "monarch_shared_conv"
     own = list(VARIANTS[variant].adapters)
-    adapters = {"own": own, "none": [], "more": [*own, "low_rank"]}
-    paths = [write_run(tmp_path, "vanilla", "vanilla")]
-    for name, some in adapters.items():
-        paths.append(
-            write_run(tmp_path, name, variant, changes={"config.attention.adapters": some})
-        )
-    assert [group.name for group in compare_runs(paths, "vanilla").variants] == [
-        "vanilla",
-        variant,
-        f"{variant}+none",
-        "+".join((variant, *own, "low_rank")),
-    ]
+    paths = [write_run(tmp_path, "vanilla")]
+    for number, adapters in enumerate((own, [], [*own, "low_rank"])):
+        paths.append(with_attention(tmp_path, str(number), variant, adapters=adapters))
+    more = "+".join((variant, *own, "low_rank"))
+    assert names(paths) == ["vanilla", variant, f"{variant}+none", more]
 
 
 def test_the_baseline_is_a_label_a_variant_or_a_run(tmp_path: Path) -> None:
-    svd = {"config.attention.construction": "svd"}
     paths = [
         write_run(tmp_path, "plain"),
         write_run(tmp_path, "ora-1", "orthogonal"),
-        write_run(tmp_path, "ora-2", "orthogonal", changes=svd),
+        with_attention(tmp_path, "ora-2", "orthogonal", construction="svd"),
     ]
     for baseline in ("orthogonal construction=svd", "ora-2"):
-        assert compare_runs(paths, baseline).variants[0].name == "orthogonal construction=svd"
-    assert compare_runs(paths[1:2] + paths[:1], "orthogonal").variants[0].runs[0].name == "ora-1"
-    with pytest.raises(
-        UserError, match="several groups of runs; give one of these: 'vanilla', 'orthogonal "
-    ):
+        assert names(paths, baseline)[0] == "orthogonal construction=svd"
+    assert names(paths[1::-1], "orthogonal")[0] == "orthogonal"
+    said = "several groups of runs; give one of these: 'vanilla', 'orthogonal "
+    with pytest.raises(UserError, match=said):
         compare_runs(paths, "orthogonal")
     with pytest.raises(UserError, match="--baseline none is none of the variants and runs given"):
         compare_runs(paths, "none")
 
 
 def depth_runs(root: Path, variants: dict[str, tuple[int, ...]]) -> list[Path]:
-    return [
-        write_run(root, f"{variant}-{depth}-{seed}", variant, seed=seed, loss=5 - depth / 10 + seed / 100,
-                  changes={"config.model.num_layers": depth})
-        for variant, depths in variants.items() for depth in depths for seed in (1, 2)
-    ]  # fmt: skip
+    paths = []
+    for variant, depth in ((key, depth) for key, depths in variants.items() for depth in depths):
+        changes = {"config.model.num_layers": depth}
+        for seed in (1, 2):
+            name = f"{variant}-{depth}-{seed}"
+            loss = 5 - depth / 10 + seed / 100
+            paths.append(write_run(root, name, variant, seed=seed, loss=loss, changes=changes))
+    return paths
 
 
 def test_a_subject_is_compared_within_its_values(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_a_subject_with_one_baseline_for_all(tmp_path: Path) -> None:
 
 def test_sizes_that_follow_from_the_subject_need_not_be_named(tmp_path: Path) -> None:
     """Eight heads of 16 in place of four of 32: head_dim and num_query_groups follow."""
-    eight = {f"config.model.{key}": value for key, value in
-             {"num_attention_heads": 8, "num_query_groups": 8, "head_dim": 16}.items()}  # fmt: skip
+    shape = {"num_attention_heads": 8, "num_query_groups": 8, "head_dim": 16}
+    eight = {f"config.model.{key}": value for key, value in shape.items()}
     paths = [write_run(tmp_path, "four"), write_run(tmp_path, "eight", changes=eight)]
     with pytest.raises(UserError) as refusal:
         compare_runs(paths, "vanilla")
@@ -218,35 +218,16 @@ def test_seeds_without_a_partner_and_runs_that_diverged_are_told(tmp_path: Path)
 def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, variants: int) -> None:
     paths = sweep(tmp_path, 2)[: 2 * min(variants, 2)]
     for number in range(variants - 2):
-        changes = {
-            "config.attention.adapters": ["logit_scale", "low_rank"],
-            "config.attention.low_rank": number,
-        }
-        paths.append(
-            write_run(tmp_path, f"long-{number}", "orthogonal_trainable", seed=1, changes=changes)
-        )
+        long = {"adapters": ["logit_scale", "low_rank"], "low_rank": number}
+        name = f"long-{number}"
+        paths.append(with_attention(tmp_path, name, "orthogonal_trainable", **long))
     text = printed(compare_runs(paths, "vanilla"))
     assert max(map(len, text.splitlines())) <= 100
-    expected = [
-        "4.0500",
-        "± 0.0707",
-        "57.47",
-        "1,313,024",
-        "1,000",
-        "9.77 KiB",
-    ]
+    expected = ["4.0500", "± 0.0707", "57.47", "1,313,024", "1,000", "9.77 KiB"]
     if variants > 1:
-        expected += [
-            "+0.020",
-            "[-0.107, +0.147]",
-            "(+2.0 %)",
-            "1,181,952",
-            "(-10.0 %)",
-            "n < 5",
-            "not claimed",
-        ]
-    for number in expected:
-        assert number in text
+        expected += ["+0.020", "[-0.107, +0.147]", "(+2.0 %)", "1,181,952", "(-10.0 %)", "n < 5"]
+        expected.append("not claimed")
+    assert [each for each in expected if each not in text] == []
 
 
 @pytest.mark.distributed
@@ -258,23 +239,13 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     for out in ("a", "b"):
         write_comparison(compare_runs(paths, "vanilla"), tmp_path / out, COMMAND)
     link_event_files(compare_runs(paths, "vanilla"), tmp_path / "b/tensorboard")  # once more
-    first, second = (
-        {
-            path.name: path.read_bytes()
-            for path in sorted((tmp_path / out).iterdir())
-            if path.is_file()
-        }
-        for out in ("a", "b")
-    )
+    written = [[path for path in (tmp_path / out).iterdir() if path.is_file()] for out in "ab"]
+    first, second = ({path.name: path.read_bytes() for path in paths} for paths in written)
     assert first == second
     figures = {"loss", "runs", "gap", "frontier"}
-    assert set(first) == {
-        "report.md",
-        "report.html",
-        "comparison.json",
-        "variants.csv",
-        "runs.csv",
-    } | {f"{name}.{ending}" for name in figures for ending in ("png", "svg")}
+    drawn = {f"{name}.{ending}" for name in figures for ending in ("png", "svg")}
+    numbers = {"comparison.json", "variants.csv", "runs.csv"}
+    assert set(first) == {"report.md", "report.html"} | numbers | drawn
     report = first["report.md"].decode()
     for part in (
         "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",
@@ -286,42 +257,30 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
         "· by formula",
     ):
         assert part in report
-    seen = io_wrapper.GetLogdirSubdirectories(str(tmp_path / "b" / "tensorboard"))
-    assert {str(Path(path).relative_to(tmp_path / "b" / "tensorboard")) for path in seen} == {
-        f"{variant}/seed-{seed}" for variant in LOSSES for seed in range(5)
-    }
+    links = tmp_path / "b" / "tensorboard"
+    seen = io_wrapper.GetLogdirSubdirectories(str(links))
+    wanted = {f"{variant}/seed-{seed}" for variant in LOSSES for seed in range(5)}
+    assert {str(Path(path).relative_to(links)) for path in seen} == wanted
 
 
 def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    comparison = compare_runs(
-        [*sweep(tmp_path), write_run(tmp_path, "lost", "gaussian", loss=None)], "vanilla"
-    )
+    lost = write_run(tmp_path, "lost", "gaussian", loss=None)
+    comparison = compare_runs([*sweep(tmp_path), lost], "vanilla")
     write(replace(comparison_document(comparison, COMMAND), figures={}), tmp_path / "out")
     content = json.loads((tmp_path / "out" / "comparison.json").read_text(), parse_constant=refuse)
     rows = list(csv.DictReader((tmp_path / "out" / "variants.csv").read_text().splitlines()))
     assert [row["variant"] for row in rows] == ["vanilla", "orthogonal", "gaussian"]
     gap = content["variants"][1]["gap"]
-    for key in (
-        "mean",
-        "low",
-        "high",
-        "t_p",
-        "t_p_holm",
-        "wilcoxon_p",
-        "cohens_dz",
-        "equivalent_within",
-    ):
+    keys = ("mean", "low", "high", "t_p", "t_p_holm", "wilcoxon_p", "cohens_dz")
+    for key in (*keys, "equivalent_within"):
         assert float(rows[1][f"gap.{key}"]) == gap[key]
     assert (rows[2]["validation_loss.mean"], rows[2]["gap.mean"]) == ("", "")
     runs = list(csv.DictReader((tmp_path / "out" / "runs.csv").read_text().splitlines()))
-    assert [float(run["validation_loss"] or 0) for run in runs] == [
-        *LOSSES["vanilla"],
-        *LOSSES["orthogonal"],
-        0,
-    ]
+    losses = [float(run["validation_loss"] or 0) for run in runs]
+    assert losses == [*LOSSES["vanilla"], *LOSSES["orthogonal"], 0]
 
 
 def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> None:
@@ -358,7 +317,8 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
             command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
         )
 
-    paths, out = sweep(tmp_path, 1), tmp_path / "out"
+    paths = sweep(tmp_path, 1)
+    out = tmp_path / "out"
     (tmp_path / "sample_order").mkdir()  # lies among the runs; `runs/*` finds it
     done = compare(*paths, tmp_path / "sample_order", "--out", out)
     assert done.returncode == 0, done.stderr
@@ -367,6 +327,5 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
     assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
     refused = compare(*paths, "--baseline", "none", "--out", out)
-    assert refused.returncode == 2 and refused.stderr.startswith(
-        "error: --baseline none is none of"
-    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: --baseline none is none of")

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from pretrain.compare.comparison import Comparison, compare_runs
-from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Curve, Ratio
+from pretrain.compare.compute import (
+    BASELINE_LENGTHS,
+    LENGTHS,
+    VALIDATIONS,
+    Curve,
+    EqualCompute,
+    Ratio,
+)
 from pretrain.compare.content import as_json, variants_csv
 from pretrain.compare.figures import frontier_figure, loss_figure
 from pretrain.compare.report import report_page
@@ -22,6 +29,7 @@ from pretrain.study.report import page_text
 from tests.fabricated_runs import LENGTH, write_run
 from tests.ranks import ROOT
 
+RESUMED = [{"first_step": 1, "changes": {}}, {"first_step": 50, "changes": {}}]
 CURVE = Curve.through({100: 5.0, 200: 4.6, 400: 4.0})
 
 
@@ -29,17 +37,18 @@ def committed(root: Path, page: str, labels: Collection[str], without: int = 0) 
     """Runs with the losses of docs/results/PAGE; those of so many tokens are left out."""
     paths = []
     for row in csv.DictReader((ROOT / "docs/results" / page / "runs.csv").open()):
-        label, tokens = row["variant"].split()[0], int(row["tokens"])
+        label = row["variant"].split()[0]
+        tokens = int(row["tokens"])
         variant, *adapters = label.split("+")
         if label in labels and tokens != without:
             changes: dict[str, Any] = {"summary.tokens": tokens}
             changes["data.unigram_perplexity"] = float(row["unigram_perplexity"])
             if adapters:
                 changes |= {"config.attention.adapters": adapters, "config.attention.low_rank": 8}
-            name, loss = f"{page}-{label}-{tokens}-{row['seed']}", float(row["validation_loss"])
-            paths.append(
-                write_run(root, name, variant, seed=int(row["seed"]), loss=loss, changes=changes)
-            )
+            seed = int(row["seed"])
+            loss = float(row["validation_loss"])
+            name = f"{page}-{label}-{tokens}-{seed}"
+            paths.append(write_run(root, name, variant, seed=seed, loss=loss, changes=changes))
     return paths
 
 
@@ -50,13 +59,23 @@ def learnt(root: Path, name: str, last: float, slope: float = 0.4, **options: An
 
 
 def pairs(root: Path, gap: float = 0.1, **options: Any) -> list[Path]:
+    last = {"vanilla": 4.0, "orthogonal": 4.0 + gap}
     return [
-        learnt(
-            root, f"{variant}-{seed}", 4 + seed / 100 + more, seed=seed, variant=variant, **options
-        )
-        for variant, more in (("vanilla", 0.0), ("orthogonal", gap))
+        learnt(root, f"{name}-{seed}", loss + seed / 100, seed=seed, variant=name, **options)
+        for name, loss in last.items()
         for seed in (1, 2, 3)
     ]
+
+
+def priced(comparison: Comparison) -> EqualCompute:
+    """The second variant at equal compute."""
+    compute = comparison.variants[1].compute
+    assert compute is not None
+    return compute
+
+
+def shown(comparison: Comparison) -> str:
+    return page_text(report_page(comparison, [("compare",)]))
 
 
 def rounded(ratio: Ratio | None) -> tuple[float, ...]:
@@ -65,10 +84,8 @@ def rounded(ratio: Ratio | None) -> tuple[float, ...]:
 
 
 def test_a_curve_is_straight_in_the_logarithm_of_the_tokens() -> None:
-    assert CURVE.loss(200) == pytest.approx(4.6) and CURVE.loss(
-        math.sqrt(2) * 200
-    ) == pytest.approx(4.3)
-    assert CURVE.loss(50) == pytest.approx(5.4) and CURVE.loss(800) == pytest.approx(3.4)
+    for tokens, loss in ((200, 4.6), (math.sqrt(2) * 200, 4.3), (50, 5.4), (800, 3.4)):
+        assert CURVE.loss(tokens) == pytest.approx(loss)
     for tokens in (50, 120, 200, 300, 800):
         assert CURVE.tokens_to(CURVE.loss(tokens)) == pytest.approx(tokens)
     assert CURVE.covers(4.0) and CURVE.covers(4.9) and not CURVE.covers(3.9)
@@ -102,16 +119,11 @@ def test_a_ratio_is_a_geometric_mean() -> None:
 def test_the_price_of_a_gap_read_off_the_runs_own_validations(tmp_path: Path) -> None:
     comparison = compare_runs(pairs(tmp_path), "vanilla")
     assert comparison.variants[0].compute is None
-    compute = comparison.variants[1].compute
-    assert (
-        compute is not None
-        and compute.token_ratio is not None
-        and compute.effective_compute is not None
-    )
+    compute = priced(comparison)
+    assert compute.token_ratio is not None and compute.effective_compute is not None
     cost = 7_995_392 / 8_257_536
-    assert (
-        compute.cost == pytest.approx(cost) and compute.curve == VALIDATIONS and compute.beyond == 3
-    )
+    assert compute.cost == pytest.approx(cost)
+    assert (compute.curve, compute.beyond) == (VALIDATIONS, 3)
     assert compute.token_ratio.mean == pytest.approx(2 ** (0.1 / 0.4))
     assert compute.effective_compute.mean == pytest.approx(2 ** (0.1 / 0.4) * cost)
     even = -0.4 * math.log2(cost)
@@ -127,7 +139,7 @@ def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
     gaps = [comparison.variants[1].gap for comparison in (tokens, flops)]
     assert gaps[0] is not None and gaps[1] is not None and gaps[0].mean == pytest.approx(0.1)
     assert gaps[1].mean == pytest.approx(0.1 + 0.4 * math.log2(7_995_392 / 8_257_536))
-    report, other = (page_text(report_page(of, [("compare",)])) for of in (tokens, flops))
+    report, other = map(shown, (tokens, flops))
     assert "Gaps are at equal FLOPs" in other and "Gaps are" not in report
     assert "## Equal compute\n\n![frontier](frontier.png)" in report
     assert "| orthogonal | -3.2 % | × 1.19 [1.19, 1.19]* | × 1.15 [1.15, 1.15]* |" in report
@@ -137,34 +149,26 @@ def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
 
 def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) -> None:
     """A cheaper variant has then seen more tokens, and no learning curve is needed."""
-    paths, given = [], {"config.schedule.flops": 10**12, "config.schedule.steps": None}
+    paths = []
+    given = {"config.schedule.flops": 10**12, "config.schedule.steps": None}
     for seed in range(1, 6):
-        for variant, loss, tokens in (
-            ("vanilla", 4.0, 200_000),
-            ("orthogonal", 4.1 + seed / 1000, 206_000),
-        ):
+        ends = {"vanilla": (4.0, 200_000), "orthogonal": (4.1 + seed / 1000, 206_000)}
+        for variant, (loss, tokens) in ends.items():
             changes = {**given, "summary.tokens": tokens}
             name = f"{variant}-{seed}"
             paths.append(write_run(tmp_path, name, variant, seed=seed, loss=loss, changes=changes))
     comparison = compare_runs(paths, "vanilla", (), "flops")
     gap = comparison.variants[1].gap
     assert gap is not None and gap.n == 5 and gap.mean == pytest.approx(0.103)
-    assert "each run ended after 1e+12 executed ones" in page_text(
-        report_page(comparison, [("compare",)])
-    )
-    figure = loss_figure(comparison)
-    assert figure is not None
-    losses, distances = figure.axes[:2]
+    assert "each run ended after 1e+12 executed ones" in shown(comparison)
+    losses, distances = loss_figure(comparison).axes[:2]
     ends = [max(line.get_xdata()) for line in (*losses.lines, distances.lines[0])]
-    assert ends[0] == pytest.approx(200_000, rel=0.01) and ends[1] == pytest.approx(
-        206_000, rel=0.01
-    )
+    assert ends[:2] == pytest.approx([200_000, 206_000], rel=0.01)
     assert ends[0] * 0.99 < ends[2] <= ends[0]  # a distance ends where the baseline does
     with pytest.raises(UserError, match="or say --match flops if that is what is compared"):
         compare_runs(paths, "vanilla")
-    other = write_run(
-        tmp_path, "other", seed=9, changes={**given, "config.schedule.flops": 2 * 10**12}
-    )
+    longer = {**given, "config.schedule.flops": 2 * 10**12}
+    other = write_run(tmp_path, "other", seed=9, changes=longer)
     with pytest.raises(UserError, match=r"tokens is .* or say --subject tokens"):
         compare_runs([*paths, other], "vanilla", (), "flops")
 
@@ -172,19 +176,12 @@ def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) 
 def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, name, name) for name in ("vanilla", "orthogonal")]
     comparison = compare_runs(paths, "vanilla")
-    compute = comparison.variants[1].compute
-    assert compute is not None and (compute.curve, compute.token_ratio, compute.gap) == (
-        None,
-        None,
-        None,
-    )
-    assert "No learning curve for orthogonal: " in page_text(
-        report_page(comparison, [("compare",)])
-    )
+    compute = priced(comparison)
+    assert {compute.curve, compute.token_ratio, compute.gap} == {None}
+    assert "No learning curve for orthogonal: " in shown(comparison)
     assert frontier_figure(comparison) is not None
-    with pytest.raises(
-        UserError, match="--match flops cannot be had for orthogonal: its learning curve has one"
-    ):
+    said = "--match flops cannot be had for orthogonal: its learning curve has one"
+    with pytest.raises(UserError, match=said):
         compare_runs(paths, "vanilla", (), "flops")
 
 
@@ -203,12 +200,10 @@ def timed(
 def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
     paths = [timed(tmp_path, "vanilla", 2.0), timed(tmp_path, "orthogonal", 1.5, "12:04:00")]
     comparison = compare_runs(paths, "vanilla", (), "seconds")
-    compute, gap = comparison.variants[1].compute, comparison.variants[1].gap
-    assert compute is not None and compute.cost == pytest.approx(0.75)
-    assert gap is not None and gap.mean == pytest.approx(
-        -0.5 * -math.log2(0.75)
-    )  # 0.5 nats a doubling
-    assert "| seconds a token |" in page_text(report_page(comparison, [("compare",)]))
+    gap = comparison.variants[1].gap
+    assert priced(comparison).cost == pytest.approx(0.75)
+    assert gap is not None and gap.mean == pytest.approx(0.5 * math.log2(0.75))  # a doubling: 0.5
+    assert "| seconds a token |" in shown(comparison)
 
 
 def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path) -> None:
@@ -227,10 +222,7 @@ def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path
     [
         ({"host": "b"}, "host, device or number of ranks differ"),
         ({"started": "12:09:00"}, "the pause between both is longer"),
-        (
-            {"segments": [{"first_step": step, "changes": {}} for step in (1, 50)]},
-            "host, start or step times are",
-        ),
+        ({"segments": RESUMED}, "host, start or step times are"),
     ],
 )
 def test_seconds_of_other_runs_are_refused(tmp_path: Path, other: dict[str, Any], why: str) -> None:
@@ -248,17 +240,14 @@ def test_bits_per_byte_where_the_runs_know_the_bytes(tmp_path: Path) -> None:
     assert variant.loss_bits == pytest.approx(4.12 * 8 / 31 / math.log(2))
     rows = list(csv.DictReader(variants_csv(comparison).splitlines()))
     assert float(rows[1]["gap_bits_per_byte"]) == pytest.approx(0.1 * 8 / 31 / math.log(2))
-    assert "loss, bits/byte" in page_text(report_page(comparison, [("compare",)]))
-    capped = compare_runs(
-        pairs(tmp_path / "b", changes={"config.data.validation_samples": 16}), "vanilla"
-    )
+    assert "loss, bits/byte" in shown(comparison)
+    few = {"config.data.validation_samples": 16}
+    capped = compare_runs(pairs(tmp_path / "b", changes=few), "vanilla")
     assert capped.variants[0].bytes_per_token == pytest.approx((2048 * 4 + 2000 * 3.5) / 4048)
     unknown = compare_runs(pairs(tmp_path / "c", changes={"data.validation_bytes": {}}), "vanilla")
-    report = page_text(report_page(unknown, [("compare",)]))
-    assert (
-        "bits/byte" not in report
-        and "No bits per byte: the runs' data.json does not have" in report
-    )
+    report = shown(unknown)
+    assert "No bits per byte: the runs' data.json does not have" in report
+    assert "bits/byte" not in report
 
 
 def prices(comparison: Comparison, label: str) -> list[Any]:
@@ -267,9 +256,8 @@ def prices(comparison: Comparison, label: str) -> list[Any]:
 
 def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
     """Tokens to vanilla's loss at 0.3, 0.6 and 1.2 million tokens, and the share of what context taught."""
-    comparison = compare_runs(
-        committed(tmp_path, "tokens", ["vanilla", "orthogonal"]), "vanilla", ["tokens"]
-    )
+    paths = committed(tmp_path, "tokens", ["vanilla", "orthogonal"])
+    comparison = compare_runs(paths, "vanilla", ["tokens"])
     computes = prices(comparison, "orthogonal")
     expected = [(1.14, 1.10, 1.18), (1.18, 1.14, 1.23), (1.23, 1.20, 1.27)]
     for compute, numbers in zip(computes, expected, strict=True):
@@ -286,9 +274,8 @@ def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> 
     paths = committed(tmp_path, "structured", ["vanilla", "monarch+low_rank"])
     paths += committed(tmp_path, "tokens", ["vanilla"], without=614_400)
     (compute,) = prices(compare_runs(paths, "vanilla", ["tokens"]), "monarch+low_rank")
-    assert compute.curve == BASELINE_LENGTHS and compute.cost == pytest.approx(
-        7_667_712 / 8_257_536
-    )
+    assert compute.curve == BASELINE_LENGTHS
+    assert compute.cost == pytest.approx(7_667_712 / 8_257_536)
     assert rounded(compute.token_ratio) == (1.08, 1.02, 1.15)
     assert rounded(compute.effective_compute) == (1.00, 0.94, 1.07)
     at_large = [(1 - 0.137) * end for end in (compute.token_ratio.mean, compute.token_ratio.low)]

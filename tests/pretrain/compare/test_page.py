@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -76,10 +77,9 @@ class Page(HTMLParser):
 def curves(place: int, seed: int) -> dict[str, list[float]]:
     draw = random.Random(100 * place + seed)
     noise = [draw.gauss(0, 0.05) for _ in range(STEPS)]
+    falls = [4 + 4 * math.exp(-step / 25) + 0.02 * place for step in range(STEPS)]
     return {
-        tags.LOSS.tag: [
-            4 + 4 * math.exp(-step / 25) + 0.02 * place + noise[step] for step in range(STEPS)
-        ],
+        tags.LOSS.tag: [loss + own for loss, own in zip(falls, noise, strict=True)],
         tags.TOKENS_PER_SECOND.tag: [1000 - 20 * place + 100 * each for each in noise],
     }
 
@@ -87,21 +87,18 @@ def curves(place: int, seed: int) -> dict[str, list[float]]:
 def comparison_of(root: Path, variants: int, seeds: int) -> Comparison:
     """Vanilla, orthogonal, and orthogonal with adapters of as many ranks as are wanted."""
     paths = []
-    for place in range(variants):
+    for place, seed in itertools.product(range(variants), range(seeds)):
         low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": place}
-        for seed in range(seeds):
-            loss = 4 + 0.02 * place + random.Random(seed + 10 * place).gauss(0, 0.01)
-            paths.append(
-                write_run(
-                    root,
-                    f"run-{place}-{seed}",
-                    "orthogonal" if place else "vanilla",
-                    seed=seed,
-                    loss=loss,
-                    columns=curves(place, seed),
-                    changes=low_rank if place > 1 else {},
-                )
-            )
+        run = write_run(
+            root,
+            f"run-{place}-{seed}",
+            "orthogonal" if place else "vanilla",
+            seed=seed,
+            loss=4 + 0.02 * place + random.Random(seed + 10 * place).gauss(0, 0.01),
+            columns=curves(place, seed),
+            changes=low_rank if place > 1 else {},
+        )
+        paths.append(run)
     return compare_runs(paths, "vanilla")
 
 
@@ -124,18 +121,18 @@ def test_the_page_has_the_numbers_of_the_json(tmp_path: Path) -> None:
     page, _, content = written(comparison_of(tmp_path / "runs", 3, 5), tmp_path / "out")
     variants, others = content["variants"], content["variants"][1:]
     assert page.column(0, "variant") == [variant["name"] for variant in variants]
-    for title, key, digits in (
-        ("validation loss", "validation_loss", 4),
-        ("perplexity", "validation_perplexity", 2),
-    ):
+    columns = {
+        "validation loss": ("validation_loss", 4),
+        "perplexity": ("validation_perplexity", 2),
+    }
+    for title, (key, digits) in columns.items():
         shown = [first_number(cell) for cell in page.column(0, title)]
         assert shown == [round(variant[key]["mean"], digits) for variant in variants]
     gaps = [variant["gap"] for variant in others]
     shown = [first_number(cell) for cell in page.column(1, "gap, nats/token")]
     assert shown == [round(gap["mean"], 4) for gap in gaps]
-    assert page.column(1, "t-test p") == [
-        f"{gap['t_p']:.4f}" if gap["t_p"] >= 1e-4 else "< 0.0001" for gap in gaps
-    ]
+    tested = [f"{gap['t_p']:.4f}" if gap["t_p"] >= 1e-4 else "< 0.0001" for gap in gaps]
+    assert page.column(1, "t-test p") == tested
     cost = next(table for table in page.tables if table[1][0] == "trainable parameters")
     shown = [first_number(cell) for cell in cost[1][1:]]
     assert shown == [variant["cost"]["trainable_parameters"] for variant in variants]
@@ -167,16 +164,12 @@ def test_the_page_is_one_file_that_asks_nobody_and_stays_small(tmp_path: Path) -
     assert not re.search(r"url\((?!#)|@import", text)
     ids = [value for key, value in page.attributes if key == "id"]
     assert len(ids) == len(set(ids)) > 50
-    used = {value[1:] for key, value in page.attributes if key == "href"} | set(
-        re.findall(r"url\(#([^)]+)\)", text)
-    )
-    assert used <= set(ids)
+    used = {value[1:] for key, value in page.attributes if key == "href"}
+    assert used | set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
     names = {value for key, value in page.attributes if key == "aria-label"}
     assert names == {"gap", "frontier", "loss", "runs"}
     assert "prefers-color-scheme: dark" in text and "@media print" in text
-    with Image.open(
-        tmp_path / "out/loss.png"
-    ) as two_parts:  # the eleventh variant has no colour of its own
+    with Image.open(tmp_path / "out/loss.png") as two_parts:  # there are eight colours
         assert two_parts.height > 1.5 * two_parts.width
 
 
@@ -193,11 +186,8 @@ def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
     )
     page, text, content = written(comparison, tmp_path / "some", texts)
     assert page.open == [] and page.tags["script"] == 1
-    assert (
-        [each["text"] for each in content["texts"]]
-        == page.texts[:4]
-        == [each.text for each in texts]
-    )
+    wanted = [each.text for each in texts]
+    assert [each["text"] for each in content["texts"]] == page.texts[:4] == wanted
     assert "<h3>After “&lt;i&gt;Once upon”</h3>" in text
     report = (tmp_path / "some/report.md").read_text()
     assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
@@ -220,11 +210,10 @@ def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subjec
     adapters = {"config.attention.adapters": ["query_key_bias", "channel_scale", "qk_norm"]}
     paths = []
     for variant, rate in (("orthogonal", 1e-3), ("vanilla", 2e-3)):
+        changes = {**adapters, "config.optimizer.learning_rate": rate}
         for seed in (1, 2):
-            changes = {**adapters, "config.optimizer.learning_rate": rate}
-            paths.append(
-                write_run(tmp_path, f"{variant}-{seed}", variant, seed=seed, changes=changes)
-            )
+            name = f"{variant}-{seed}"
+            paths.append(write_run(tmp_path, name, variant, seed=seed, changes=changes))
     comparison = compare_runs(paths, "vanilla-1", ["optimizer.learning_rate"])
     assert [label.partition("+")[0] for label in comparison.labels] == ["vanilla", "orthogonal"]
     drawn = figures(comparison)

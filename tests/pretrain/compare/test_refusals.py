@@ -59,14 +59,10 @@ def test_a_subject_that_is_none_is_refused(tmp_path: Path, subject: str, message
 
 
 def test_one_seed_twice_is_refused_with_what_differs(tmp_path: Path) -> None:
-    paths = [
-        write_run(tmp_path, "a"),
-        write_run(tmp_path, "b", changes={"config.optimizer.learning_rate": 2e-3}),
-    ]
-    with pytest.raises(
-        UserError,
-        match=r"both 'vanilla' with run.seed=1: give one of them, or say --subject optimizer.learn",
-    ):
+    rate = {"config.optimizer.learning_rate": 2e-3}
+    paths = [write_run(tmp_path, "a"), write_run(tmp_path, "b", changes=rate)]
+    said = r"both 'vanilla' with run.seed=1: give one of them, or say --subject optimizer.learn"
+    with pytest.raises(UserError, match=said):
         compare_runs(paths, "vanilla")
     with pytest.raises(UserError, match="a run was given twice"):
         compare_runs([paths[0], paths[0] / ".." / "a"], "vanilla")
@@ -83,12 +79,9 @@ def test_an_unfinished_run_is_named(tmp_path: Path, state: str | None) -> None:
 
 
 def test_a_run_none_of_whose_losses_is_finite_is_named(tmp_path: Path) -> None:
-    null: list[float | None] = [None] * STEPS
-    columns = {LOSS.tag: null, GRADIENT_NORM.tag: null}
-    path = write_run(tmp_path, "vanilla", loss=None, sources={"prose": None}, columns=columns)
-    with pytest.raises(
-        UserError, match=r"metrics\.jsonl: no loss/train of this run is finite; leave the run"
-    ):
+    null = dict.fromkeys((LOSS.tag, GRADIENT_NORM.tag), [None] * STEPS)
+    path = write_run(tmp_path, "vanilla", loss=None, sources={"prose": None}, columns=null)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: no loss/train of this run is finite"):
         compare_runs([path], "vanilla")
 
 
@@ -105,10 +98,7 @@ def _spoil_line(path: Path, number: int, line: str | None) -> None:
         ('{"step": 41, "tok', 'line 41 is not a JSON object with an integer "step"'),
         ("[41]", 'line 41 is not a JSON object with an integer "step"'),
         ('{"step": 40, "tokens": 81920}', "line 41 is step 40 but follows step 40"),
-        (
-            '{"step": 41, "tokens": 83968, "loss/train": "low"}',
-            'step 41 has no number "loss/train"',
-        ),
+        ('{"step": 41, "tokens": 8, "loss/train": "low"}', 'step 41 has no number "loss/train"'),
     ],
 )
 def test_a_line_in_the_middle_that_is_lost_or_damaged_is_named(
@@ -143,23 +133,15 @@ def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
         ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("metrics.jsonl", "", "metrics.jsonl has no record"),
         ("metrics.jsonl", '{"step": 1}\n', 'step 1 has no integer "tokens"'),
+        (
+            "metrics.jsonl",
+            f'{{"step": {1 << 63}}}\n',
+            "line 1 is not a JSON object with an integer",
+        ),
+        ("metrics.jsonl", f'{{"step": 1, "tokens": {1 << 63}}}\n', 'has no integer "tokens"'),
         ("audit.json", "{", "audit.json cannot be read"),
-        (
-            "audit.json",
-            '{"zero_stage": 1, "totals": {}}',
-            "has no key 'totals.model_trainable_parameters'",
-        ),
+        ("audit.json", '{"zero_stage": 1, "totals": {}}', "'totals.model_trainable_parameters'"),
         ("checkpoints/step_00000100/COMPLETE", None, "has no complete checkpoint"),
-        (
-            "metrics.jsonl",
-            '{"step": 9223372036854775808}\n',
-            'line 1 is not a JSON object with an integer "step"',
-        ),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "tokens": 9223372036854775808}\n',
-            'step 1 has no integer "tokens"',
-        ),
     ],
 )
 def test_a_damaged_run_is_named(
@@ -174,66 +156,39 @@ def test_a_damaged_run_is_named(
     assert str(path) in str(refusal.value)
 
 
+EVERY = "telemetry.every"
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "place", "said"),
     [
-        ("audit.zero_stage", None, "audit.json: 'zero_stage': input should be a valid integer"),
-        (
-            "audit.totals.frozen_bytes",
-            "0",
-            "audit.json: 'totals.frozen_bytes': input should be a valid integer",
-        ),
-        (
-            "environment.world_size",
-            0,
-            "environment.json: 'world_size': input should be greater than or equal to 1",
-        ),
-        (
-            "environment.device",
-            ["cpu"],
-            "environment.json: 'device': input should be a valid string",
-        ),
-        (
-            "environment.packages",
-            "torch",
-            "environment.json: 'packages': input should be a valid dictionary",
-        ),
-        (
-            "environment.started",
-            "today",
-            "environment.json: 'started': value error, time data 'today' does not",
-        ),
-        ("environment.segments", "x", "environment.json: 'segments': input should be a valid list"),
-        ("environment.segments", [{}], "environment.json has no key 'segments.0.first_step'"),
+        ("audit.zero_stage", None, "zero_stage", "valid integer"),
+        ("audit.totals.frozen_bytes", "0", "totals.frozen_bytes", "valid integer"),
+        ("environment.world_size", 0, "world_size", "greater than or equal to 1"),
+        ("environment.device", ["cpu"], "device", "valid string"),
+        ("environment.packages", "torch", "packages", "valid dictionary"),
+        ("environment.started", "today", "started", "time data 'today' does not"),
+        ("environment.segments", "x", "segments", "valid list"),
+        ("environment.segments", [{}], "segments.0.first_step", "no file of this version"),
         (
             "environment.segments",
-            [{"first_step": 1, "changes": {"telemetry.every": {"was": "2", "is": 1}}}],
-            "environment.json: 'segments.0.changes': input should be a valid integer",
+            [{"first_step": 1, "changes": {EVERY: {"was": "2", "is": 1}}}],
+            "segments.0.changes",
+            "valid integer",
         ),
-        (
-            "data.validation_tokens.prose",
-            0,
-            "data.json: 'validation_tokens.prose': input should be greater than",
-        ),
-        ("data.fingerprint", 3, "data.json: 'fingerprint': input should be a valid string"),
-        (
-            "summary.validation.loss",
-            "4.0",
-            "summary.json: 'validation.loss': input should be a valid number",
-        ),
-        ("config.run.seed", 1.5, "config.yaml: 'run.seed': input should be a valid integer"),
-        ("config.data", None, "config.yaml: 'data': input should be a valid dictionary"),
-        (
-            "config.attention.adapters",
-            7,
-            "config.yaml: 'attention.adapters': input should be a valid list",
-        ),
+        ("data.validation_tokens.prose", 0, "validation_tokens.prose", "greater than"),
+        ("data.fingerprint", 3, "fingerprint", "valid string"),
+        ("summary.validation.loss", "4.0", "validation.loss", "valid number"),
+        ("config.run.seed", 1.5, "run.seed", "valid integer"),
+        ("config.data", None, "data", "valid dictionary"),
+        ("config.attention.adapters", 7, "attention.adapters", "valid list"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file_and_key(
-    tmp_path: Path, key: str, value: object, said: str
+    tmp_path: Path, key: str, value: object, place: str, said: str
 ) -> None:
     path = write_run(tmp_path, "vanilla", changes={key: value})
-    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+    with pytest.raises(UserError, match=rf"'{re.escape(place)}'.*{said}") as refusal:
         compare_runs([path], "vanilla")
-    assert str(refusal.value).startswith(str(path)) and "\n" not in str(refusal.value)
+    sentence = str(refusal.value)
+    assert sentence.startswith(f"{path}/{key.partition('.')[0]}.") and "\n" not in sentence

@@ -42,21 +42,18 @@ def sweep(
     Runs of one variant and seed have one name, in a directory for each value.
     """
     paths = []
+    seeds = range(1, 1 + max(map(len, gaps.values())))
+    every = {"vanilla": [[0.0] * len(values) for _ in seeds], **gaps}
     for place, value in enumerate(values):
-        folder, changes = root / str(value), dict.fromkeys(keys, value)
-        for seed in range(1, 1 + max(map(len, gaps.values()))):
-            base = 4.5 - 0.1 * place + 0.02 * seed
-            paths.append(
-                write_run(folder, f"vanilla-{seed}", seed=seed, loss=base, changes=changes)
-            )
-            for variant, rows in gaps.items():
-                gap = rows[seed - 1][place] if seed <= len(rows) else None
-                if gap is not None:
+        folder = root / str(value)
+        changes = dict.fromkeys(keys, value)
+        for variant, rows in every.items():
+            for seed, row in zip(seeds, rows, strict=False):
+                if (gap := row[place]) is not None:
                     name = f"{variant}-{seed}"
-                    made = write_run(
-                        folder, name, variant, seed=seed, loss=base + gap, changes=changes
-                    )
-                    paths.append(made)
+                    loss = 4.5 - 0.1 * place + 0.02 * seed + gap
+                    run = write_run(folder, name, variant, seed=seed, loss=loss, changes=changes)
+                    paths.append(run)
     return paths
 
 
@@ -81,7 +78,8 @@ def trend_of(comparison: Comparison, label: str) -> Trend:
 
 def test_slopes_against_numpy_and_scipy_directly(tmp_path: Path) -> None:
     comparison = compare_runs(sweep(tmp_path, GAPS), "vanilla", ["model.num_layers"])
-    doublings, p_values = np.array([1.0, 2.0, 4.0]), {}
+    doublings = np.array([1.0, 2.0, 4.0])
+    p_values = {}
     assert [trend.label for trend in comparison.trends] == list(GAPS)
     for label, rows in GAPS.items():
         trend = trend_of(comparison, label)
@@ -168,10 +166,8 @@ def test_a_line_over_tokens_names_what_changes_with_them(tmp_path: Path) -> None
     summary = report.partition("## Validation")[0]
     assert "The runs also differ in schedule.warmup_steps: 5 in" in summary
     assert "## How the gap changes with tokens\n\n![trend](trend.png)" in report
-    assert (
-        "| variant | gap at tokens=204,800 |" in report
-        and "Change per doubling: for each seed" in report
-    )
+    assert "| variant | gap at tokens=204,800 |" in report
+    assert "Change per doubling: for each seed" in report
     content = json.loads((tmp_path / "out" / "comparison.json").read_text())
     (written,) = content["trends"]
     assert written["slope"]["by_seed"] == dict(zip("12345", trend.slope.differences, strict=True))
@@ -192,13 +188,17 @@ def test_without_one_numeric_subject_and_a_baseline_at_each_value_there_is_no_tr
 
 def lengths(root: Path, samples: Mapping[int, int]) -> list[Path]:
     """Two seeds of two variants at each length, with so many validation samples."""
-    return [
-        write_run(root, f"{variant}-{length}-{seed}", variant, seed=seed, loss=loss + seed / length,
-                  changes={"config.data.sequence_length": length, "data.sequence_length": length,
-                           "config.data.validation_samples": count})
-        for length, count in samples.items()
-        for variant, loss in (("vanilla", 4.0), ("orthogonal", 4.1)) for seed in (1, 2)
-    ]  # fmt: skip
+    paths = []
+    for length, count in samples.items():
+        changes = dict.fromkeys(("config.data.sequence_length", "data.sequence_length"), length)
+        changes["config.data.validation_samples"] = count
+        for variant, loss in (("vanilla", 4.0), ("orthogonal", 4.1)):
+            for seed in (1, 2):
+                name = f"{variant}-{length}-{seed}"
+                own = loss + seed / length
+                run = write_run(root, name, variant, seed=seed, loss=own, changes=changes)
+                paths.append(run)
+    return paths
 
 
 def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
@@ -212,10 +212,7 @@ def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
         "the held-out text otherwise); gaps within one length are."
     ]
     part = compare_runs(lengths(tmp_path / "part", {64: 64, 128: 64}), "vanilla", subject)
-    assert any(
-        "data.validation_samples of them are another part of it" in note for note in part.notes
-    )
-    with pytest.raises(
-        UserError, match=r"data\.validation_samples is 64 in .* say --subject data\.valid"
-    ):
+    assert "data.validation_samples of them are another part of it" in " ".join(part.notes)
+    said = r"data\.validation_samples is 64 in .* say --subject data\.valid"
+    with pytest.raises(UserError, match=said):
         compare_runs(lengths(tmp_path / "other", {64: 64, 128: 128}), "vanilla", subject)

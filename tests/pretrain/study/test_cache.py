@@ -15,7 +15,8 @@ IDENTITY = {"model": "a", "seed": 1}
 
 
 def test_a_result_is_made_once(tmp_path: Path) -> None:
-    cache, calls = ResultCache(tmp_path / "trials"), []
+    cache = ResultCache(tmp_path / "trials")
+    calls = []
 
     def make() -> dict[str, float]:
         calls.append(1)
@@ -25,9 +26,8 @@ def test_a_result_is_made_once(tmp_path: Path) -> None:
     assert made == {"identity": IDENTITY, "score": 0.5, "loss": None} and not kept
     assert cache.read_or_make("one", IDENTITY, make) == (made, True) and len(calls) == 1
     assert json.loads((tmp_path / "trials/one.json").read_text()) == made
-    assert (
-        cache.read("one", {**IDENTITY, "seed": 2}) is None and cache.read("two", IDENTITY) is None
-    )
+    assert cache.read("one", {**IDENTITY, "seed": 2}) is None
+    assert cache.read("two", IDENTITY) is None
     path = tmp_path / "trials/one.json"
     for text in (path.read_text()[:30], "[]", "{}", '"identity"'):
         path.write_text(text)

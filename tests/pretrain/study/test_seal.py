@@ -23,21 +23,21 @@ SEEDS = [1, 2, 3, 4, 5]
 def planned(directory: Path, shards: Path, rate: float = 1e-3) -> tuple[Grid, list[PlannedRun]]:
     tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
     del tiny["run.name"], tiny["run.directory"]
-    entries = [{"attention.variant": "vanilla"}, {"attention.variant": "orthogonal"}]
     content = {
         "directory": str(directory / "runs"),
         "set": tiny | {"optimizer.learning_rate": rate},
+        "grid": {"attention.variant": ["vanilla", "orthogonal"]},
+        "seeds": SEEDS,
     }
     path = directory / "grid.yaml"
-    path.write_text(dump_yaml({**content, "list": entries, "seeds": SEEDS}))
+    path.write_text(dump_yaml(content))
     grid = read_grid(str(path))
     return grid, plan_sweep(grid, None, (), lambda _: 1, check_data=True)
 
 
 def sealed(grid: Grid, runs: list[PlannedRun], *texts: str) -> Seal | None:
-    return seal_plan(
-        grid, None, (), runs, [Hypothesis.parse(text) for text in texts], "judged once"
-    )
+    claims = [Hypothesis.parse(text) for text in texts]
+    return seal_plan(grid, None, (), runs, hypotheses=claims, stopping_rule="judged once")
 
 
 def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
@@ -52,25 +52,21 @@ def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
 
 def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) -> None:
     grid, runs = planned(tmp_path, tiny_shards)
-    texts = ("orthogonal within 5% of vanilla", "orthogonal better 1% than vanilla")
-    seal = sealed(grid, runs, *texts, "orthogonal within 2% of vanilla")
+    texts = [f"orthogonal {claim} vanilla" for claim in ("within 5% of", "better 1% than")]
+    texts.append("orthogonal within 2% of vanilla")
+    seal = sealed(grid, runs, *texts)
     assert seal is not None and seal.path.is_file()
-    assert (
-        sealed(grid, runs, *texts, "orthogonal within 2% of vanilla") == seal
-    )  # nothing is written again
+    assert sealed(grid, runs, *texts) == seal  # nothing is written again
     paths = finish(runs, tiny_shards, gap=0.0198)
     again = plan_sweep(grid, None, (), lambda _: 1, check_data=False)
-    assert sealed(grid, again, *texts) is None  # a run has begun
+    assert sealed(grid, again, *texts[:2]) is None  # a run has begun
     (sentence,) = compare_runs(paths, "vanilla").seals
     assert "orthogonal within 5 % of vanilla': HIT" in sentence
     assert "orthogonal better 1 % than vanilla': MISS" in sentence
     assert "orthogonal within 2 % of vanilla': not decided" in sentence
-    unclean = " a checkout had uncommitted changes" if str(git_commit()).endswith("+") else None
-    assert (
-        f"changed since:{unclean}." in sentence
-        if unclean
-        else "nothing has changed since" in sentence
-    )
+    unclean = str(git_commit()).endswith("+")
+    changed = "changed since: a checkout had uncommitted changes."
+    assert (changed if unclean else "nothing has changed since") in sentence
 
 
 def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> None:
@@ -81,9 +77,8 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
     paths = finish([*runs[:5], other[5], *runs[6:9]], tiny_shards, gap=0.1)
     environment = paths[0] / "environment.json"
     facts = json.loads(environment.read_text())
-    environment.write_text(
-        json.dumps(facts | {"started": "2001-01-01T00:00:00+0000", "git_commit": "abc+"})
-    )
+    early = {"started": "2001-01-01T00:00:00+0000", "git_commit": "abc+"}
+    environment.write_text(json.dumps(facts | early))
     content = json.loads(seal.path.read_text())
     content["sealed"]["hypotheses"][0]["margin"] = 2.0
     seal.path.write_text(json.dumps(content))
@@ -118,10 +113,7 @@ def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -
         ("orthogonal is nice", "is no hypothesis; write it as"),
         ("orthogonal within 0% of vanilla", "must be above 0"),
         ("orthogonal better 1.2.3% than vanilla", "is no hypothesis"),
-        (
-            "gaussian better 1% than vanilla",
-            "names 'gaussian', which is none of vanilla, orthogonal",
-        ),
+        ("gaussian better 1% than vanilla", "'gaussian', which is none of vanilla, orthogonal"),
     ],
 )
 def test_what_is_no_hypothesis(

@@ -62,18 +62,13 @@ def gap_of(differences: tuple[float, ...], scale: Scale) -> PairedGap:
 
 def test_groups_by_settings_of_the_caller() -> None:
     models = [model("a2", "a", 2), model("b1", "b", 1), model("a1", "a", 1), model("a9", "a", 9)]
-    settings = [
-        {"step": 1, "x.rate": None},
-        {},
-        {"step": 1, "x.rate": None},
-        {"step": 5, "x.rate": [1, 2]},
-    ]
+    same = {"step": 1, "x.rate": None}
+    settings: list[dict[str, Any]] = [same, {}, same, {"step": 5, "x.rate": [1, 2]}]
     groups = group_by_settings(models, ["a", "b", "a", "a"], settings)
     plain, other = "a (step=1, rate=none)", "a (step=5, rate=1+2)"
     assert [group.name for group in groups.groups] == [plain, "b", other]
-    assert [run.name for run in groups.groups[0].runs] == ["a1", "a2"] and groups.name_of(
-        models[3]
-    ) == other
+    assert [run.name for run in groups.groups[0].runs] == ["a1", "a2"]
+    assert groups.name_of(models[3]) == other
     assert groups.baseline == plain and groups.baseline_of(groups.groups[1]).name == plain
     for baseline in ("b", "b1"):
         assert group_by_settings(models, ["a", "b", "a", "a"], settings, baseline).baseline == "b"
@@ -81,9 +76,8 @@ def test_groups_by_settings_of_the_caller() -> None:
         group_by_settings(models, ["a", "b", "a", "a"], settings, "a")
     foreign = [model("x", "x", None), model("y", "y", None)]
     assert len(group_by_settings(foreign, ["x", "y"], [{}, {}]).groups) == 2
-    with pytest.raises(
-        UserError, match=r"^x and y are both 'x' with run\.seed=None: give one of them$"
-    ):
+    said = r"^x and y are both 'x' with run\.seed=None: give one of them$"
+    with pytest.raises(UserError, match=said):
         group_by_settings(foreign, ["x", "x"], [{}, {}])
 
 
@@ -107,7 +101,7 @@ def test_ten_times_as_many_runs_of_a_method_take_ten_times_the_calls() -> None:
 
 def test_only_a_command_with_subjects_names_them_as_the_remedy() -> None:
     one, two = (
-        Model(Path(name), name, "v", 1, {"attention": {}, "data": {"size": size}})
+        replace(model(name, "v", 1), config={"attention": {}, "data": {"size": size}})
         for name, size in (("a", 1), ("b", 2))
     )
     with pytest.raises(UserError, match=r"with run\.seed=1: give one of them$"):
@@ -123,47 +117,32 @@ def test_a_path_given_twice_is_refused() -> None:
 
 
 def test_one_policy_for_p_values() -> None:
-    shown = [
-        p_value(*case) for case in ((0.01234, 5), (0.00009, 5), (None, 9), (0.01, 4), (0.01, 0))
-    ]
+    cases = ((0.01234, 5), (0.00009, 5), (None, 9), (0.01, 4), (0.01, 0))
+    shown = [p_value(p, n) for p, n in cases]
     assert shown == ["0.0123", "< 0.0001", "–", "n < 5", "n < 5"]
-    few, many = gap_of((0.1, 0.2), POINTS), gap_of((0.01, 0.02, 0.03, 0.04, 0.05), POINTS)
+    few = gap_of((0.1, 0.2), POINTS)
+    many = gap_of((0.01, 0.02, 0.03, 0.04, 0.05), POINTS)
     rows = [GapRow(("few",), few), GapRow(("many",), many, "score"), GapRow(("none",), None)]
     columns = (PAIRS, replace(GAP, title="points"), INTERVAL, EFFECT, T_HOLM)
     table = gap_table(("variant",), rows, columns, claims=True)
     assert table.header[:4] == ("variant", "pairs", "points", "95 % interval")
     assert table.rows[0][:3] == ("few", "2", "+15.00") and table.rows[0][-2] == "n < 5"
-    assert table.rows[1][1:] == (
-        "5",
-        "+3.00",
-        "[+1.04, +4.96]",
-        "+1.90",
-        "0.0132",
-        "score significantly higher at 5 % (p = 0.0132 after Holm, n = 5)",
-    )
-    assert table.rows[2][1:] == (
-        "0",
-        "–",
-        "–",
-        "–",
-        "–",
-        "no seed in common with the baseline, so no gap",
-    )
+    assert table.rows[1][1:6] == ("5", "+3.00", "[+1.04, +4.96]", "+1.90", "0.0132")
+    assert table.rows[1][6] == "score significantly higher at 5 % (p = 0.0132 after Holm, n = 5)"
+    assert table.rows[2][1:6] == ("0", "–", "–", "–", "–")
+    assert table.rows[2][6] == "no seed in common with the baseline, so no gap"
     assert set(table.text_columns) == {0, 6}
-    assert list(gap_table(("variant",), rows, columns, flush_left=True).text_columns) == list(
-        range(6)
-    )
+    table = gap_table(("variant",), rows, columns, flush_left=True)
+    assert list(table.text_columns) == list(range(6))
 
 
 def test_a_gap_knows_its_scale() -> None:
     nats, points, scores = (gap_of((0.01, 0.02), scale) for scale in (NATS, POINTS, SCORES))
     assert "perplexity_ratio" in gap_content(nats) and "perplexity_ratio" not in gap_content(points)
-    assert gap_content(nats).keys() - gap_content(scores).keys() == {
-        *("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
-    }
-    assert "+0.0150 nats per token" in gap_sentence(
-        "v", nats
-    ) and "perplexity +1.5 %" in gap_sentence("v", nats)
+    ratios = {f"perplexity_ratio{end}" for end in ("", "_low", "_high")}
+    assert gap_content(nats).keys() - gap_content(scores).keys() == ratios
+    for part in ("+0.0150 nats per token", "perplexity +1.5 %"):
+        assert part in gap_sentence("v", nats)
     assert gap_sentence("v", points, "accuracy").startswith("v: +1.50 points (95 % interval")
     assert gap_sentence("v", scores, "accuracy").startswith("v: accuracy +0.0150 (95 % interval")
     assert [PERPLEXITY.cell(GapRow((), gap)) for gap in (nats, points)] == ["+1.5 %", "–"]
@@ -178,9 +157,9 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page_text(page, ["there"]) == text
     figures = {"gone": lambda: None}
     document = Document(
-        page,
-        {"x": float("nan")},
-        ["said", ["note"]],
+        page=page,
+        content={"x": float("nan")},
+        summary=["said", ["note"]],
         figures=figures,
         files={"a.csv": "1\n", "b": b"2", "older": None},
     )
@@ -188,15 +167,11 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for name in ("older", "another"):
         (tmp_path / "out" / name).touch()
     finish(document, tmp_path / "out", remark=" (again)")
-    assert (
-        capsys.readouterr().out == f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
-    )
+    said = f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
+    assert capsys.readouterr().out == said
     files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert (
-        files["report.json"] == '{\n "x": null\n}\n'
-        and files["a.csv"] == "1\n"
-        and files["b"] == "2"
-    )
+    assert files["report.json"] == '{\n "x": null\n}\n'
+    assert (files["a.csv"], files["b"]) == ("1\n", "2")
     assert "gone" not in files["report.md"] and "another" in files and "older" not in files
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written: "):

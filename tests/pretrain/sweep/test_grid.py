@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +68,20 @@ def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> No
     assert trunk_of["short-num_layers_4-seed_2"] == tmp_path / "runs" / "trunk-num_layers_4-seed_2"
     assert trunk_of["trunk-num_layers_4-seed_2"] is None
     assert trunk_of["other-num_layers_4-seed_2"] == Path("runs/other")
-    assert runs["short-num_layers_2-seed_1"].overrides[-1] == "run.seed=1"
-    assert (
-        f"schedule.branch_from={trunk_of['short-num_layers_2-seed_1']}"
-        in runs["short-num_layers_2-seed_1"].overrides
-    )
+    first = runs["short-num_layers_2-seed_1"]
+    assert first.overrides[-1] == "run.seed=1"
+    assert f"schedule.branch_from={trunk_of[first.name]}" in first.overrides
 
-    waiting, order = list(runs.values())[:6], []
+    waiting = list(runs.values())[:6]
+    order = []
     while (run := next_run(waiting, [])) is not None:
-        assert (
-            next_run(
-                [branch for branch in waiting if branch.config.schedule.branch_from == run.path],
-                [run],
-            )
-            is None
-        )
+        branches = [own for own in waiting if own.config.schedule.branch_from == run.path]
+        assert next_run(branches, [run]) is None
         waiting.remove(run)
         order.append(run.name)
     assert order == [
-        "trunk-num_layers_2-seed_1",
-        "short-num_layers_2-seed_1",
-        "trunk-num_layers_4-seed_1",
-        "short-num_layers_4-seed_1",
-        "other-num_layers_2-seed_1",
-        "other-num_layers_4-seed_1",
+        *(f"{name}-num_layers_{n}-seed_1" for n in (2, 4) for name in ("trunk", "short")),
+        *(f"other-num_layers_{n}-seed_1" for n in (2, 4)),
     ]
 
 
@@ -162,17 +153,12 @@ def selected(*patterns: str) -> list[str]:
 
 
 def test_only_keeps_the_order_of_the_grid_and_takes_a_run_once() -> None:
-    assert selected("gaussian-seed_?", "vanilla-seed_1") == [
-        "vanilla-seed_1",
-        *(f"gaussian-seed_{seed}" for seed in (1, 2, 3, 4, 5)),
-    ]
-    assert selected("vanilla-*", "*-seed_1", "vanilla-seed_[12]") == [
-        *(
-            f"{variant}-seed_1"
-            for variant in ("vanilla", "orthogonal", "gaussian", "gaussian_naive")
-        ),
-        *(f"vanilla-seed_{seed}" for seed in (2, 3, 4, 5)),
-    ]
+    gaussians = [f"gaussian-seed_{seed}" for seed in (1, 2, 3, 4, 5)]
+    assert selected("gaussian-seed_?", "vanilla-seed_1") == ["vanilla-seed_1", *gaussians]
+    variants = ("vanilla", "orthogonal", "gaussian", "gaussian_naive")
+    first = [f"{variant}-seed_1" for variant in variants]
+    later = [f"vanilla-seed_{seed}" for seed in (2, 3, 4, 5)]
+    assert selected("vanilla-*", "*-seed_1", "vanilla-seed_[12]") == [*first, *later]
     assert len(selected()) == 20
 
 
@@ -187,18 +173,13 @@ def test_only_keeps_the_order_of_the_grid_and_takes_a_run_once() -> None:
 def test_only_refuses_a_pattern_that_is_the_name_of_no_run(pattern: str, hint: str) -> None:
     with pytest.raises(UserError) as raised:
         selected("vanilla-*", pattern)
-    said = str(raised.value)
-    assert said.startswith(
-        f"grid a1_init.yaml: --only '{pattern}' is the name of none of its runs; {hint}"
-    )
+    said = f"grid a1_init.yaml: --only '{pattern}' is the name of none of its runs; {hint}"
+    assert str(raised.value).startswith(said)
 
 
 def test_only_leaves_what_was_not_asked_for_unchecked(tmp_path: Path) -> None:
-    grid = read_grid(
-        grid_file(
-            tmp_path, set=ONE_RANK, grid={"model.num_layers": [2, 0], "model.dropout": [0.0, 0.1]}
-        )
-    )
+    varied = {"model.num_layers": [2, 0], "model.dropout": [0.0, 0.1]}
+    grid = read_grid(grid_file(tmp_path, set=ONE_RANK, grid=varied))
     runs = plan_sweep(grid, None, [], lambda _: 1, check_data=False, only=["num_layers_2-*"])
     assert [run.name for run in runs] == ["num_layers_2-dropout_0.0", "num_layers_2-dropout_0.1"]
     with pytest.raises(UserError, match="run num_layers_0-dropout_0"):
@@ -286,12 +267,7 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ({"list": [{"name": "a"}, {"name": "b"}]}, ["a and b are the same run under two names"]),
         (
             {"grid": {"model.num_layres": [1]}},
-            [
-                "run num_layres_1",
-                "mine.yaml line",
-                "unknown key 'model.num_layres'",
-                "model.num_layers",
-            ],
+            ["run num_layres_1", "mine.yaml line", "unknown key 'model.num_layres'", "num_layers"],
         ),
         (
             {"grid": {"attention.variant": ["vanila"]}},
@@ -303,10 +279,7 @@ def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
         ),
         (
             {"set": {}, "grid": {"model.num_layers": [2]}},
-            [
-                "run num_layers_2",
-                "parallel.tensor_model_parallel_size=2 needs at least 2 processes",
-            ],
+            ["run num_layers_2", "tensor_model_parallel_size=2 needs at least 2 processes"],
         ),
         ({"base": "dem"}, ["config 'dem' is neither a file nor one of the shipped configs"]),
     ],
@@ -353,28 +326,23 @@ def test_a_run_directory_of_another_run_is_refused_with_what_differs(tmp_path: P
 # What the trainings are told
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "rope",
-        "",
-        "null",
-        "1e-3",
-        "a: b",
-        "[1",
-        "a#b",
-        "x y",
-        None,
-        True,
-        1e-05,
-        3,
-        [],
-        ["a", "1"],
-        {"0-3": 0.5},
-    ],
+def test_values_survive_the_command_line() -> None:
+    values = ["rope", "", "null", "1e-3", "a: b", "[1", "a#b", "x y"]
+    values += [None, True, 1e-05, 3, [], ["a", "1"], {"0-3": 0.5}]
+    for value in values:
+        assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
+
+
+SEEDS = {"documentation_ladder": 3, "wiki": 6, "documentation_widths": 4}
+SEEDS |= {"documentation_headline_rates": 2}
+SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
+SEEDS |= dict.fromkeys(("documentation_frozen_designs", "documentation_headline"), 8)
+SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
+SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
+SEEDS |= dict.fromkeys(
+    [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
 )
-def test_values_survive_the_command_line(value: Any) -> None:
-    assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
+"""Seeds of the shipped grids, where they are not five."""
 
 
 @pytest.mark.distributed  # no processes, but twelve seconds
@@ -384,35 +352,12 @@ def test_every_run_of_every_shipped_grid_is_possible(
 ) -> None:
     """And its command makes the configuration that was checked."""
     monkeypatch.chdir(tmp_path)  # where no run of it has begun
-    grid, runs = shipped_grid(name), planned_runs(name)
-    seeds = {
-        "demo_rates": 1,
-        "documentation_rates": 1,
-        "documentation_frozen_designs": 8,
-        "demo_own_rates": 8,
-        "demo_helper_rates": 1,
-        "demo_equal_flops": 12,
-        "documentation_equal_flops": 12,
-        "documentation_ladder": 3,
-        "documentation_thin_rates": 1,
-        "documentation_thin": 8,
-        "demo_thin_rates": 1,
-        "demo_thin": 8,
-        "documentation_widths_rates": 1,
-        "documentation_rivals_rates": 1,
-        "wiki_rates": 1,
-        "wiki": 6,
-        "documentation_widths": 4,
-        "documentation_headline_rates": 2,
-        "documentation_headline": 8,
-    }
-    assert len(grid.content.seeds or []) == seeds.get(name, 5)
+    grid = shipped_grid(name)
+    runs = planned_runs(name)
+    assert len(grid.content.seeds or []) == SEEDS.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
-    assert variants & {"vanilla", "low_rank"} and variants & {
-        "orthogonal",
-        "orthogonal_shared",
-        "monarch",
-    }
+    assert variants & {"vanilla", "low_rank"}
+    assert variants & {"orthogonal", "orthogonal_shared", "monarch"}
     for run in runs:
         if run.config.run.seed == min(grid.content.seeds or [run.config.run.seed]):
             assert load_config(run.base, run.overrides) == run.config
@@ -427,35 +372,29 @@ def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
     grid = shipped_grid(name)
     # A length in FLOPs suits the sizes of its base; on another it is given anew.
     fixed = grid.content.fixed
-    length: list[tuple[str, Any]] = (
-        [("schedule.flops", 10**18)] if "schedule.flops" in fixed else []
-    )
+    length = [("schedule.flops", 10**18)] if "schedule.flops" in fixed else []
     names = [run.name for run in expand(grid, [])]
     first = [name for name in names if name.endswith("-seed_1")] or names
-    if any(
-        "schedule.flops" in entry for entry in grid.content.entries or []
-    ):  # not given anew: it varies
-        with pytest.raises(
-            UserError, match=r"more than the \d+ steps of the run \(schedule.flops="
-        ):
-            plan_sweep(grid, base, [], lambda _: 1, check_data=False, only=first)
+
+    def planned(length: Sequence[tuple[str, Any]], only: Sequence[str]) -> list[PlannedRun]:
+        return plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=only)
+
+    if any("schedule.flops" in entry for entry in grid.content.entries or []):
+        # Not given anew, because it varies.
+        said = r"more than the \d+ steps of the run \(schedule.flops="
+        with pytest.raises(UserError, match=said):
+            planned([], first)
         return
     if base == "base" and any("hadamard" in run for run in first):
-        with pytest.raises(
-            UserError, match=r"hidden_size=768 is not a power of two.*use construction 'dct'"
-        ):
-            plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=first)
+        said = r"hidden_size=768 is not a power of two.*use construction 'dct'"
+        with pytest.raises(UserError, match=said):
+            planned(length, first)
         first = [run for run in first if "hadamard" not in run]
-    planned = plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=first)
     twins = {("a3_heads", "small"): 2}.get((name, base), 2 if name == "a4_head_dim" else 0)
-    assert len(planned) == len(first) - twins
+    assert len(planned(length, first)) == len(first) - twins
 
 
 def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
-    assert [list(devices_of_slot("abcdef", slot, 3, 2)) for slot in range(3)] == [
-        ["a", "b"],
-        ["c", "d"],
-        ["e", "f"],
-    ]
+    assert ["".join(devices_of_slot("abcdef", n, 3, 2)) for n in range(3)] == ["ab", "cd", "ef"]
     with pytest.raises(UserError, match="needs 8 GPUs and there are 6"):
         devices_of_slot("abcdef", 0, 2, 4)
