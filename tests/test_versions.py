@@ -116,46 +116,45 @@ def test_a_megatron_core_outside_the_tested_range_is_refused() -> None:
     for good in ("0.16.1", "0.17.0rc1", "0.18.2", "0.19.2", "0.19.9"):
         check_megatron_core_version(good)
     for bad in ("0.15.3", "0.20.0", "1.0.0"):
-        with pytest.raises(
-            MethodError, match=rf"megatron-core {bad} is installed .* 0\.16\.1 to 0\.19\.2"
-        ):
+        refusal = rf"megatron-core {bad} is installed .* 0\.16\.1 to 0\.19\.2"
+        with pytest.raises(MethodError, match=refusal):
             check_megatron_core_version(bad)
 
 
-def test_a_torch_within_the_tested_range_is_used_without_a_word() -> None:
-    for found in ("2.9.0", "2.9.0a0+145a3a7bda.nv25.10", "2.11.0+cu130", "2.13.0+cpu", "2.15.3"):
-        assert untested_torch(found) is None
-
-
-def test_a_newer_torch_is_a_warning_that_names_the_tested_ones() -> None:
-    for found in ("2.16.0", "3.0.0.dev20270101+cu140"):
-        warning = untested_torch(found)
-        assert warning is not None and "torch 2.9 to 2.15" in warning and found in warning
-
-
-def test_an_older_torch_is_refused() -> None:
-    with pytest.raises(
-        MethodError, match=r"torch 2\.8\.0\+cu128 is installed .* install torch 2\.9 or newer"
-    ):
+def test_a_torch_is_used_or_warned_of_or_refused_by_its_version() -> None:
+    for tested in ("2.9.0", "2.9.0a0+145a3a7bda.nv25.10", "2.11.0+cu130", "2.13.0+cpu", "2.15.3"):
+        assert untested_torch(tested) is None
+    for newer in ("2.16.0", "3.0.0.dev20270101+cu140"):
+        warning = untested_torch(newer)
+        assert warning is not None and "torch 2.9 to 2.15" in warning and newer in warning
+    refusal = r"torch 2\.8\.0\+cu128 is installed .* install torch 2\.9 or newer"
+    with pytest.raises(MethodError, match=refusal):
         untested_torch("2.8.0+cu128")
 
 
-@pytest.mark.distributed
-def test_a_rank_warns_in_one_line_and_goes_on() -> None:
-    """In a process of its own, whose torch says of itself that it is newer than it is."""
-    program = (
-        "import torch\n"
-        "torch.__version__ = '2.99.0'\n"
-        "from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed\n"
-        "context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)\n"
-        "print('ready', context.world_size)\n"
-        "shutdown_distributed(context)\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program]
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, which must succeed."""
+    command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.distributed
+def test_a_rank_warns_in_one_line_and_continues() -> None:
+    """In a process of its own, whose torch says of itself that it is newer than it is."""
+    program = (
+        "import torch\n"
+        "torch.__version__ = '2.99.0'\n"
+        "from pretrain.ranks import groups\n"
+        "environment = groups.LaunchEnvironment.read()\n"
+        "context = groups.initialize_distributed(environment, 1, timeout_seconds=60)\n"
+        "print('ready', context.world_size)\n"
+        "groups.shutdown_distributed(context)\n"
+    )
+    done = run("-W", "ignore", "-c", program)
     assert "ready 1" in done.stdout
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert lines == ["warning: this program was tested with torch 2.9 to 2.15; 2.99.0 is newer"]
@@ -164,12 +163,6 @@ def test_a_rank_warns_in_one_line_and_goes_on() -> None:
 def test_the_version_has_one_owner_and_is_printed() -> None:
     assert "version" in project()["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", pretrain.__version__)
-    command = [sys.executable, "-m", "pretrain", "--version"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(
-        f"ora-pretrain {pretrain.__version__} (Python {sys.version.split()[0]}, torch 2."
-    )
-    assert len(done.stdout.splitlines()) == 1
+    (line,) = run("-m", "pretrain", "--version").stdout.splitlines()
+    python = sys.version.split()[0]
+    assert line.startswith(f"ora-pretrain {pretrain.__version__} (Python {python}, torch 2.")
