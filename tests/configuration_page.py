@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -40,6 +40,7 @@ _WORDS = {
     dict: "mapping",
     Any: "any",
 }
+COLUMNS = ("key", "value", "default", "meaning", "at a resume")
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -51,7 +52,7 @@ def configuration_page() -> str:
 def _section(name: str) -> Iterator[str]:
     section = SECTIONS[name]
     yield from (f"## {name}", "", (inspect.getdoc(section) or "").partition("\n")[0], "")
-    yield from _table("key", "value", "default", "meaning", "at a resume")
+    yield from _table(COLUMNS)
     entries = []
     for key, field in section.model_fields.items():
         record = KEYS[f"{name}.{key}"]
@@ -65,14 +66,14 @@ def _section(name: str) -> Iterator[str]:
     yield ""
     for key, kind in entries:
         yield from (f"An entry of `{key}`:" if key != "telemetry.profile" else f"`{key}`:", "")
-        yield from _table("in it", "value", "default", "meaning")
+        yield from _table(("in it", *COLUMNS[1:4]))
         yield from (
             _row(f"`{part}`", *_described(field)) for part, field in kind.model_fields.items()
         )
         yield ""
 
 
-def _table(*columns: str) -> tuple[str, str]:
+def _table(columns: Sequence[str]) -> tuple[str, str]:
     return _row(*columns), _row(*("---" for _ in columns))
 
 
@@ -94,7 +95,8 @@ def _described(field: FieldInfo) -> tuple[str, str, str]:
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
     """Return the words for a type, and the limits of its values that the type itself carries."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         words, inner = _kind(args[0])
         return words, [*inner, *args[1:]]

@@ -63,7 +63,9 @@ def warm_cli(
     arguments: Sequence[str], timeout: float = 500, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`command_line.cli` for what does not depend on how the process was started."""
-    return _on_warm_ranks(1, "command", list(arguments), timeout, environment or {}, launched=False)
+    return _on_warm_ranks(
+        1, "command", list(arguments), timeout, environment=environment or {}, launched=False
+    )
 
 
 def rank_environment() -> dict[str, str]:
@@ -95,7 +97,7 @@ def _on_warm_ranks(
         tempfile.TemporaryDirectory() as directory,
         socket.socket(socket.AF_UNIX) as job,
     ):
-        output, errors = Path(directory) / "stdout", Path(directory) / "stderr"
+        output, errors = (Path(directory) / name for name in ("stdout", "stderr"))
         request = {
             "ranks": ranks,
             "kind": kind,

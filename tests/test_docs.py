@@ -275,7 +275,9 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         if words[0] not in command.commands:
             return path, None
-        command, path, words = command.commands[words[0]], f"{path} {words[0]}", words[1:]
+        command = command.commands[words[0]]
+        path += f" {words[0]}"
+        words = words[1:]
     return path, {option for param in command.params for option in param.opts} | {"--help"}
 
 

@@ -61,7 +61,11 @@ class Trained:
 def as_trained(run: PlacedRun) -> Trained:
     config = planned(run.grid)[run.path].config
     return Trained(
-        run.path, run.path.name, config.attention.variant, config.run.seed, config.as_dict()
+        path=run.path,
+        name=run.path.name,
+        variant=config.attention.variant,
+        seed=config.run.seed,
+        config=config.as_dict(),
     )
 
 

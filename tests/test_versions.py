@@ -79,9 +79,12 @@ def test_the_oldest_set_is_the_lowest_of_what_is_declared() -> None:
     assert found == {name: [version] for name, version in wanted.items()}
 
 
+EXTRAS = ("test", "dev", "export", "eval", "site")
+
+
 def test_every_dependency_is_pinned_within_its_range() -> None:
     pins = pinned("constraints.txt")
-    for name, requirement in declared("test", "dev", "export", "eval", "site").items():
+    for name, requirement in declared(*EXTRAS).items():
         assert pins.get(name), f"constraints.txt does not pin {name}"
         assert all(version in requirement.specifier for version in pins[name]), name
 

@@ -65,15 +65,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     (Path(paths["purelib"]) / "dependencies.pth").write_text(
         "\n".join(dict.fromkeys(others)) + "\n"
     )
-    pip(
-        "--python",
-        environment,
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--no-warn-script-location",
-        wheel,
-    )
+    options = "install --no-deps --no-index --no-warn-script-location"
+    pip("--python", environment, *options.split(), wheel)
     (outside := directory / "outside").mkdir()
     yield Installed(wheel, Path(paths["scripts"]), outside)
     shutil.rmtree(directory, ignore_errors=True)
@@ -89,9 +82,8 @@ def build_wheel(directory: Path) -> Path:
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, source)
-    pip(
-        "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", directory, source
-    )
+    options = "wheel --no-deps --no-index --no-build-isolation --wheel-dir"
+    pip(*options.split(), directory, source)
     (wheel,) = directory.glob("*.whl")
     return wheel
 
@@ -119,12 +111,8 @@ def test_the_metadata_says_what_it_is(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(name).decode().split("\n\n")[0].splitlines()
-    for line in (
-        "Name: ora-pretrain",
-        f"Version: {pretrain.__version__}",
-        "License-Expression: Apache-2.0",
-    ):
-        assert line in lines
+    named = {"Name: ora-pretrain", f"Version: {pretrain.__version__}"}
+    assert named | {"License-Expression: Apache-2.0"} <= set(lines)
     assert "Requires-Python: >=3.10" in lines and "Requires-Dist: torch>=2.9" in lines
 
 
@@ -144,9 +132,8 @@ def test_python_finds_the_installed_program_and_not_the_checkout(installed: Inst
 def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
     shown = installed.output("ora-pretrain", "show", "large")
     assert "hidden_size" in shown and "large.yaml:" in shown
-    assert installed.output("ora-pretrain", "--version").startswith(
-        f"ora-pretrain {pretrain.__version__} "
-    )
+    said = installed.output("ora-pretrain", "--version")
+    assert said.startswith(f"ora-pretrain {pretrain.__version__} ")
 
 
 def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
@@ -167,7 +154,7 @@ def test_a_packaged_grid_is_found(installed: Installed) -> None:
 
 
 def test_training_without_data_ends_in_one_sentence(installed: Installed) -> None:
-    done = installed.run("ora-pretrain", "train", "demo", "--local-ranks", "2")
+    done = installed.run("ora-pretrain", "train", "demo", "--local-ranks=2")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("error: ") and "demo/shards" in done.stderr
     assert list(installed.outside.iterdir()) == []
@@ -175,13 +162,12 @@ def test_training_without_data_ends_in_one_sentence(installed: Installed) -> Non
 
 def test_ora_data_has_its_verbs(installed: Installed) -> None:
     usage = installed.output("ora-data", "--help")
-    assert all(
-        verb in usage for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats")
-    )
+    verbs = ["demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"]
+    assert all(verb in usage for verb in verbs)
 
 
 def test_ora_data_works_where_the_user_is(installed: Installed) -> None:
-    installed.output("ora-data", "demo-corpus", "corpus", "--files", "2")
+    installed.output("ora-data", "demo-corpus", "corpus", "--files=2")
     corpus = installed.outside / "corpus"
     assert len(list(corpus.glob("*.jsonl.zst"))) == 2
     shutil.rmtree(corpus)

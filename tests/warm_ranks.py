@@ -164,7 +164,9 @@ def _run_command(arguments: list[str]) -> None:
 
 def _wait(ranks: list[int], job: socket.socket) -> int:
     """0 if every rank ended with 0, else the code of the first that failed (128 + number for a signal)."""
-    running, code, deadline = set(ranks), 0, float("inf")
+    running = set(ranks)
+    code = 0
+    deadline = float("inf")
     while running:
         gone, status = os.waitpid(-1, os.WNOHANG)
         if gone:
