@@ -17,7 +17,6 @@ from data_pipeline.io.files import sync
 from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
-from pretrain.runs.directory import RunDirectory
 from pretrain.runs.environment import package_versions
 from pretrain.runs.storage import size_text
 
@@ -89,7 +88,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
         Unfit: too little space for the checkpoints that are kept and the one being written, or the
             directory cannot be written to.
     """
-    directory = RunDirectory(config.run_path).checkpoints
+    directory = config.run_directory.checkpoints
     places = (directory.absolute(), *directory.absolute().parents)
     there = next(path for path in places if path.is_dir())
     size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)

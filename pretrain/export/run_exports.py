@@ -187,7 +187,7 @@ def export_at_end(config: Config, state: str) -> None:
         config: configuration of the run.
         state: in which the training ended.
     """
-    run = RunDirectory(config.run_path)
+    run = config.run_directory
     if state != FINISHED or not speaks_for_all():
         return
     out = run.exports / run.find_checkpoint(None).name

@@ -1,0 +1,41 @@
+"""A configuration on a number of ranks: what follows from both, and what is worked out once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
+
+
+def test_the_layout_and_the_settings_are_those_of_the_ranks(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    config = load_config("demo", [f"deepspeed.config={mine}", "data.micro_batch_size=2"])
+    resolved = resolve(config, 8)
+    assert resolved.config is config
+    assert resolved.layout.as_dict() == {
+        "world_size": 8,
+        "tensor_model_parallel_size": 2,
+        "data_parallel_size": 4,
+        "sequence_parallel": False,
+        "zero_stage": 2,
+        "micro_batch_size": 2,
+        "dtype": "fp32",
+    }
+    steps = config.data.global_batch_size // (2 * 4)
+    assert resolved.deepspeed["gradient_accumulation_steps"] == steps
+    assert resolved.deepspeed_sha256 is not None
+    assert resolve(load_config("demo"), 2).deepspeed_sha256 is None
+
+
+def test_what_follows_is_worked_out_once_and_a_copy_may_be_changed() -> None:
+    config = load_config("demo", ["schedule.kind=wsd", "schedule.branch_from=runs/trunk"])
+    assert config.policy is config.policy and config.shape is config.shape
+    assert config.inventories[0] is config.inventories[0] and len(config.inventories) == 1
+    assert config.run_directory.path == config.run_path
+    assert config.trunk is not None and config.trunk.path == Path("runs/trunk")
+    assert load_config("demo").trunk is None
+    config.as_dict()["optimizer"]["betas"].append(0.5)
+    assert config.values["optimizer"]["betas"] == [0.9, 0.98]
