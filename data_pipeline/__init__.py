@@ -1,4 +1,4 @@
-"""Text to tokens: sources -> tokenizer -> Megatron shards and manifest -> deterministic training samples.
+"""Text to tokens: sources -> tokenizer -> Megatron shards -> deterministic training samples.
 
 __main__     command line `python -m data_pipeline VERB`
 demo_corpus  corpus of English prose from this Python installation

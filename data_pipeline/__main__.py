@@ -11,17 +11,16 @@ try:
     import typer
 except ModuleNotFoundError:
     print(
-        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
-        "`source .venv/bin/activate`",
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, "
+        "then `source .venv/bin/activate`",
         file=sys.stderr,
     )
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.discovery import RecordKeys, find_inputs, parse_chunks
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizing.verbs import (
     AllowDamaged,
-    Chunks,
     DefaultSource,
     ExcludeSource,
     Inputs,
@@ -30,9 +29,8 @@ from data_pipeline.tokenizing.verbs import (
     SourceKey,
     TextKey,
     end_with_damage,
-    merge_manifests,
     show_passed_over,
-    tokenize,
+    verbs,
 )
 
 app = typer.Typer(
@@ -76,13 +74,12 @@ def train_tokenizer(
     model_type: Annotated[str, typer.Option(help="bpe or unigram.")] = "bpe",
     sample_bytes: Annotated[
         int, typer.Option(help="Train on about this much text, spread over all inputs.")
-    ] = (100_000_000),
+    ] = 100_000_000,
     seed: Annotated[
         int, typer.Option(help="Chooses the documents, and those held out for the check.")
     ] = 0,
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
-    chunks: Chunks = "",
     allow_damaged: AllowDamaged = False,
     text_key: TextKey = _KEYS.text,
     source_key: SourceKey = _KEYS.source,
@@ -90,21 +87,27 @@ def train_tokenizer(
 ) -> None:
     """Train a lossless SentencePiece model and check its round trip on held-out documents.
 
-    Example: python -m data_pipeline train-tokenizer data/demo/corpus --out data/demo/tokenizer --vocab-size
-    4096
+    Example: python -m data_pipeline train-tokenizer data/demo/corpus --out data/demo/tokenizer
+    --vocab-size 4096
     """
     from data_pipeline.tokenizer import train as trainer
 
     settings = trainer.TrainerSettings(
-        vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
+        vocab_size=vocab_size,
+        model_type=model_type,
+        sample_bytes=sample_bytes,
+        seed=seed,
+        sources=tuple(source or ()),
+        exclude_sources=tuple(exclude_source or ()),
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = find_inputs(inputs, chunks)
+    selected = find_inputs(inputs)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
         f"  {report['vocab_size']:,} pieces, {report['bytes_per_token']:.2f} bytes/token and "
-        f"{report['round_trip_failures']} round-trip failures on {report['held_out_documents']} documents"
+        f"{report['round_trip_failures']} round-trip failures on "
+        f"{report['held_out_documents']} documents"
     )
     show_passed_over(selected.passed_over)
     end_with_damage(report.get("damaged", ()), allow_damaged)
@@ -117,52 +120,49 @@ def download(
     hub_id: Annotated[
         str | None, typer.Option(help="Another repository with the same files.")
     ] = None,
-    mirror: Annotated[
-        Path | None, typer.Option(help="A directory with the same files, in place of the hub.")
-    ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the repository.")
     ] = None,
     splits: Annotated[
         str, typer.Option(help="The hub's own splits: train,validation,test.")
     ] = "train",
-    chunks: Chunks = "",
-    fraction: Annotated[float, typer.Option(help="Of the files of every chunk, this share.")] = 1.0,
+    fraction: Annotated[float, typer.Option(help="Share of the files of every folder.")] = 1.0,
     include: Annotated[
         list[str] | None,
         typer.Option(help="Pattern of names, in place of the source's own (repeatable)."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Files at a time.")] = 8,
 ) -> None:
-    """Fetch a corpus from the Hugging Face hub, checked against its listing; again: what is missing.
+    """Fetch a corpus from the Hugging Face hub, checked against its listing.
 
     Example: python -m data_pipeline download slimpajama --out data/slimpajama --fraction 0.2
     """
     from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
 
-    if mirror is not None and (hub_id or revision):
-        raise DataError("--mirror takes the place of the hub: leave out --hub-id and --revision")
     wanted = hub.Wanted(
         splits=tuple(part.strip() for part in splits.split(",")),
         include=tuple(include or ()),
-        chunks=parse_chunks(chunks) if chunks else frozenset(),
         fraction=fraction,
     )
     with DownloadLine() as line:
-        if mirror is None:
-            done = hub.download(source, out, wanted, line.update, hub_id, revision, workers)
-        else:
-            done = hub.take_from_mirror(source, out, wanted, mirror, line.update, workers)
+        done = hub.download(
+            hub.source_of(source, hub_id),
+            source,
+            out,
+            wanted,
+            report=line.update,
+            revision=revision,
+            workers=workers,
+        )
     size = sum(file.size for file in done.files)
-    commit = done.revision or "no known commit"
     typer.echo(
-        f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at {commit}, checked"
+        f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at "
+        f"{done.revision}, checked"
     )
 
 
-app.command()(tokenize)
-app.command("merge-manifests")(merge_manifests)
+app.registered_commands += verbs.registered_commands
 
 
 @app.command()
@@ -182,9 +182,10 @@ def verify(
         typer.Option(help="Another directory of a blend: does either train on what one holds out?"),
     ] = None,
 ) -> None:
-    """Rehash, reopen with megatron-core's reader, recount, decode a sample and look it up in the source text.
+    """Rehash, reopen with megatron-core's reader, recount, look a sample up in the source text.
 
-    Names every damaged file. --against (repeatable) looks for exact duplicates over several directories.
+    Names every damaged file. --against (repeatable) looks for exact duplicates over several
+    directories.
 
     Example: python -m data_pipeline verify data/demo/shards
     """
@@ -201,8 +202,8 @@ def verify(
         for problem in problems[1:]:
             typer.echo(f"error: {problem}", err=True)
         raise DataError(
-            f"{problems[0]}; restore what is damaged and remove what the manifest does not name, or delete "
-            f"{directory} and run the same tokenize command again"
+            f"{problems[0]}; restore what is damaged and remove what the manifest does not name, "
+            f"or delete {directory} and run the same tokenize command again"
         )
     tokens = sum(shard.tokens for shard in manifest.shards)
     typer.echo(
@@ -216,33 +217,25 @@ def verify(
                 f"{'; '.join(leaks)}; tokenise with the same fractions, and remove duplicates"
             )
         typer.echo(
-            f"  no document is held out in one of {len(manifests)} directories and trained on in another"
+            f"  no document is held out in one of {len(manifests)} directories and trained on in "
+            f"another"
         )
 
 
 @app.command()
-def stats(
-    directory: ShardDirectory,
-    png: Annotated[
-        Path | None, typer.Option(help="Also draw the lengths by source to this file.")
-    ] = None,
-) -> None:
-    """Documents, tokens and bytes per token for every split and source, and how long the documents are.
+def stats(directory: ShardDirectory) -> None:
+    """Count documents, tokens and bytes per token by split and source, and lengths of documents.
 
-    Example: python -m data_pipeline stats data/demo/shards --png lengths.png
+    Example: python -m data_pipeline stats data/demo/shards
     """
     from rich.console import Console
 
     from data_pipeline.shards.manifest import read_manifest
-    from data_pipeline.shards.stats import histogram_text, length_histogram, save_plot, stats_table
+    from data_pipeline.shards.stats import length_histogram, stats_table
 
     manifest = read_manifest(directory)
-    histogram = length_histogram(manifest)
     Console(width=200).print(stats_table(manifest))  # as wide as its numbers are: no digit is cut
-    typer.echo(histogram_text(histogram))
-    if png is not None:
-        save_plot(manifest, histogram, png)
-        typer.echo(f"{png}: drawn")
+    typer.echo(length_histogram(manifest))
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """Demo corpus of English prose from the running Python: no download, the same for the same Python.
 
-Sources: PydocTopics (the language reference as `help()` shows it), StdlibDocstrings and StdlibComments
-(docstrings and block comments of the standard library's .py files, which are parsed, never imported).
-Paragraphs that are mostly code are dropped, and every paragraph is kept once in the whole corpus. Written as
-SlimPajama is: `*.jsonl.zst` with `{"text": ..., "meta": {"redpajama_set_name": SOURCE}}`.
+Sources: PydocTopics (the language reference as `help()` shows it), StdlibDocstrings and
+StdlibComments (docstrings and block comments of the standard library's .py files, which are parsed,
+never imported). Paragraphs that are mostly code are dropped, and every paragraph is kept once in
+the whole corpus. Written as SlimPajama is: `*.jsonl.zst` with `{"text": ..., "meta":
+{"redpajama_set_name": SOURCE}}`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _WORD = re.compile(r"[\"'(*`\[]*[A-Za-z]+(?:[-'/][A-Za-z]+)*[.\"',;:!?)*`\]]*")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Demo corpus on disk: bytes of text and documents per source; `built`: made now, and not found."""
+    """Demo corpus on disk: bytes of text and documents per source; whether it was made now."""
 
     bytes_per_source: dict[str, int]
     documents_per_source: dict[str, int]
@@ -53,9 +54,14 @@ class Corpus:
 
 
 def build_corpus(directory: Path, num_files: int) -> Corpus:
-    """Write `num_files` files to `directory`, unless the same ones are there.
+    """Write the corpus, unless the same one is there.
 
-    DataError: the installation has too little text, or the directory holds something else.
+    Args:
+        directory: where the files go.
+        num_files: how many files.
+
+    Raises:
+        DataError: the installation has too little text, or the directory holds something else.
     """
     if num_files < 1:
         raise DataError(f"--files {num_files} must be at least 1")
@@ -74,7 +80,8 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
         for name in (path.name for path in directory.iterdir()):
             if not ours.fullmatch(name):
                 raise DataError(
-                    f"{directory} holds {name}, which demo-corpus did not make; choose another directory"
+                    f"{directory} holds {name}, which demo-corpus did not make; choose another "
+                    f"directory"
                 )
     made = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
     write_atomically(record_path, to_json(made_from | made))
@@ -90,8 +97,8 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
     }
     if sum(sizes.values()) < MINIMUM_BYTES:
         raise DataError(
-            f"this Python yields {sum(sizes.values()):,} bytes of text, {MINIMUM_BYTES:,} are needed; "
-            f"use a Python with its complete standard library (not a minimal or zipped one)"
+            f"this Python yields {sum(sizes.values()):,} bytes of text, {MINIMUM_BYTES:,} are "
+            f"needed; use a Python with its complete standard library (not a minimal or zipped one)"
         )
     outputs = {}
     for number in range(num_files):
@@ -113,11 +120,16 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
 
 
 def collect_documents(library: Path) -> list[tuple[str, str]]:
-    """Collect (source, text) of every document in the standard library at `library`, in a fixed order."""
+    """Collect (source, text) of every document of the standard library, in a fixed order.
+
+    Raises:
+        DataError: the library has no pydoc topics.
+    """
     topics_path = library / "pydoc_data" / "topics.py"
     if not topics_path.is_file():
         raise DataError(
-            f"this Python has no pydoc topics ({topics_path}); install its complete standard library"
+            f"this Python has no pydoc topics ({topics_path}); install its complete standard "
+            f"library"
         )
     modules = [
         path
@@ -153,7 +165,7 @@ def _topics(path: Path) -> list[str]:
 
 
 def parsed(path: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield (source text, tree), or nothing for the few files that are deliberately no Python or UTF-8."""
+    """Yield (source text, tree); nothing of the few files that are not Python or not UTF-8."""
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
@@ -164,7 +176,7 @@ def parsed(path: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(node: ast.AST) -> Iterator[str]:
-    """Yield docstrings in the order of the file; expressions are skipped, as none can hold a definition."""
+    """Yield docstrings in the order of the file; no expression can hold a definition."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring:
@@ -188,7 +200,7 @@ def _comment_blocks(source: str) -> Iterator[str]:
 
 
 def _documents(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
-    """Join paragraphs of the texts that are prose and new to documents of about 1,000 characters."""
+    """Join paragraphs that are prose and new to documents of about 1,000 characters."""
     kept: list[str] = []
     for paragraph in _paragraphs(texts):
         key = " ".join(paragraph.split())
@@ -212,7 +224,7 @@ def _paragraphs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Return whether a paragraph is prose: four or more words, three quarters of its parts, no doctest."""
+    """Return whether a paragraph is prose: mostly words, at least four, no doctest."""
     parts = paragraph.split()
     if len(parts) < 4 or ">>>" in paragraph:
         return False

@@ -34,8 +34,6 @@ PARAMETERS_TOKENS = 5e9
 OTHER_SECONDS = 75.0
 """Seconds of a trial that are not training: imports, tokenizer, shards, the comparison."""
 MOST_EPOCHS = 10
-FEW_TOKENS = 20_000_000
-"""So many take seconds to make; of a longer text, only what is needed is taken."""
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
 PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson"), 3
@@ -192,12 +190,10 @@ def plan_sizes(
         "schedule.warmup_steps": steps // 8,
         "checkpoint.every": -(-steps // 4),
     }
-    enough = max(FEW_TOKENS, int(1.2 * tokens / (1 - held_out)))
-    most = enough if text_tokens > enough else 0
     return (
         settings,
         (f"--vocab-size={vocab_size}", "--sample-bytes=20000000"),
-        (f"--validation-fraction={held_out:.3f}", f"--max-tokens={most}"),
+        (f"--validation-fraction={held_out:.3f}",),
     )
 
 

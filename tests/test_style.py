@@ -24,7 +24,6 @@ PENDING: tuple[str, ...] = (
     "pretrain/training",
     "pretrain/checkpoint",
     "megatron_patches",
-    "data_pipeline",
     "tools/faults",
     "tools/simulations",
     "benchmarks/bank.py",
@@ -71,9 +70,13 @@ MANY_POSITIONAL = {
     "apply",
     "Path",
     "add_row",
+    "run",
     "update",
 }
-"""Functions of any number of equal arguments; `apply` of an autograd.Function takes no keywords."""
+"""Functions of any number of equal arguments, such as words of a command line.
+
+`apply` of an autograd.Function takes no keywords.
+"""
 
 
 def files() -> list[Path]:

@@ -142,19 +142,9 @@ def prepare(work: Path, megabytes: int) -> Path:
         plain_copy(small)
     command = [sys.executable, "-m", "data_pipeline", "train-tokenizer", work / "corpus"]
     run([*command, "--out", work / "bpe", "--sample-bytes", 20000000])
-    # In one range, text by text, our ids are in the order of theirs: the same file.
+    # Text by text, our ids are in the order of theirs: the same file.
     command = [sys.executable, "-m", "data_pipeline", "tokenize", work / "corpus.jsonl", *_OURS]
-    run(
-        [
-            *command,
-            "--tokenizer",
-            work / "bpe.model",
-            "--out",
-            work / "ids",
-            "--range-bytes",
-            1 << 40,
-        ]
-    )
+    run([*command, "--tokenizer", work / "bpe.model", "--out", work / "ids"])
     (work / "huggingface").mkdir()
     write_tokenizer(read_manifest(work / "ids"), work / "huggingface", model_max_length=512)
     return work / "bpe.model"

@@ -1,6 +1,7 @@
 """Whole-file helpers: hashing, and writes that are either complete or absent.
 
-`hash_file` and `replace_file` raise OSError, for callers with sentences of their own; the others DataError.
+`hash_file` and `replace_file` raise OSError, for callers with sentences of their own; the others
+DataError.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _CHECKSUM = "checksum"
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn an OSError raised inside into the DataError `cannot WHAT: why`."""
+    """Turn an OSError raised inside into the DataError `cannot WHAT: why`.
+
+    Raises:
+        DataError: an OSError was raised.
+    """
     try:
         yield
     except OSError as error:
@@ -38,7 +43,12 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file's bytes as hex; `progress` is called with the bytes of each chunk."""
+    """Return the SHA-256 of a file's bytes as hex.
+
+    Args:
+        path: the file.
+        progress: called with the number of bytes of each chunk.
+    """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -49,13 +59,13 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a name beside `path` that no other process uses, on any host that shares the directory."""
+    """Return a name beside `path` that no other process of any host uses."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError raised inside: an error in writing to an open file does not name the file."""
+    """Add `path` to an OSError raised inside: one of writing to an open file does not name it."""
     try:
         yield
     except OSError as error:
@@ -85,22 +95,27 @@ class Draft:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.temporary = path, temporary_path(path)
-        self.stream: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115 - closed by publish or discard
+        self.path = path
+        self.temporary = temporary_path(path)
+        # Closed by publish or discard.
+        self.stream: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115
 
     def publish(self) -> None:
-        """End the writing and replace what is at `path`; the name is durable once the directory is synced."""
+        """End the writing and replace what is at `path`.
+
+        The name is durable once the directory is synced.
+        """
         sync(self.stream)
         self.stream.close()
         os.replace(self.temporary, self.path)
 
     def discard(self) -> None:
         """Remove what was not published."""
-        with contextlib.suppress(
-            OSError
-        ):  # on a full disk closing tries once more to write what is buffered
+        # On a full disk closing tries once more to write what is buffered.
+        with contextlib.suppress(OSError):
             self.stream.close()
-        with contextlib.suppress(OSError):  # the directory itself may be what is missing
+        # The directory itself may be what is missing.
+        with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> BinaryIO:
@@ -115,16 +130,26 @@ class Draft:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file as `replace_file` does, but raise DataError where that cannot be done."""
+    """Write a small file as `replace_file` does, but raise DataError where that fails.
+
+    Args:
+        path: the file.
+        content: its new content.
+        durable: as in `replace_file`.
+    """
     with refusing(f"write {path}"):
         replace_file(path, content, durable)
 
 
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
+    """Write a small file so that a reader sees the old content, the new, or no file: never a part.
 
-    An OSError names `path`, and no temporary file is left. `durable`: wait until the name too is on the disk;
-    else a power failure may lose the new name.
+    An OSError names `path`, and no temporary file is left.
+
+    Args:
+        path: the file.
+        content: its new content.
+        durable: wait until the name too is on the disk; else a power failure may lose it.
     """
     with naming(path), Draft(path) as stream:
         stream.write(content)
@@ -133,12 +158,12 @@ def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def utf8(text: str) -> bytes:
-    """Encode a text as UTF-8; surrogates, which file names may have in Python, become JSON escapes."""
+    """Encode a text as UTF-8; surrogates, which file names may have, become JSON escapes."""
     return text.encode(errors="backslashreplace")
 
 
 def to_json(value: Any) -> bytes:
-    """Return readable JSON whose bytes depend on the value only (insertion order of keys included)."""
+    """Return readable JSON whose bytes depend on the value only, order of keys included."""
     return utf8(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -149,12 +174,20 @@ def as_json(record: Any) -> dict[str, Any]:
 
 
 def to_checked_json(value: dict[str, Any]) -> bytes:
-    """Return the value as `to_json`, with the SHA-256 of everything else under the key `checksum`."""
+    """Return `to_json` of the value, with the SHA-256 of everything under the key `checksum`."""
     return to_json(value | {_CHECKSUM: _checksum(value)})
 
 
 def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a file that `to_checked_json` made; DataError, ending in `remedy`, if the file is damaged."""
+    """Read a file that `to_checked_json` made.
+
+    Args:
+        path: the file.
+        remedy: what to do about damage, as a clause.
+
+    Raises:
+        DataError: the file is damaged; the message ends in `remedy`.
+    """
     value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
     if stated != _checksum(value):
@@ -170,10 +203,18 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[str, Any]:
-    """Read a JSON object from a file; DataError, ending in `remedy`, if that cannot be done."""
+    """Read a JSON object from a file.
+
+    Args:
+        path: the file.
+        remedy: what to do about damage, as a clause.
+
+    Raises:
+        DataError: that cannot be done; the message ends in `remedy`.
+    """
     with refusing(f"read {path}"):
         if path.exists() and not path.is_file():  # a pipe would never end
-            raise DataError(f"{path} is no regular file; {remedy}")
+            raise DataError(f"{path} is not a regular file; {remedy}")
         content = path.read_bytes()
     try:
         value = json.loads(content)

@@ -1,9 +1,10 @@
 """Leases: locks that are files with a heartbeat, for file systems without `flock` (NFS, Lustre).
 
-Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease that was left
-by a process or a machine that is gone is recognised by its age, by the file server's own clock, and on the
-same machine at once, because the process does not exist any more. Whoever takes it over holds a lease of its
-own meanwhile, named after the very file that was judged, and so removes no other.
+Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease that
+was left by a process or a machine that is gone is recognised by its age, by the file server's own
+clock, and on the same machine at once, because the process does not exist any more. Whoever takes
+it over holds a lease of its own meanwhile, named after the very file that was judged, and so
+removes no other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class BusyError(DataError):
-    """Refusal of a lease that another process holds. `certain`: a living process of this machine."""
+    """Refusal of a lease that another process holds.
+
+    Args:
+        message: who holds it, and what to do.
+        certain: whether it is a living process of this machine.
+    """
 
     def __init__(self, message: str, certain: bool) -> None:
         super().__init__(message)
@@ -39,11 +45,16 @@ class BusyError(DataError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Process that holds a lease. `space`: the namespace of its process id, a container's or the host's.
+    """Process that holds a lease.
 
-    `boot` tells machines of one name apart, `started` (ticks since the boot) processes of one number.
-    In a Slurm job `job` is the job's number, with the cluster's name where it has one, and `restarts` counts
-    how often the job was requeued before; otherwise they are "" and 0.
+    Attributes:
+        host: name of its machine.
+        space: namespace of its process id, a container's or the host's.
+        pid: its process id.
+        job: number of its Slurm job, with the cluster's name where it has one; empty without a job.
+        restarts: how often the job was requeued before.
+        boot: id of the boot, which tells machines of one name apart.
+        started: ticks since the boot at its start, which tell processes of one number apart.
     """
 
     host: str
@@ -56,20 +67,18 @@ class Holder:
 
     @classmethod
     def this(cls) -> Holder:
-        space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
-        number, cluster = (
-            os.environ.get("SLURM_JOB_ID", ""),
-            os.environ.get("SLURM_CLUSTER_NAME", ""),
-        )
+        """Describe this process."""
+        number = os.environ.get("SLURM_JOB_ID", "")
+        cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
-            socket.gethostname(),
-            space,
-            os.getpid(),
-            f"{number} of {cluster}" if number and cluster else number,
-            int(restarts) if restarts.isdigit() else 0,
-            _BOOT.read_text().strip() if _BOOT.exists() else "",
-            _status(os.getpid())[1],
+            host=socket.gethostname(),
+            space=os.readlink(_MARKS) if os.path.exists(_MARKS) else "",
+            pid=os.getpid(),
+            job=f"{number} of {cluster}" if number and cluster else number,
+            restarts=int(restarts) if restarts.isdigit() else 0,
+            boot=_BOOT.read_text().strip() if _BOOT.exists() else "",
+            started=_status(os.getpid())[1],
         )
 
     def __str__(self) -> str:
@@ -82,7 +91,7 @@ class Holder:
         return (self.host, self.space, self.boot) == (here.host, here.space, here.boot)
 
     def is_gone(self) -> bool:
-        """Return whether the holder has certainly ended: on this machine, or before a requeue of this job."""
+        """Return whether the holder has certainly ended: here, or before a requeue of this job."""
         here = Holder.this()
         if self.job and self.job == here.job and self.restarts < here.restarts:
             return True
@@ -99,7 +108,7 @@ class Holder:
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """Return a process's state, Z for a zombie, and its start; ("", "") where the system does not tell."""
+    """Return a process's state, Z for a zombie, and its start; empty if they are not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
@@ -109,7 +118,7 @@ def _status(pid: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A lease file at one moment; `mark` (inode and time) is of no other file, and of no later renewal."""
+    """Lease file at one moment; `mark` (inode and time) is of no other file and later renewal."""
 
     holder: Holder
     gone: bool
@@ -117,9 +126,12 @@ class _Seen:
 
 
 class Lease:
-    """Context in which this process holds the lease `path`, for some work (`what`, in messages: "making x").
+    """Context in which this process holds a lease.
 
-    Another holder is waited for so many seconds.
+    Args:
+        path: the lease's file.
+        what: the work, in messages: "making x".
+        wait_seconds: how long another holder is waited for.
     """
 
     def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
@@ -133,7 +145,8 @@ class Lease:
     def __enter__(self) -> Lease:
         """Create the lease, after removing one whose holder is gone.
 
-        BusyError: another process holds the lease, and has not let go while this one waited.
+        Raises:
+            BusyError: another process holds the lease, and has not let go while this one waited.
         """
         deadline = time.monotonic() + self._wait
         pause = 0.01
@@ -147,8 +160,8 @@ class Lease:
             if time.monotonic() >= deadline and not seen.gone:
                 waited = f" after {self._wait:.0f} s of waiting" if self._wait else ""
                 raise BusyError(
-                    f"{holder} is {self._what}{waited}; leave it to that one, or end it and run this again "
-                    f"({self._path} is its lock)",
+                    f"{holder} is {self._what}{waited}; leave it to that one, or end it and run "
+                    f"this again ({self._path} is its lock)",
                     certain=holder.is_here(),
                 )
             time.sleep(pause)
@@ -165,7 +178,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Return whether another process has taken the lease over, since this one was suspended too long."""
+        """Return whether another process has taken over: this one was suspended too long."""
         return self._lost
 
     def holder(self) -> Holder | None:
@@ -174,7 +187,7 @@ class Lease:
         return seen.holder if seen is not None else None
 
     def age(self) -> float | None:
-        """Return the seconds since the last renewal, by the file server's clock; None without a holder."""
+        """Return the seconds since the last renewal, by the file server's clock; None if free."""
         try:
             return self._server_time() - os.stat(self._path).st_mtime
         except FileNotFoundError:
@@ -194,7 +207,8 @@ class Lease:
         """Read the lease and judge its holder; None without one."""
         try:
             with open(self._path, "rb") as file:
-                status, content = os.fstat(file.fileno()), file.read()
+                status = os.fstat(file.fileno())
+                content = file.read()
         except FileNotFoundError:
             return None
         try:
@@ -219,10 +233,9 @@ class Lease:
 
     def _remove_stale(self, stale: _Seen) -> bool:
         """Remove the file that was judged and no other. False: another process is at it."""
+        of_removal = self._path.with_name(f"{self._path.name}.{stale.mark}")
         try:
-            with Lease(
-                self._path.with_name(f"{self._path.name}.{stale.mark}"), f"removing {self._path}"
-            ):
+            with Lease(of_removal, f"removing {self._path}"):
                 seen = self._look()
                 if seen is not None and seen.mark == stale.mark:
                     self._path.unlink()
@@ -249,8 +262,12 @@ class Lease:
 def held(path: Path, what: str) -> Lease:
     """Return a lease that waits only for a holder on another machine, which may be dead.
 
-    Entering it raises BusyError if a living process of this machine holds it, or one of another machine that
-    still renews it.
+    Entering it raises BusyError if a living process of this machine holds it, or one of another
+    machine that still renews it.
+
+    Args:
+        path: the lease's file.
+        what: the work, in messages.
     """
     lease = Lease(path, what)
     holder = lease.holder()

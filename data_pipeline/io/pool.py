@@ -1,8 +1,9 @@
 """Pool of worker processes in which no failure of a worker goes unnoticed.
 
-Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock behind; the
-parent sees the pipe close. Another worker takes its place, and its task is tried once more after the others
-(for want of memory, perhaps, when fewer are running). Workers end themselves when the parent is gone.
+Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock
+behind; the parent sees the pipe close. Another worker takes its place, and its task is tried once
+more after the others (for want of memory, perhaps, when fewer are running). Workers end themselves
+when the parent is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -27,10 +28,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """Report of a worker: its work since its last report, and the input file it is at.
+    """Report of a worker: its work since its last report.
 
-    input_bytes: bytes of the inputs as they lie on disk; skipped_bytes: of inputs that were finished before.
-    joined_tokens: tokens put into shards, of tokens_to_join, which is reported once.
+    Attributes:
+        file: the input file that it is at.
+        documents: documents encoded.
+        tokens: ids made.
+        text_bytes: bytes of text, as UTF-8.
+        input_bytes: bytes of the inputs as they lie on disk.
+        skipped_bytes: of inputs that were finished before.
+        joined_tokens: tokens put into shards.
+        tokens_to_join: tokens that will be, reported once.
     """
 
     file: str
@@ -41,10 +49,6 @@ class Progress:
     skipped_bytes: int = 0
     joined_tokens: int = 0
     tokens_to_join: int = 0
-
-    def at(self, file: str, input_bytes: int) -> Progress:
-        """Return the same work with the place that was reached."""
-        return replace(self, file=file, input_bytes=input_bytes)
 
 
 _Report = Callable[[Progress], None]
@@ -69,13 +73,23 @@ def run_tasks(
     report: _Report,
     look: Callable[[_Result], None] = lambda result: None,
 ) -> list[_Result]:
-    """Call function(task, report) for every task; return the results in the order of the tasks.
+    """Call function(task, report) for every task.
 
-    With one worker this process does the work. `function` is pickled once for every worker (they are spawned,
-    not forked). `look` is called with every result as it comes; an error that it raises ends the run.
+    With one worker this process does the work. Otherwise workers are spawned, not forked.
 
-    DataError: a worker raised it: the others are stopped. Or workers died over a task twice: the others go on
-    to their end, then the message names the input files.
+    Args:
+        function: does a task; it is pickled once for every worker.
+        tasks: the tasks.
+        workers: how many processes.
+        report: called with what the workers report.
+        look: called with every result as it comes; an error that it raises ends the run.
+
+    Returns:
+        The results, in the order of the tasks.
+
+    Raises:
+        DataError: a worker raised it, and the others are stopped. Or workers died over a task
+            twice: the others continue to their end, then the message names the input files.
     """
     if workers == 1 or len(tasks) < 2:
         results = []
@@ -83,7 +97,7 @@ def run_tasks(
             results.append(function(task, report))
             look(results[-1])
         return results
-    return _Pool(function, tasks, min(workers, len(tasks)), report, look).run()
+    return _Pool(function, tasks, min(workers, len(tasks)), report, look=look).run()
 
 
 @dataclass
@@ -166,14 +180,12 @@ class _Pool(Generic[_Task, _Result]):
         worker.connection.close()
         self._workers.remove(worker)
         number = worker.task
-        if number is None:
+        if number is None:  # between two tasks
             return
         code = worker.process.exitcode or 0
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         self._deaths[number] += 1
         if self._deaths[number] < _ATTEMPTS:
             self._waiting.append(number)
@@ -185,9 +197,8 @@ class _Pool(Generic[_Task, _Result]):
 
 def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> None:
     """Run a worker: tasks from the pipe until it closes."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the parent, which stops the workers.
+    # Ctrl-C reaches the parent, which stops the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

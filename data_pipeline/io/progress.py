@@ -51,9 +51,14 @@ class _Line:
         return max(time.monotonic() - self._started, 1e-9)
 
     def show(self, text: str, done: int, total: int, left: str, log: str = "") -> None:
-        """Show the share, the time left and `text` on the bar, or now and then `log`, else `text`, in a log.
+        """Show the share, the time left and a text on the bar, or now and then in a log.
 
-        The share is 100 % only when everything is done.
+        Args:
+            text: what the bar shows.
+            done: bytes or tokens that are done; the share is 100 % only when all are.
+            total: bytes or tokens in all.
+            left: the time left, of `time_left`.
+            log: what a log shows in place of `text`.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
         shown = escape(f"{share}, {left}: {text}")
@@ -66,7 +71,13 @@ class _Line:
 
 
 def time_left(seconds: float, done: int, left: int) -> str:
-    """Return `ETA 1:02:03`, when `done` bytes took these seconds and `left` bytes are to come."""
+    """Return the time left in words, `ETA 1:02:03`.
+
+    Args:
+        seconds: time that the work so far took.
+        done: bytes that are done.
+        left: bytes that are to come.
+    """
     if not done:
         return "ETA unknown"
     whole = round(left * seconds / done)
@@ -76,8 +87,12 @@ def time_left(seconds: float, done: int, left: int) -> str:
 class ProgressLine(_Line):
     """Progress of tokenising, from the workers' reports.
 
-    total_bytes: bytes of the inputs on disk. The time left follows from the rate over them; inputs that were
-        finished before do not count for the rate.
+    The time left follows from the rate over the bytes of the inputs; inputs that were finished
+    before do not count for the rate.
+
+    Args:
+        total_bytes: bytes of the inputs on disk.
+        log_seconds: time between two lines in a log.
     """
 
     def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
@@ -89,9 +104,8 @@ class ProgressLine(_Line):
     def update(self, progress: Progress) -> None:
         """Add a report; show a line if it is time."""
         with self._lock:
-            self._done.update(
-                {name: value for name, value in vars(progress).items() if name != "file"}
-            )
+            counts = {name: value for name, value in vars(progress).items() if name != "file"}
+            self._done.update(counts)
             if progress.tokens_to_join:
                 self._joining_since = time.monotonic()
             if self._done["tokens_to_join"]:
@@ -101,27 +115,29 @@ class ProgressLine(_Line):
 
     def _show_units(self, file: str) -> None:
         done = self._done["input_bytes"] + self._done["skipped_bytes"]
-        left = time_left(self.seconds(), self._done["input_bytes"], self._total_bytes - done)
-        tokens, seconds = self._done["tokens"], self.seconds()
+        seconds = self.seconds()
+        left = time_left(seconds, self._done["input_bytes"], self._total_bytes - done)
+        tokens = self._done["tokens"]
         rates = f"{tokens / seconds:,.0f}/s, {self._done['text_bytes'] / 1e6 / seconds:.1f} MB/s"
+        text = f"{tokens:,} tokens, {rates}"
         log = self.summary() + (f"; reading {file}" if file else "")
-        self.show(f"{tokens:,} tokens, {rates}", done, self._total_bytes, left, log)
+        self.show(text, done, self._total_bytes, left, log=log)
 
     def _show_joining(self) -> None:
-        joined, total = self._done["joined_tokens"], self._done["tokens_to_join"]
+        joined = self._done["joined_tokens"]
+        total = self._done["tokens_to_join"]
         left = time_left(time.monotonic() - self._joining_since, joined, total - joined)
         self.show(f"{joined:,} of {total:,} tokens joined to shards", joined, total, left)
 
     def summary(self, before_rates: str = " ") -> str:
         """Return counts and rates so far, in words."""
-        seconds, tokens, megabytes = (
-            self.seconds(),
-            self._done["tokens"],
-            self._done["text_bytes"] / 1e6,
-        )
+        seconds = self.seconds()
+        tokens = self._done["tokens"]
+        megabytes = self._done["text_bytes"] / 1e6
         return (
-            f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB{before_rates}"
-            f"in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, {megabytes / seconds:.1f} MB/s)"
+            f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB"
+            f"{before_rates}in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, "
+            f"{megabytes / seconds:.1f} MB/s)"
         )
 
 
@@ -129,7 +145,13 @@ class DownloadLine(_Line):
     """Progress of a download."""
 
     def update(self, files: int, done: int, total: int) -> None:
-        """Show that so many files and bytes are there and checked."""
+        """Show how much is there and checked.
+
+        Args:
+            files: number of files that are.
+            done: their bytes.
+            total: bytes of all files.
+        """
         seconds = self.seconds()
         rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
         self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))

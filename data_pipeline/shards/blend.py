@@ -1,11 +1,13 @@
-"""Blends of shard directories, and of sources inside them: one stream of samples in given proportions.
+"""Blends of shard directories, and of sources inside them: one stream of samples.
 
-    blend = make_blend([Member(one_manifest, 0.7), Member(another, 0.3, {"Wikipedia": 2, "Book": 1})])
+    members = [Member(one, 0.7), Member(another, 0.3, {"Wikipedia": 2, "Book": 1})]
+    blend = make_blend(members)
     samples = blend.training_samples(sequence_length=1024, seed=1234)
 
-A part is a whole directory (its sources in proportion to their tokens), or one source of a directory. Every
-part has an order and epochs of its own, each shuffled anew, and runs through them as fast as its weight says:
-a small part may be in its tenth epoch while a large one is in its first.
+A part is a whole directory (its sources in proportion to their tokens), or one source of a
+directory. Every part has an order and epochs of its own, each shuffled anew, and runs through them
+as fast as its weight says: a small part may be in its tenth epoch while a large one is in its
+first.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ _CHUNK_TOKENS = 1 << 22
 class Member:
     """Shard directory with its weight in a blend.
 
-    sources: weights of the sources to take, in any unit; None: all, in proportion to their tokens.
+    Attributes:
+        manifest: the directory.
+        weight: its weight, in any unit.
+        sources: weights of the sources to take, in any unit; None is all, in proportion to their
+            tokens.
     """
 
     manifest: Manifest
@@ -47,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Part:
-    """Directory, or one source of a directory (`source` None: all), with its share of the samples."""
+    """Directory, or one source of it (None is all), with its share of the samples."""
 
     manifest: Manifest
     source: str | None
@@ -66,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Blend:
-    """Parts whose shares sum to 1, in an order that does not depend on how the configuration lists them."""
+    """Parts whose shares sum to 1, in an order that does not depend on how a user lists them."""
 
     parts: tuple[Part, ...]
 
@@ -82,7 +88,7 @@ class Blend:
 
     @property
     def fingerprint(self) -> str:
-        """Return the identity of the data: the manifest's for one whole directory, else over all parts."""
+        """Return the identity of the data: the manifest's, or over all parts if there are more."""
         if _is_whole_directory(self.parts):
             return self.parts[0].manifest.fingerprint
         content = [[p.manifest.fingerprint, p.source, str(p.share)] for p in self.parts]
@@ -91,7 +97,13 @@ class Blend:
     def training_samples(
         self, sequence_length: int, seed: int, cache_directory: Path | None = None
     ) -> BlendedSamples:
-        """Open the training samples in their order; DataError if a part has too few tokens for one sample."""
+        """Open the training samples; DataError if a part has too few tokens for one sample.
+
+        Args:
+            sequence_length: tokens that a sample predicts.
+            seed: another seed gives another order.
+            cache_directory: keeps the orders of epochs; None keeps them in memory.
+        """
         alone = _is_whole_directory(self.parts)
         members = [
             TrainingSamples(
@@ -110,7 +122,15 @@ class Blend:
     def validation_samples(
         self, sequence_length: int, max_samples: int
     ) -> dict[str, ValidationSamples]:
-        """Open a held-out set for every source that is trained on, by name; DataError if one is too small."""
+        """Open a held-out set for every source that is trained on, by name.
+
+        Args:
+            sequence_length: tokens that a sample predicts.
+            max_samples: samples of each set.
+
+        Raises:
+            DataError: a set has too few tokens for one sample.
+        """
         return {
             source: ValidationSamples(manifests, source, sequence_length, max_samples)
             for source, manifests in self._held_out().items()
@@ -135,9 +155,12 @@ class Blend:
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)
 
     def unigram_perplexity(self) -> float:
-        """Return the held-out perplexity of the training tokens' frequencies, in the blend's proportions.
+        """Return the held-out perplexity of the training tokens' frequencies.
 
-        DataError: there are no held-out tokens.
+        Both are in the blend's proportions.
+
+        Raises:
+            DataError: there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
         held_out = [
@@ -147,7 +170,7 @@ class Blend:
         return _unigram_perplexity(self.train_counts(), np.sum(held_out, axis=0), where)
 
     def train_counts(self) -> np.ndarray:
-        """Count the occurrences [vocab_size] of each id in training text, in the blend's proportions."""
+        """Count each id in training text, in the blend's proportions: [vocab_size]."""
         limit = _UNIGRAM_TOKENS // len(self.parts)
         train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
         total = sum(int(counts.sum()) for counts in train)
@@ -159,7 +182,7 @@ class Blend:
         return np.asarray(np.sum(mixed, axis=0))
 
     def describe(self) -> dict[str, Any]:
-        """Describe the blend as JSON; `data_pipeline.shards.blend_difference` compares two descriptions."""
+        """Describe the blend as JSON; `shards.blend_difference` compares two descriptions."""
         return {
             "tokenizer": self.parts[0].manifest.tokenizer.sha256,
             "directories": [
@@ -205,7 +228,7 @@ class BlendedSamples:
         return result
 
     def origins(self, sample_number: int) -> list[str]:
-        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        """Return `SHARD, document NUMBER` of each id of a sample, [sequence_length + 1]."""
         if len(self.members) == 1:
             return self.members[0].origins(sample_number)
         (member,), (number,) = self._proportions.locate(np.array([sample_number]))
@@ -213,17 +236,18 @@ class BlendedSamples:
 
     def prepare(self, sample_number: int) -> None:
         """Make or load the orders of the epochs into which this sample number falls."""
-        for member, consumed in zip(
-            self.members, self._proportions.before(sample_number), strict=True
-        ):
+        counts = self._proportions.before(sample_number)
+        for member, consumed in zip(self.members, counts, strict=True):
             member.epoch(consumed // member.samples_per_epoch)
 
 
 def make_blend(members: Sequence[Member]) -> Blend:
     """Check that shard directories go together, and work out each part's share of the samples.
 
-    DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same text
-    in different splits, or different tokenizers; names both where two disagree.
+    Raises:
+        DataError: no member, a weight that is not above 0, an unknown source, the same data twice,
+            the same text in different splits, or different tokenizers; names both where two
+            disagree.
     """
     if not members:
         raise DataError("a blend needs at least one shard directory")
@@ -251,7 +275,8 @@ def make_blend(members: Sequence[Member]) -> Blend:
 
 
 def _source_parts(member: Member, share: Fraction) -> list[Part]:
-    manifest, sources = member.manifest, member.sources or {}
+    manifest = member.manifest
+    sources = member.sources or {}
     if not sources:
         raise DataError(
             f"{manifest.directory} is in the blend with no sources; leave `sources` out to take all"
@@ -262,10 +287,8 @@ def _source_parts(member: Member, share: Fraction) -> list[Part]:
                 f"{manifest.directory} has no train documents of source {source!r}; "
                 f"it has {', '.join(manifest.sources('train')) or 'none at all'}"
             )
-    within = exact_shares(list(sources.values()))
-    return [
-        Part(manifest, source, share * part) for source, part in zip(sources, within, strict=True)
-    ]
+    within = zip(sources, exact_shares(list(sources.values())), strict=True)
+    return [Part(manifest, source, share * part) for source, part in within]
 
 
 def _overlap(a: Part, b: Part) -> bool:
@@ -274,21 +297,23 @@ def _overlap(a: Part, b: Part) -> bool:
 
 
 def _check_splits(a: Part, b: Part) -> None:
-    """Raise DataError if two parts have an input in common, and one may train on what the other holds out."""
-    options = a.manifest.options, b.manifest.options
+    """Raise DataError if one part may train on text of an input that the other holds out."""
+    options = [a.manifest.options, b.manifest.options]
     fractions = [[o.get(f"{split}_fraction", 0.0) for split in SPLITS[1:]] for o in options]
     if fractions[0] == fractions[1]:
         return  # a document's split is a function of its text and the fractions
     same_keys = options[0].get("keys") == options[1].get("keys")
     if same_keys and not _source_names(a) & _source_names(b):
         return
-    ours, theirs = _input_names(a.manifest), _input_names(b.manifest)
+    ours = _input_names(a.manifest)
+    theirs = _input_names(b.manifest)
     if both := sorted(ours[key] for key in ours.keys() & theirs.keys()):
         stated = " and ".join("{:g} / {:g}".format(*pair) for pair in fractions)
         raise DataError(
-            f"{a.name} and {b.name} hold text of the same inputs ({len(both)}, the first is {both[0]}) with "
-            f"different --validation-fraction / --test-fraction ({stated}): what one holds out the other "
-            f"trains on; tokenise one of them again with the other's fractions, or drop one"
+            f"{a.name} and {b.name} hold text of the same inputs ({len(both)}, the first is "
+            f"{both[0]}) with different --validation-fraction / --test-fraction ({stated}): what "
+            f"one holds out the other trains on; tokenise one of them again with the other's "
+            f"fractions, or drop one"
         )
 
 
@@ -297,13 +322,12 @@ def _source_names(part: Part) -> set[str]:
 
 
 def _input_names(manifest: Manifest) -> dict[object, str]:
-    """Return the inputs' names by hash; of a file read in parts, whose sizes may differ, by name and size."""
-    return {
-        entry.sha256
-        if entry.end - entry.start == entry.size
-        else (Path(entry.name).name, entry.size): entry.name
-        for entry in manifest.inputs
-    }
+    """Return the inputs' names by hash; by name and size if an earlier version read parts."""
+    names: dict[object, str] = {}
+    for entry in manifest.inputs:
+        whole = entry.end - entry.start == entry.size
+        names[entry.sha256 if whole else (Path(entry.name).name, entry.size)] = entry.name
+    return names
 
 
 def _is_whole_directory(parts: Sequence[Part]) -> bool:
@@ -311,7 +335,7 @@ def _is_whole_directory(parts: Sequence[Part]) -> bool:
 
 
 def _sources(manifest: Manifest) -> dict[str, Any]:
-    """Describe each source of the training split: documents, tokens, and a digest of the token files."""
+    """Describe each source of the training split: documents, tokens, and a digest of its files."""
     described = {}
     for source in manifest.sources("train"):
         shards = manifest.shards_of("train", source)
@@ -325,15 +349,15 @@ def _sources(manifest: Manifest) -> dict[str, Any]:
 
 
 def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
-    """Return the perplexity of the training tokens' frequencies (add-one smoothing) on held-out tokens.
+    """Return the perplexity of frequencies with add-one smoothing.
 
-    A model that knows how frequent each token is, and nothing else, reaches this value. A language model must
-    be well below it. `train` and `held_out` are [vocab_size], the number of occurrences of each id.
+    A model that knows how frequent each token is, and nothing else, reaches this value. A language
+    model must be well below it. `train` and `held_out` are [vocab_size], occurrences of each id.
     """
     if not held_out.sum():
         raise DataError(
-            f"{where} has no held-out tokens; tokenise with --validation-fraction above 0, a larger one "
-            "where there are few documents"
+            f"{where} has no held-out tokens; tokenise with --validation-fraction above 0, a "
+            "larger one where there are few documents"
         )
     log_probability = np.log((train + 1) / (train.sum() + len(train)))
     return math.exp(-float(held_out @ log_probability) / float(held_out.sum()))
@@ -344,13 +368,12 @@ def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) 
     counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
     left = max_tokens
     for shard in shards:
-        path, wanted = Path(f"{manifest.prefix(shard)}.bin"), min(left, shard.tokens)
+        path = Path(f"{manifest.prefix(shard)}.bin")
+        wanted = min(left, shard.tokens)
         with refusing(f"read {path}"), open(path, "rb") as stream:
             for start in range(0, wanted, _CHUNK_TOKENS):
-                count = min(_CHUNK_TOKENS, wanted - start)
-                counts += np.bincount(
-                    np.fromfile(stream, manifest.dtype, count), minlength=len(counts)
-                )
+                ids = np.fromfile(stream, manifest.dtype, min(_CHUNK_TOKENS, wanted - start))
+                counts += np.bincount(ids, minlength=len(counts))
         left -= wanted
         if left <= 0:
             break

@@ -9,15 +9,24 @@ Description = Mapping[str, Any]
 
 
 def data_changes(saved: Description, live: Description) -> list[str]:
-    """List changes such as "/data/a source Book has 9,000 tokens, was 8,000"; none if the samples are equal.
+    """List the changes of the data between two descriptions.
 
     Where the directories lie does not count, nor in which order or unit the weights were given.
+
+    Args:
+        saved: the description in a checkpoint.
+        live: the description of the data that there is.
+
+    Returns:
+        Changes such as "/data/a source Book has 9,000 tokens, was 8,000"; none if the samples are
+        equal.
     """
     pairs, removed, added = _pair(saved["directories"], live["directories"])
     changes = []
     if saved["tokenizer"] != live["tokenizer"]:
         changes.append(
-            f"the tokenizer is another one (SHA-256 {live['tokenizer'][:8]}…, was {saved['tokenizer'][:8]}…)"
+            f"the tokenizer is another one (SHA-256 {live['tokenizer'][:8]}…, was "
+            f"{saved['tokenizer'][:8]}…)"
         )
     changes += [f"{directory['directory']} is no longer there" for directory in removed]
     changes += [f"{directory['directory']} is new" for directory in added]
@@ -32,8 +41,9 @@ def data_changes(saved: Description, live: Description) -> list[str]:
 def _pair(
     saved: list[Description], live: list[Description]
 ) -> tuple[list[tuple[Description, Description]], list[Description], list[Description]]:
-    """Match directories by content, then by path, then, where one is left on each side, to each other."""
-    before, after = list(saved), list(live)
+    """Match directories by content, then by path; if one is left on each side, those two."""
+    before = list(saved)
+    after = list(live)
     pairs = []
     for key in ("fingerprint", "directory"):
         for one in list(before):
@@ -56,7 +66,9 @@ def _content_changes(before: Description, after: Description) -> list[str]:
     changes += [f"{where} has no source {source} any more" for source in old if source not in new]
     changes += [f"{where} has the new source {source}" for source in new if source not in old]
     for source in (source for source in new if source in old):
-        was, now, which = old[source], new[source], f"{where} source {source}"
+        was = old[source]
+        now = new[source]
+        which = f"{where} source {source}"
         counts = [unit for unit in ("documents", "tokens") if was[unit] != now[unit]]
         changes += [f"{which} has {now[unit]:,} {unit}, was {was[unit]:,}" for unit in counts]
         if was["sha256"] != now["sha256"] and was["tokens"] == now["tokens"]:

@@ -14,19 +14,28 @@ from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array, collect
 from data_pipeline.shards.reading import ShardPool, lengths_of
 
-# A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
-# page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
+# A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a
+# touched page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to
+# 512 MiB behind.
 FORGET_AFTER = 256
 
-# Tokens from which on a stretch of a document is copied by itself: that takes as long as gathering so many.
+# Tokens from which on a stretch of a document is copied by itself: that takes as long as gathering
+# so many.
 _LONG_STRETCH = 64
 
 
 class Documents:
-    """All documents of a split, or of one source of the split, over all shards, in the manifest's order.
+    """All documents of a split, or of one source of it, over all shards, in the manifest's order.
 
-    Nothing is opened before it is needed. A document's address is its first id's place in the ids of all
-    shards, one shard after the other.
+    Nothing is opened before it is needed. A document's address is its first id's place in the ids
+    of all shards, one shard after the other.
+
+    Args:
+        manifest: the shard directory.
+        split: the split.
+        source: only this source's documents; None is all.
+        forget_after: reads of documents after which their pages leave the process's memory.
+        cache: keeps the documents' addresses; None computes them.
     """
 
     def __init__(
@@ -37,7 +46,6 @@ class Documents:
         forget_after: int = FORGET_AFTER,
         cache: ArrayCache | None = None,
     ) -> None:
-        """Plan the reading; `cache` keeps the documents' addresses."""
         self._manifest = manifest
         self._shards = manifest.shards_of(split, source)
         self._pool = ShardPool(manifest, self._shards)
@@ -52,7 +60,7 @@ class Documents:
 
     @functools.cached_property
     def addresses(self) -> Int64Array:
-        """Return [documents + 1] int64, the first id of every document, and the end of the last one."""
+        """Return [documents + 1] int64: the first id of every document, the end of the last."""
         layout = {"addresses": (np.dtype(np.int64), self.count + 1)}
         cached = self._cache.get("addresses", layout, self._places) if self._cache else None
         (addresses,) = cached or collect(layout, self._places())
@@ -66,7 +74,8 @@ class Documents:
 
     def lengths(self) -> npt.NDArray[np.int32]:
         """Read the tokens of every document, [documents] int32, from the shards."""
-        lengths, first = np.empty(self.count, dtype=np.int32), 0
+        lengths = np.empty(self.count, dtype=np.int32)
+        first = 0
         for shard in self._shards:
             lengths[first : first + shard.documents] = lengths_of(self._manifest, shard)
             first += shard.documents
@@ -86,11 +95,19 @@ class Documents:
         return [f"{self._shards[shard].name}, document {number}" for shard, number in pairs]
 
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
-        """Read pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
+        """Read parts of the epoch's stream.
 
-        The places of the pieces' stretches of documents are computed for all at once. Long stretches are then
-        copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
-        tiny documents cost no loop.
+        The places of the pieces' stretches of documents are computed for all at once. Long
+        stretches are then copied one by one, which is what memory is fastest at; short ones are
+        gathered together, so that many tiny documents cost no loop.
+
+        Args:
+            epoch: the order of the documents.
+            starts: [n] positions in the stream.
+            length: ids of a part.
+
+        Returns:
+            [n, length] ids, int64.
         """
         first = np.searchsorted(epoch.ends, starts, side="right") - 1
         counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
@@ -119,25 +136,36 @@ class Documents:
         return flat.astype(np.int64).reshape(len(starts), length)
 
     def _forget_now_and_then(self, reads: int, shards: Iterable[int]) -> None:
-        """Keep the resident size flat: a mapped page would otherwise stay in the process once it was read."""
+        """Keep the resident size flat: a mapped page stays in the process once it was read."""
         with self._lock:
             self._reads += reads
             self._touched.update(shards)
             if self._reads < self._forget_after:
                 return
-            forget, self._touched, self._reads = self._touched, set(), 0
+            forget = self._touched
+            self._touched = set()
+            self._reads = 0
         self._pool.forget_pages(forget)
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:
-    """Count the blocks of sequence_length + 1 ids in `tokens` ids (neighbours share one); DataError if 0."""
+    """Count the blocks of sequence_length + 1 ids, of which neighbours share one.
+
+    Args:
+        tokens: ids that there are.
+        sequence_length: tokens that a block predicts.
+        what: whose ids they are, for the message.
+
+    Raises:
+        DataError: there is not one.
+    """
     if sequence_length < 1:
         raise DataError(f"sequence_length {sequence_length} must be at least 1")
     blocks = (tokens - 1) // sequence_length
     if blocks < 1:
         raise DataError(
-            f"{what} has {tokens:,} tokens, too few for one block of sequence_length {sequence_length} + 1; "
-            f"shorten data.sequence_length or add data"
+            f"{what} has {tokens:,} tokens, too few for one block of sequence_length "
+            f"{sequence_length} + 1; shorten data.sequence_length or add data"
         )
     return blocks
 

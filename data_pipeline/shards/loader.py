@@ -1,8 +1,8 @@
 """Threads that read blocks ahead.
 
-Reading ahead is for storage that is slow to answer: a thread that waits for a page holds no lock. Where the
-shards are in the page cache, reading is a small part of a step and there is nothing to gain
-(benchmarks.data.samples).
+Reading ahead is for storage that is slow to answer: a thread that waits for a page holds no lock.
+Where the shards are in the page cache, reading is a small part of a step and there is nothing to
+gain (benchmarks.data.samples).
 """
 
 from __future__ import annotations
@@ -20,20 +20,29 @@ from data_pipeline.shards.samples import TrainingSamples
 class Loader:
     """Reader of blocks that meanwhile reads those announced for the next calls.
 
-    The blocks depend on the sample numbers only, never on the number of threads or on the announcements.
+    The blocks depend on the sample numbers only, never on the number of threads or on the
+    announcements.
+
+    Args:
+        samples: what is read.
+        workers: threads; with 0, blocks are read when they are asked for.
     """
 
     def __init__(self, samples: BlendedSamples | TrainingSamples, workers: int) -> None:
-        """Start the threads; with 0 workers, blocks are read when they are asked for."""
         self._samples = samples
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "loader") if workers else None
         self._ahead: dict[bytes, list[Future[Int64Array]]] = {}
 
     def blocks(self, numbers: Int64Array, following: Sequence[Int64Array] = ()) -> Int64Array:
-        """Read samples: [n] numbers -> [n, sequence_length + 1] ids.
+        """Read samples.
 
-        `following` are the numbers of the next calls; earlier announcements beside them are dropped.
+        Args:
+            numbers: [n] numbers of samples.
+            following: the numbers of the next calls; earlier announcements are dropped.
+
+        Returns:
+            [n, sequence_length + 1] ids, int64.
         """
         if self._pool is None:
             return self._samples.blocks(numbers)

@@ -34,11 +34,20 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class InputRecord:
-    """Input as it was when it was tokenised: a file, or bytes [start, end) of one.
+    """Input as it was when it was tokenised.
 
-    `size` is of the whole file, `sha256` and the counts of what lies in these bytes: lines that begin there,
-    documents of all splits and sources, lines that rejects.jsonl names as left out (rejected) and as kept
-    (unusual). `damaged` is a sentence on what could not be read, `version` the store's name for the content.
+    Attributes:
+        name: its path below the inputs' common directory.
+        size: bytes of the file.
+        start: 0; earlier versions could read bytes [start, end) of a file.
+        end: the size.
+        sha256: of the bytes that were read.
+        lines: lines in them.
+        documents: documents of all splits and sources.
+        rejected: lines that rejects.jsonl names as left out.
+        unusual: lines that rejects.jsonl names as kept.
+        damaged: a sentence on what could not be read.
+        version: the store's name for the content.
     """
 
     name: str
@@ -56,11 +65,22 @@ class InputRecord:
 
 @dataclass(frozen=True)
 class Shard:
-    """Pair of .bin and .idx files. `name` is the file name without ending.
+    """Pair of .bin and .idx files.
 
-    number: number of the shard within its split and source, from 0.
-    tokens: number of ids, end-of-document ids included.
-    units, unit_documents: the units of work whose documents the shard holds, in order, and how many of each.
+    Attributes:
+        name: the file name without ending.
+        number: number of the shard within its split and source, from 0.
+        split: one of SPLITS.
+        source: name of the source.
+        documents: number of documents.
+        tokens: number of ids, end-of-document ids included.
+        text_bytes: bytes of text, as UTF-8.
+        bin_bytes: size of the .bin file.
+        bin_sha256: its hash.
+        idx_bytes: size of the .idx file.
+        idx_sha256: its hash.
+        units: the units of work whose documents the shard holds, in order.
+        unit_documents: how many of each.
     """
 
     name: str
@@ -80,8 +100,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of manifest.json: a finished shard directory. Shards are ordered by split, source and number.
+    """Content of manifest.json: a finished shard directory.
 
+    Shards are ordered by split, source and number.
     The keys are explained in docs/data-format.md.
     """
 
@@ -115,6 +136,11 @@ class Manifest:
         return sorted({shard.source for shard in self.shards_of(split)})
 
     @property
+    def in_parts(self) -> bool:
+        """Return whether inputs were read in parts, as earlier versions could."""
+        return any(entry.end - entry.start != entry.size for entry in self.inputs)
+
+    @property
     def damaged(self) -> list[str]:
         """Return the inputs that could not be read to their end, each with what was lost."""
         return [f"{entry.name}: {entry.damaged}" for entry in self.inputs if entry.damaged]
@@ -127,7 +153,15 @@ class Manifest:
         return shards
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
-        """Return the shards of a split, or of one source of the split; DataError if none is called so."""
+        """Return the shards of a split.
+
+        Args:
+            split: one of SPLITS.
+            source: only those of this source; None is all.
+
+        Raises:
+            DataError: there is no such split.
+        """
         if split not in SPLITS:
             raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
         if source is not None:
@@ -135,7 +169,12 @@ class Manifest:
         return [shard for shard in self.shards if shard.split == split]
 
     def tokens(self, split: str, source: str | None = None) -> int:
-        """Return the tokens of a split, or of one source of the split, end-of-document ids included."""
+        """Return the tokens of a split, end-of-document ids included.
+
+        Args:
+            split: one of SPLITS.
+            source: only those of this source; None is all.
+        """
         return sum(shard.tokens for shard in self.shards_of(split, source))
 
     @property
@@ -170,7 +209,8 @@ def write_manifest(manifest: Manifest) -> None:
     )
     value["totals"] = totals(manifest.shards)
     value["fingerprint"] = manifest.fingerprint
-    path, content = manifest.directory / MANIFEST_NAME, to_checked_json(value)
+    path = manifest.directory / MANIFEST_NAME
+    content = to_checked_json(value)
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content)
 
@@ -178,7 +218,9 @@ def write_manifest(manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a finished shard directory.
 
-    DataError: the directory or its manifest is missing, unreadable or of another format version.
+    Raises:
+        DataError: the directory or its manifest is missing, unreadable or of another format
+            version.
     """
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
@@ -189,8 +231,8 @@ def read_manifest(directory: Path) -> Manifest:
         )
     if not path.exists():
         raise DataError(
-            f"{directory} has no {MANIFEST_NAME}: not a shard directory, or tokenising it has not finished; "
-            f"run `python -m data_pipeline tokenize` (again) with this --out"
+            f"{directory} has no {MANIFEST_NAME}: not a shard directory, or tokenising it has not "
+            f"finished; run `python -m data_pipeline tokenize` (again) with this --out"
         )
     value = read_json(path)
     version = value.get("format_version")
@@ -225,7 +267,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def shard_from_json(value: dict[str, Any]) -> Shard:
-    """Make a shard of the value that `asdict` and JSON made of it; TypeError or KeyError if it is none."""
+    """Make a shard of its JSON object; TypeError or KeyError if it is not one."""
     lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
     if not all(type(number) is int for numbers in lists.values() for number in numbers):
         raise TypeError("units should be numbers")
@@ -233,7 +275,15 @@ def shard_from_json(value: dict[str, Any]) -> Shard:
 
 
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
-    """Make a flat dataclass of a JSON object; TypeError unless it has just the fields, with their types."""
+    """Make a flat dataclass of a JSON object.
+
+    Args:
+        kind: the dataclass.
+        value: the object.
+
+    Raises:
+        TypeError: it has not just the fields, with their types.
+    """
     types = {entry.name: str(entry.type).partition("[")[0] for entry in fields(kind)}  # type: ignore[arg-type]
     if wrong := [
         name for name in types | value if types.get(name) != type(value.get(name)).__name__
@@ -247,9 +297,15 @@ def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
 def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
     """Check cheaply that the directory is what its manifest says, as training does at its start.
 
-    Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too
-    where the token files are under 256 MiB together, or under `hash_everything`. DataError names the first
-    file that differs.
+    Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin
+    hashes too where the token files are under 256 MiB together.
+
+    Args:
+        manifest: the directory.
+        hash_everything: compare all .bin hashes.
+
+    Raises:
+        DataError: a file differs; the message names the first.
     """
     for file in expected_files(manifest, hash_everything):
         if problem := file_problem(*file):
@@ -266,7 +322,12 @@ FileState = tuple[Path, int | None, str | None]
 
 
 def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[FileState]:
-    """Return the state of every file that readers use."""
+    """Return the state of every file that readers use.
+
+    Args:
+        manifest: the directory.
+        hash_everything: state all .bin hashes, however large the files are.
+    """
     hash_bin = hash_everything or sum(shard.bin_bytes for shard in manifest.shards) < SMALL_BYTES
     files: list[FileState] = [(manifest.tokenizer_path, None, manifest.tokenizer.sha256)]
     for shard in manifest.shards:
@@ -274,18 +335,31 @@ def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[Fi
     return files
 
 
-def shard_files(
-    prefix: Path, shard: Shard, hash_bin: bool, hash_idx: bool = True
-) -> list[FileState]:
-    """Return the states of PREFIX.idx and PREFIX.bin, with the hashes that are asked for."""
+def shard_files(prefix: Path, shard: Shard, hash_bin: bool) -> list[FileState]:
+    """Return the states of PREFIX.idx and PREFIX.bin.
+
+    Args:
+        prefix: the shard's path without ending.
+        shard: what the files should be.
+        hash_bin: state the hash of the .bin file.
+    """
     return [
-        (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256 if hash_idx else None),
+        (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256),
         (Path(f"{prefix}.bin"), shard.bin_bytes, shard.bin_sha256 if hash_bin else None),
     ]
 
 
 def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:
-    """Compare a file with its size and hash; describe a difference as a clause that begins with the path."""
+    """Compare a file with its size and hash.
+
+    Args:
+        path: the file.
+        size: its bytes; None compares only the hash.
+        digest: its SHA-256; None compares only the size.
+
+    Returns:
+        A difference, as a clause that begins with the path; None if there is none.
+    """
     if not path.is_file():
         return f"{path} is missing"
     actual = path.stat().st_size

@@ -1,8 +1,8 @@
 """Memory maps of files that hold no descriptor.
 
-Python's own `mmap` (and with it numpy.memmap and np.load) duplicates the descriptor and keeps it for as long
-as the map is there (until Python 3.13's `trackfd`), so that a process with a thousand maps is out of
-descriptors. The kernel needs none: here a file is closed as soon as it is mapped.
+Python's own `mmap` (and with it numpy.memmap and np.load) duplicates the descriptor and keeps it
+for as long as the map is there (until Python 3.13's `trackfd`), so that a process with a thousand
+maps is out of descriptors. The kernel needs none: here a file is closed as soon as it is mapped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _FAILED = ctypes.c_void_p(-1).value
 class FileMap:
     """Read-only map of a file.
 
-    content: [size] uint8, the file's bytes. Arrays made from it keep the map alive.
+    Args:
+        path: the file.
+
+    Attributes:
+        content: [size] uint8, the file's bytes. Arrays made from it keep the map alive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +38,8 @@ class FileMap:
             if self._size == 0:
                 self.content: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
                 return
-            address = _libc().mmap(None, self._size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+            how = (_PROT_READ, _MAP_SHARED, descriptor, 0)
+            address = _libc().mmap(None, self._size, *how)
             if address == _FAILED:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(path))
@@ -53,7 +58,7 @@ class FileMap:
         self._advise(mmap.MADV_RANDOM)
 
     def forget_pages(self) -> None:
-        """Take the pages read so far out of this process's memory; the kernel's page cache keeps them."""
+        """Take the pages read so far out of this process's memory; the page cache keeps them."""
         self._advise(mmap.MADV_DONTNEED)
 
     def _advise(self, advice: int) -> None:

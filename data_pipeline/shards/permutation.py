@@ -28,7 +28,8 @@ AT_ONCE = 4_000_000
 """Numbers of a permutation that are sorted at a time; one takes some 40 bytes meanwhile."""
 _DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
 
-# Part of the cache's name: to be raised when the same arguments come to mean another order, or other files.
+# Part of the cache's name: to be raised when the same arguments come to mean another order, or
+# other files.
 _ORDER_VERSION = 3
 # An order of 100 billion tokens takes a few minutes; whoever takes longer than this is stuck.
 _WAIT_SECONDS = 1800.0
@@ -38,9 +39,11 @@ _WAIT_SECONDS = 1800.0
 class Epoch:
     """Order of one epoch.
 
-    documents: [documents], document numbers in the order of the stream.
-    ends: [documents + 1] int64, place of each document's first id in the stream, and the stream's length.
-    blocks: [blocks], block numbers in the order of the samples.
+    Attributes:
+        documents: [documents], document numbers in the order of the stream.
+        ends: [documents + 1] int64, place of each document's first id in the stream, and the
+            stream's length.
+        blocks: [blocks], block numbers in the order of the samples.
     """
 
     documents: IndexArray
@@ -51,9 +54,9 @@ class Epoch:
 def permutation(count: int, *key: int | str) -> Iterator[IndexArray]:
     """Yield, piece by piece, a permutation of range(count) that depends on the key only.
 
-    Philox's raw words are sorted, whose bits NumPy guarantees, unlike those of Generator.permutation. With
-    more than `AT_ONCE` the words are drawn once for each range of their values, and only those in the range
-    are kept and sorted, at most about `AT_ONCE`.
+    Philox's raw words are sorted, whose bits NumPy guarantees, unlike those of
+    Generator.permutation. With more than `AT_ONCE` the words are drawn once for each range of their
+    values, and only those in the range are kept and sorted, at most about `AT_ONCE`.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     bits = (max(count - 1, 0) // AT_ONCE).bit_length()
@@ -78,7 +81,12 @@ def index_type(count: int) -> np.dtype[Any]:
 
 
 def collect(layout: Layout, pieces: Iterable[tuple[str, IndexArray]]) -> list[IndexArray]:
-    """Return the arrays of a layout in memory, each of its pieces one after the other."""
+    """Return the arrays of a layout in memory.
+
+    Args:
+        layout: type and length of each.
+        pieces: their pieces, each with the name of its array and after those before it.
+    """
     arrays = {name: np.empty(length, dtype) for name, (dtype, length) in layout.items()}
     filled = dict.fromkeys(layout, 0)
     for name, piece in pieces:
@@ -88,10 +96,14 @@ def collect(layout: Layout, pieces: Iterable[tuple[str, IndexArray]]) -> list[In
 
 
 class ArrayCache:
-    """Cache of arrays as memory-mapped .npy files, shared by the processes of a machine and by runs.
+    """Cache of arrays as memory-mapped .npy files, shared by processes of a machine and by runs.
 
-    Beside the files a .json states their sizes and checksums; it is written last. Files that differ from that
-    statement are made again. `identity` is everything the arrays depend on besides their key.
+    Beside the files a .json states their sizes and checksums; it is written last. Files that differ
+    from that statement are made again.
+
+    Args:
+        directory: where the files go.
+        identity: everything the arrays depend on besides their key.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -101,12 +113,19 @@ class ArrayCache:
     def get(
         self, key: str, layout: Layout, build: Callable[[], Iterable[tuple[str, IndexArray]]]
     ) -> list[IndexArray]:
-        """Return the arrays of `key`, from the cache if they are there and whole, else made now and kept.
+        """Return the arrays of a key, from the cache if they are there and whole, else made now.
 
-        Of several processes that want the same arrays, one builds them and the others wait, for half an hour
-        at most. DataError: the directory cannot be written.
+        Of several processes that want the same arrays, one builds them and the others wait, for
+        half an hour at most.
 
-        `build`: yields the arrays' pieces, each with the name of its array and after those before it.
+        Args:
+            key: which arrays.
+            layout: type and length of each.
+            build: yields the arrays' pieces, each with the name of its array and after those
+                before it.
+
+        Raises:
+            DataError: the directory cannot be written.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
         paths = [self._directory / f"{digest}-{name}.npy" for name in layout]
@@ -114,9 +133,8 @@ class ArrayCache:
         try:
             arrays = _load(paths, note)
             if arrays is None:
-                with Lease(
-                    self._directory / f"{digest}.lock", "making an order of samples", _WAIT_SECONDS
-                ):
+                lock = self._directory / f"{digest}.lock"
+                with Lease(lock, "making an order of samples", _WAIT_SECONDS):
                     arrays = _load(paths, note) or _store(paths, note, layout, build())
         except OSError as error:
             raise DataError(
@@ -139,9 +157,8 @@ def _store(
             header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(streams[name], header)
         for name, piece in pieces:
-            streams[name].write(
-                piece.astype(layout[name][0], copy=False).data
-            )  # np.save hides the reason
+            # Not np.save, which hides the reason of an error.
+            streams[name].write(piece.astype(layout[name][0], copy=False).data)
     stated = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
     write_atomically(note, to_checked_json({"files": stated}))
     return [_map(path) for path in paths]

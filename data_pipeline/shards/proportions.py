@@ -1,9 +1,9 @@
 """Order of a blend's members: the member of sample n is a function of the weights and n.
 
-The rule is earliest-deadline-first over proportionate-fair windows (Baruah, Cohen, Plaxton and Varvel,
-"Proportionate progress", Algorithmica 15, 1996), as docs/samples.md describes it. Rational shares with
-denominator D repeat after D samples: the order is one table of D entries, and position n needs no walk
-through those before it.
+The rule is earliest-deadline-first over proportionate-fair windows (Baruah, Cohen, Plaxton and
+Varvel, "Proportionate progress", Algorithmica 15, 1996), as docs/samples.md describes it. Rational
+shares with denominator D repeat after D samples: the order is one table of D entries, and position
+n needs no walk through those before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
-    """Turn weights above 0, else DataError, into shares that sum to 1; a float counts as it is written."""
+    """Turn weights into shares that sum to 1; a float counts as it is written.
+
+    Raises:
+        DataError: a weight is not above 0.
+    """
     for weight in weights:
         if not (weight > 0 and math.isfinite(weight)):
             raise DataError(f"weight {weight} must be a number above 0")
@@ -51,12 +55,11 @@ class Proportions:
             self._ranks[self._members == member] = np.arange(quota)
 
     def locate(self, sample_numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Locate samples: [n] numbers -> ([n] members, [n] the sample's number within its member)."""
+        """Locate samples: [n] numbers -> ([n] members, [n] numbers within the members)."""
         period, place = np.divmod(sample_numbers, len(self._members))
         members = self._members[place]
-        return members, period * np.asarray(self.quotas, dtype=np.int64)[members] + self._ranks[
-            place
-        ]
+        quotas = np.asarray(self.quotas, dtype=np.int64)
+        return members, period * quotas[members] + self._ranks[place]
 
     def before(self, sample_number: int) -> list[int]:
         """Count the samples 0 … sample_number - 1 that each member gave."""
@@ -68,7 +71,8 @@ class Proportions:
 def _quotas(shares: Sequence[Fraction]) -> list[int]:
     """Turn shares into whole numbers of samples in a period.
 
-    Shares that need a longer period than MAX_PERIOD are rounded to MAX_PERIOD-ths, each to at least one.
+    Shares that need a longer period than MAX_PERIOD are rounded to MAX_PERIOD-ths, each to at least
+    one.
     """
     period = math.lcm(*(share.denominator for share in shares))
     if period <= MAX_PERIOD:

@@ -18,7 +18,8 @@ from data_pipeline.shards.manifest import Manifest, Shard
 from data_pipeline.shards.mapping import FileMap
 from data_pipeline.shards.writing import read_lengths
 
-# Maps need no descriptor, but the kernel allows a process 65,530 of them, and other libraries want some.
+# Maps need no descriptor, but the kernel allows a process 65,530 of them, and other libraries want
+# some.
 _MOST_OPEN = 1024
 
 
@@ -26,8 +27,10 @@ _MOST_OPEN = 1024
 class OpenShard:
     """Shard with its ids memory-mapped.
 
-    tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
-    lengths: [documents] int64, tokens of each document, its end-of-document id included.
+    Attributes:
+        path: the shard's path without ending.
+        tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
+        lengths: [documents] int64, tokens of each document, its end-of-document id included.
     """
 
     path: Path
@@ -36,28 +39,36 @@ class OpenShard:
 
 
 def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
-    """Open one shard through megatron-core's IndexedDataset; DataError if it is not as the manifest says."""
+    """Open one shard through megatron-core's IndexedDataset.
+
+    Args:
+        manifest: the directory.
+        shard: the shard.
+
+    Raises:
+        DataError: it is not as the manifest says.
+    """
     with warnings.catch_warnings():
-        # On a machine without Apex and Transformer Engine, importing megatron.core says so four times.
+        # On a machine without Apex and Transformer Engine, importing megatron.core says so four
+        # times.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     prefix = manifest.prefix(shard)
     try:
         index = IndexedDataset(str(prefix)).index
         lengths = index.sequence_lengths.astype(np.int64)
-        offsets_agree = np.array_equal(
-            index.sequence_pointers // index.dtype_size, np.cumsum(lengths) - lengths
-        )
-        # IndexedDataset unmaps its files when it is collected, under the arrays it gave out (reading those is
-        # then a segmentation fault), so the ids are mapped again by an array that owns its map.
+        offsets = index.sequence_pointers // index.dtype_size
+        offsets_agree = np.array_equal(offsets, np.cumsum(lengths) - lengths)
+        # IndexedDataset unmaps its files when it is collected, under the arrays it gave out
+        # (reading those is then a segmentation fault), so the ids are mapped again by an array that
+        # owns its map.
         tokens = FileMap(Path(f"{prefix}.bin")).content.view(index.dtype)
     except OSError as error:
         raise DataError(f"cannot open {prefix}.bin/.idx: {error.strerror or error}") from error
     except (ValueError, OverflowError, AssertionError, IndexError, struct.error) as error:
         raise DataError(f"{prefix}.bin/.idx: megatron-core cannot read it ({error})") from error
-    actual = (
-        f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
-    )
+    counts = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens"
+    actual = f"{counts} of {index.dtype.__name__}"
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
     if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
@@ -65,7 +76,15 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
 
 
 def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
-    """Read the documents' lengths in tokens, [documents] int32, from the .idx alone, and check their sums."""
+    """Read the lengths of documents in tokens, [documents] int32, from the .idx alone.
+
+    Args:
+        manifest: the directory.
+        shard: the shard.
+
+    Raises:
+        DataError: their sums are not as the manifest says.
+    """
     prefix = manifest.prefix(shard)
     lengths = read_lengths(prefix)
     if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
@@ -74,9 +93,14 @@ def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
 
 
 class ShardPool:
-    """Pool of shards, each mapped when its ids are first wanted, the least recently used ones closed again.
+    """Pool of shards, each mapped when it is first read, the least recently used closed again.
 
-    Threads may share a pool. An array that was given out stays valid after its shard has been closed.
+    Threads may share a pool. An array that was given out stays valid after its shard was closed.
+
+    Args:
+        manifest: the directory.
+        shards: the shards, by number.
+        most_open: shards that are mapped at a time.
     """
 
     def __init__(
@@ -90,7 +114,7 @@ class ShardPool:
         self._lock = threading.Lock()
 
     def tokens(self, number: int) -> npt.NDArray[np.integer]:
-        """Return the ids [tokens] of the shard of this number; DataError if its .bin has another length."""
+        """Return the ids [tokens] of a shard; DataError if its .bin has another length."""
         with self._lock:
             if number in self._open:
                 self._open.move_to_end(number)
@@ -109,17 +133,17 @@ class ShardPool:
 
     def _map(self, shard: Shard) -> FileMap:
         path = Path(f"{self._manifest.prefix(shard)}.bin")
+        check = f"`python -m data_pipeline verify {self._manifest.directory}`"
         try:
             opened = FileMap(path)
         except OSError as error:
             raise DataError(
-                f"cannot open {path}: {error.strerror or error}; "
-                f"`python -m data_pipeline verify {self._manifest.directory}` says what is damaged"
+                f"cannot open {path}: {error.strerror or error}; {check} says what is damaged"
             ) from error
         if len(opened.content) != shard.bin_bytes:
             raise DataError(
-                f"{path} has {len(opened.content):,} bytes where the manifest says {shard.bin_bytes:,}; "
-                f"`python -m data_pipeline verify {self._manifest.directory}` says what to do"
+                f"{path} has {len(opened.content):,} bytes where the manifest says "
+                f"{shard.bin_bytes:,}; {check} says what to do"
             )
         opened.expect_random_access()
         return opened

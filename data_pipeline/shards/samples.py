@@ -1,12 +1,13 @@
-"""Training and validation samples, in an order that is a function of (data, seed, sample number) only.
+"""Training and validation samples, in an order that follows from data, seed and number only.
 
-docs/samples.md says how documents become blocks of sequence_length + 1 ids, and in which order. There is no
-state: the ids of a sample follow from its number, so the order does not depend on data- or tensor-parallel
-size, and resuming at any number is exact.
+docs/samples.md says how documents become blocks of sequence_length + 1 ids, and in which order.
+There is no state: the ids of a sample follow from its number, so the order does not depend on data-
+or tensor-parallel size, and resuming at any number is exact.
 
-These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of the
-shards (a replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files
-are those of megatron-core's IndexedDataset; they are opened when they are first read, and hold no descriptor.
+These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of
+the shards (a replaced shard keeps the old index) and whose blending needs a process group. The
+.bin/.idx files are those of megatron-core's IndexedDataset; they are opened when they are first
+read, and hold no descriptor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,21 @@ from data_pipeline.shards.permutation import (
 
 
 class TrainingSamples:
-    """Endless training samples: sample n is n % samples_per_epoch of epoch n // samples_per_epoch."""
+    """Endless training samples: n is sample n % samples_per_epoch of epoch n // samples_per_epoch.
+
+    Nothing is read before it is needed.
+
+    Args:
+        manifest: the shard directory.
+        sequence_length: tokens that a sample predicts.
+        seed: another seed gives another order.
+        cache_directory: keeps each epoch's order as memory-mapped .npy files, so that the processes
+            of a machine share one; None keeps the current epochs' in memory (12 bytes a document
+            and 4 a sample).
+        source: only this source's documents; None is all.
+        salt: makes the order another one; members of a blend have different salts.
+        forget_after: reads of documents after which their pages leave the process's memory.
+    """
 
     def __init__(
         self,
@@ -45,16 +60,6 @@ class TrainingSamples:
         salt: str = "",
         forget_after: int = FORGET_AFTER,
     ) -> None:
-        """Plan the samples; nothing is read yet.
-
-        Args:
-            cache_directory: keeps each epoch's order as memory-mapped .npy files, so that the processes of a
-                machine share one; None keeps the current epochs' in memory (12 bytes a document and 4 a
-                sample).
-            source: only this source's documents; None: all.
-            salt: makes the order another one; members of a blend have different salts.
-            forget_after: reads of documents after which their pages leave the process's memory.
-        """
         self.sequence_length = sequence_length
         self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
         what = f"split train of {manifest.directory}"
@@ -68,12 +73,12 @@ class TrainingSamples:
         if cache_directory is not None:
             layout = ArrayCache(cache_directory, repr(data))
             self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
-        self._documents = Documents(manifest, "train", source, forget_after, layout)
+        self._documents = Documents(manifest, "train", source, forget_after, cache=layout)
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers, of any epochs -> [n, sequence_length + 1] ids, int64. Thread-safe."""
+        """Read samples: [n] numbers -> [n, sequence_length + 1] ids, int64. Thread-safe."""
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
         epochs, within = np.divmod(sample_numbers, self.samples_per_epoch)
         for number in np.unique(epochs).tolist():
@@ -84,14 +89,13 @@ class TrainingSamples:
         return result
 
     def origins(self, sample_number: int) -> list[str]:
-        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        """Return `SHARD, document NUMBER` of each id of a sample, [sequence_length + 1]."""
         number, within = divmod(sample_number, self.samples_per_epoch)
         epoch = self.epoch(number)
         start = int(epoch.blocks[within]) * self.sequence_length
         places = np.arange(start, start + self.sequence_length + 1)
-        return self._documents.names(
-            epoch.documents[np.searchsorted(epoch.ends, places, side="right") - 1]
-        )
+        order = np.searchsorted(epoch.ends, places, side="right") - 1
+        return self._documents.names(epoch.documents[order])
 
     def epoch(self, number: int) -> Epoch:
         """Return the order of epoch `number`: from memory, from the cache, or made now."""
@@ -113,8 +117,9 @@ class TrainingSamples:
             return self._epochs[number]
 
     def _build(self, number: int) -> Iterator[tuple[str, IndexArray]]:
-        """Yield the pieces of an epoch's order; only the documents' lengths are in memory as a whole."""
-        lengths, end = self._documents.lengths(), 0
+        """Yield the pieces of an epoch's order; in memory as a whole are only the lengths."""
+        lengths = self._documents.lengths()
+        end = 0
         yield "ends", np.zeros(1, dtype=np.int64)
         for documents in permutation(len(lengths), "documents", *self._key, number):
             yield "documents", documents
@@ -131,12 +136,20 @@ class ValidationSamples:
     """First `max_samples` blocks of one source's held-out documents, in their order on disk.
 
     Several shard directories that have the source give an equal share of the blocks each.
+
+    Args:
+        manifests: the shard directories.
+        source: the source.
+        sequence_length: tokens that a sample predicts.
+        max_samples: samples of all directories together.
+
+    Raises:
+        DataError: a directory lacks the source, or tokens for one block of it.
     """
 
     def __init__(
         self, manifests: list[Manifest], source: str, sequence_length: int, max_samples: int
     ) -> None:
-        """Open the shards; DataError if a directory lacks the source, or tokens for one block of it."""
         if max_samples < 1:
             raise DataError(f"max_samples {max_samples} must be at least 1")
         self.sequence_length = sequence_length
@@ -150,9 +163,8 @@ class ValidationSamples:
                     f"it has {', '.join(there) or 'none at all'}"
                 )
             what = f"source {source} of split validation of {one.directory}"
-            counts.append(
-                min(block_count(one.tokens("validation", source), sequence_length, what), share)
-            )
+            blocks = block_count(one.tokens("validation", source), sequence_length, what)
+            counts.append(min(blocks, share))
             documents = Documents(one, "validation", source)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
@@ -162,7 +174,11 @@ class ValidationSamples:
         return int(self._first[-1])
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers below len(), else IndexError -> [n, sequence_length + 1] ids, int64."""
+        """Read samples: [n] numbers -> [n, sequence_length + 1] ids, int64.
+
+        Raises:
+            IndexError: a number is not below len().
+        """
         if len(sample_numbers) and int(sample_numbers.max()) >= len(self):
             raise IndexError(f"validation sample {int(sample_numbers.max())} of {len(self)}")
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)

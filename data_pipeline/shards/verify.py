@@ -28,9 +28,14 @@ _CHUNK_TOKENS = 1 << 24
 
 
 def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str]:
-    """List everything that is wrong with a shard directory, one clause each that begins with the file's path.
+    """List everything that is wrong with a shard directory.
 
-    `tokenizer` is a model that is expected to be the directory's own.
+    Args:
+        manifest: the directory.
+        tokenizer: a model that is expected to be the directory's own.
+
+    Returns:
+        Clauses that begin with a file's path.
     """
     problems = []
     if tokenizer is not None and sha256_file(tokenizer) != manifest.tokenizer.sha256:
@@ -45,7 +50,8 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
     if not rejects_intact(manifest):
         problems.append(f"{manifest.directory / REJECTS_NAME} is not as the manifest says")
     if problems:
-        # Files that are not what they were need not be opened, and a cut memory map would end the process.
+        # Files that are not what they were need not be opened, and a cut memory map would end the
+        # process.
         return problems
     try:
         own = open_tokenizer(manifest.tokenizer_path)
@@ -62,10 +68,15 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
 
 
 def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
-    """List the pairs of directories of which one trains on documents that the other holds out, a clause each.
+    """List the pairs of directories of which one trains on documents that the other holds out.
 
-    Documents are the same if their ids are: exact duplicates are found, and no others. DataError: the
-    directories have different tokenizers.
+    Documents are the same if their ids are: exact duplicates are found, and no others.
+
+    Returns:
+        A clause for each pair.
+
+    Raises:
+        DataError: the directories have different tokenizers.
     """
     if len({(manifest.tokenizer.sha256, manifest.dtype) for manifest in manifests}) > 1:
         raise DataError(
@@ -90,27 +101,30 @@ def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
 def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
     """Yield a hash of every document of a split, of its ids."""
     for shard in manifest.shards_of(split):
-        opened, start = open_shard(manifest, shard), 0
+        opened = open_shard(manifest, shard)
+        start = 0
         for length in opened.lengths.tolist():
-            yield hashlib.blake2b(
-                opened.tokens[start : start + length].data, digest_size=16
-            ).digest()
+            ids = opened.tokens[start : start + length]
+            yield hashlib.blake2b(ids.data, digest_size=16).digest()
             start += length
 
 
 def _content_problem(
     opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer
 ) -> str | None:
-    """Describe ids out of range, documents without their end, or a sample that does not survive decoding."""
-    path, tokens, eod_id = f"{opened.path}.bin", opened.tokens, manifest.tokenizer.eod_id
+    """Describe ids out of range, documents without end, or a sample that decoding changes."""
+    path = f"{opened.path}.bin"
+    tokens = opened.tokens
+    eod_id = manifest.tokenizer.eod_id
+    vocab_size = manifest.tokenizer.vocab_size
     ends = np.cumsum(opened.lengths)
     if not np.all(tokens[ends - 1] == eod_id):
         return f"{path} has a document that does not end with the end-of-document id {eod_id}"
     end_ids = 0
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         chunk = tokens[start : start + _CHUNK_TOKENS]
-        if int(chunk.max()) >= manifest.tokenizer.vocab_size or int(chunk.min()) < 0:
-            return f"{path} has an id that the tokenizer's {manifest.tokenizer.vocab_size:,} pieces do not cover"
+        if int(chunk.max()) >= vocab_size or int(chunk.min()) < 0:
+            return f"{path} has an id that the tokenizer's {vocab_size:,} pieces do not cover"
         end_ids += int(np.count_nonzero(chunk == eod_id))
     if end_ids != shard.documents:
         return f"{path} has {end_ids:,} end-of-document ids but {shard.documents:,} documents"

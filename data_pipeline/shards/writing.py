@@ -1,11 +1,12 @@
-r"""Writer of Megatron .bin/.idx files, without importing megatron-core (its import costs a worker seconds).
+r"""Writer of Megatron .bin/.idx files.
 
-The layout is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids
-one after the other; the .idx is
+It does not import megatron-core, which would cost a worker seconds. The layout is that of
+`megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids one after the
+other; the .idx is
 
-    9 bytes "MMIDIDX\0\0" · uint64 version 1 · uint8 dtype code · uint64 sequences · uint64 documents + 1 ·
-    int32 length of each sequence · int64 byte offset of each sequence · int64 first sequence of each
-    document, and end
+    9 bytes "MMIDIDX\0\0" · uint64 version 1 · uint8 dtype code · uint64 sequences ·
+    uint64 documents + 1 · int32 length of each sequence · int64 byte offset of each sequence ·
+    int64 first sequence of each document, and end
 
 with one sequence a document. The tests compare it, byte for byte, with megatron-core's own writer.
 """
@@ -34,15 +35,22 @@ _LONGEST_SOURCE = 40
 
 
 def dtype_for(vocab_size: int) -> str:
-    """Return the type of ids below `vocab_size`: uint16 up to 65,536 pieces (largest id 65,535), or int32."""
+    """Return the type of ids below `vocab_size`: uint16 up to 65,536 pieces, or int32."""
     return "uint16" if vocab_size <= _UINT16_VOCAB else "int32"
 
 
 def shard_name(name: str, split: str, source: str, number: int) -> str:
     """Return NAME-SPLIT-SOURCE_00000.
 
-    SOURCE is at most 40 letters, digits and dots, other characters made `_`; unless that is the whole source,
-    twelve digits of its hash follow after a dash, which no source has in its own name.
+    SOURCE is at most 40 letters, digits and dots, other characters made `_`; unless that is the
+    whole source, twelve digits of its hash follow after a dash, which no source has in its own
+    name.
+
+    Args:
+        name: first part of the names.
+        split: the split.
+        source: the source.
+        number: number of the shard within its split and source.
     """
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
     if plain != source:
@@ -56,11 +64,17 @@ def index_size(documents: int) -> int:
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
-    """Return the .idx file of documents with these lengths (in tokens)."""
+    """Return the content of an .idx file.
+
+    Args:
+        lengths: [documents] int32, tokens of each document.
+        dtype: type of the ids.
+    """
     offsets = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
     offsets *= np.dtype(dtype).itemsize
-    header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
+    counts = (len(lengths), len(lengths) + 1)
+    header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], *counts)
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
     return (
         header
@@ -71,7 +85,11 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
 
 
 def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
-    """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx; DataError if damaged."""
+    """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     path = Path(f"{prefix}.idx")
     try:
         with refusing(f"read {path}"), open(path, "rb") as stream:
@@ -88,7 +106,15 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
 
 
 def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
-    """Convert ids to the type of a shard; DataError if one does not fit (numpy would wrap it around)."""
+    """Convert ids to the type of a shard.
+
+    Args:
+        ids: int32.
+        dtype: the type.
+
+    Raises:
+        DataError: an id does not fit; numpy would wrap it around.
+    """
     # As unsigned a negative id is a very large one, so that one pass finds both.
     if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
         worst = ids.min() if ids.min() < 0 else ids.max()
@@ -120,7 +146,7 @@ class ShardWriter:
         """Append the lengths of the documents that the ids make, in their order."""
         self._lengths.append(lengths)
 
-    def finish(self) -> dict[str, int | str]:
+    def finish(self) -> dict[str, Any]:
         """Publish .bin, then .idx; return the counts and hashes of `manifest.Shard`.
 
         The names are durable once the caller has synced the directory.
@@ -128,15 +154,15 @@ class ShardWriter:
         lengths = np.concatenate(self._lengths)
         content = index_bytes(lengths, self.dtype.name)
         self._index.stream.write(content)
-        bin_bytes, bin_sha256 = self._bin.stream.tell(), self._digest.hexdigest()
+        bin_bytes = self._bin.stream.tell()
+        bin_sha256 = self._digest.hexdigest()
         idx_sha256 = hashlib.sha256(content).hexdigest()
         for draft, size, digest in (
             (self._bin, bin_bytes, bin_sha256),
             (self._index, len(content), idx_sha256),
         ):
-            if file_problem(
-                draft.path, size, digest
-            ):  # else an earlier run has finished the very same file
+            # Unless an earlier run has finished the very same file.
+            if file_problem(draft.path, size, digest):
                 draft.publish()
             draft.discard()
         return {

@@ -1,41 +1,40 @@
 """Lines of plain and packed input files, hashed while they are read.
 
-The ending of the name tells the format. A zstd file may have several frames and any window up to 2 GiB; where
-a frame is damaged, reading goes on at the next one.
+A zstd file may have several frames and any window up to 2 GiB; where a frame is damaged, reading
+continues at the next one.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
-
-import zstandard
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from data_pipeline.io.files import refusing
-from data_pipeline.sources.discovery import Piece
+from data_pipeline.sources.discovery import InputFile
+from data_pipeline.sources.formats import Packing
 
 # One or a few zstd blocks: where a file is damaged, what came before them is not lost.
 _READ_BYTES = 1 << 16
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_LARGEST_WINDOW = 1 << 31
+_HASHED_BYTES = 1 << 22
 
 
 class HashedStream(io.RawIOBase):
-    """Stream of a file that hashes a piece's bytes as they are read, each once and in order.
+    """Stream of a file that hashes the bytes as they are read, each once and in order.
 
-    Bytes may be skipped or read again; `hexdigest` reads those that were skipped. The stream ends where the
-    file ended when it was found, however much has been appended since.
+    Bytes may be skipped or read again; `hexdigest` reads those that were skipped. The stream ends
+    where the file ended when it was found, however much has been appended since.
+
+    Args:
+        raw: the file, opened without a buffer.
+        size: bytes that the file had when it was found.
     """
 
-    def __init__(self, raw: BinaryIO, piece: Piece) -> None:
+    def __init__(self, raw: BinaryIO, size: int) -> None:
         self._raw = raw
-        self._end, self._size = piece.end, piece.file.size
-        self._hashed = piece.start
+        self._size = size
+        self._hashed = 0
         self._digest = hashlib.sha256()
 
     def readable(self) -> bool:
@@ -48,86 +47,92 @@ class HashedStream(io.RawIOBase):
         return self._raw.tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position.
+
+        Args:
+            offset: bytes.
+            whence: from where, as in `io.IOBase.seek`.
+        """
         return self._raw.seek(offset, whence)
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
         position = self._raw.tell()
         view = memoryview(buffer).cast("B")[: max(0, self._size - position)]
-        count = self._raw.readinto(view) or 0  # type: ignore[attr-defined]
-        first, last = self._hashed - position, min(position + count, self._end) - position
-        if 0 <= first < last:
-            self._digest.update(view[first:last])
-            self._hashed += last - first
+        count: int = self._raw.readinto(view) or 0  # type: ignore[attr-defined]
+        first = self._hashed - position
+        if 0 <= first < count:
+            self._digest.update(view[first:count])
+            self._hashed += count - first
         return count
 
     @property
+    def hashed(self) -> int:
+        """Return the number of bytes that have been read, from the beginning."""
+        return self._hashed
+
+    @property
     def missing(self) -> int:
-        """Return the number of bytes between the position and the end that the file was found with."""
+        """Return the number of bytes between the position and the size at discovery."""
         return max(0, self._size - self.tell())
 
     def hexdigest(self) -> str:
-        """Return the SHA-256 of the bytes from start to before end."""
+        """Return the SHA-256 of the whole file."""
         self._raw.seek(self._hashed)
-        while self._hashed < self._end and self.read(min(1 << 22, self._end - self._hashed)):
+        while self.read(_HASHED_BYTES):
             pass
         return self._digest.hexdigest()
 
 
-def hash_of(piece: Piece) -> str:
-    """Return the SHA-256 of a piece's bytes; DataError if they cannot be read."""
-    with refusing(f"read {piece.file.path}"), piece.file.open() as raw:
-        return HashedStream(raw, piece).hexdigest()
+def hash_of(file: InputFile) -> str:
+    """Return the SHA-256 of an input's bytes; DataError if they cannot be read."""
+    with refusing(f"read {file.path}"), file.open() as raw:
+        return HashedStream(raw, file.size).hexdigest()
 
 
 class DamageError(Exception):
-    """Loss of bytes of a packed file. `reason`: `truncated` or `damaged`."""
+    """Loss of bytes of a file.
+
+    Args:
+        reason: `truncated` or `damaged`.
+        detail: what was lost, as a clause.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
-def lines_of(stream: HashedStream, piece: Piece) -> Iterator[bytes | DamageError]:
+def lines_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | DamageError]:
     """Iterate over the lines of a plain or packed file, and over the places where bytes are lost.
 
-    The longest line bounds the memory. A part of a plain file has the lines that begin in it. After a damage
-    the rest of the broken line, and of the line that was under way where reading goes on, may come as lines
-    of their own.
+    The longest line bounds the memory. After damage the rest of the broken line, and of the line
+    that was under way where reading continues, may come as lines of their own.
+
+    Args:
+        stream: the file's bytes.
+        packing: how they are packed; None for a plain file.
+
+    Returns:
+        Lines without their end, and a `DamageError` for each loss.
     """
-    name = piece.file.name.lower()
-    if name.endswith((".zst", ".zstd")):
-        # zstandard's own readers stop after the first frame, or end silently in one that is cut.
-        zstd = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj
-        return _split_lines(_decompressed(stream, zstd, zstandard.ZstdError, _ZSTD_MAGIC))
-    if name.endswith(".gz"):
-        gzip = functools.partial(zlib.decompressobj, zlib.MAX_WBITS | 16)
-        return _split_lines(_decompressed(stream, gzip, zlib.error))
-    if name.endswith(".xz"):
-        xz = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        return _split_lines(_decompressed(stream, xz, lzma.LZMAError))
-    return _plain_lines(stream, piece)
+    return _split_lines(_plain(stream) if packing is None else _unpacked(stream, packing))
 
 
-def _plain_lines(raw: HashedStream, piece: Piece) -> Iterator[bytes | DamageError]:
-    stream = io.BufferedReader(raw, 1 << 18)
-    position = piece.start
-    if position:
-        # The line that covers the byte before the part begins in an earlier one.
-        stream.seek(position - 1)
-        position += len(stream.readline()) - 1
-    while position < piece.end:
-        line = stream.readline()
-        position += len(line)
-        if not line.endswith(b"\n") and position < piece.file.size:
-            yield DamageError("truncated", shortened(position, piece))
-            break
-        yield line
-    stream.detach()  # it would close the file below it
+def shortened(stream: HashedStream) -> DamageError:
+    """Describe an input that ends, at the stream's position, before the size at discovery."""
+    position = stream.tell()
+    whole = position + stream.missing
+    return DamageError(
+        "truncated", f"the input ends at byte {position:,} of {whole:,}; what follows is lost"
+    )
 
 
-def shortened(position: int, piece: Piece) -> str:
-    """Describe an input that ends before the size that it was found with."""
-    return f"the input ends at byte {position:,} of {piece.file.size:,}; what follows is lost"
+def _plain(stream: HashedStream) -> Iterator[bytes | DamageError]:
+    while chunk := stream.read(_READ_BYTES):
+        yield chunk
+    if stream.missing:
+        yield shortened(stream)
 
 
 def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
@@ -148,46 +153,28 @@ def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | Dama
         yield last
 
 
-def _decompressed(
-    stream: HashedStream, begin: Callable[[], Any], broken: type[Exception], sign: bytes = b""
-) -> Iterator[bytes | DamageError]:
-    """Decompress all frames of a zstd file, members of a gzip file, or streams of an xz file.
-
-    Args:
-        begin: makes the decompressor of one frame.
-        broken: the error that the decompressor raises for damaged bytes.
-        sign: how a frame begins: after a damage reading goes on there. Without one, what follows is lost, and
-            zeros after a frame are padding.
-    """
+def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | DamageError]:
+    """Decompress all frames of a file."""
     start = 0  # where the frame begins that is being read
     decompressor = None
     chunk = b""
     while chunk or (chunk := stream.read(_READ_BYTES)):
         if decompressor is None:
-            chunk = chunk if sign else chunk.lstrip(b"\x00")
+            chunk = chunk if packing.magic else chunk.lstrip(b"\x00")
             if not chunk:
                 continue
             start = stream.tell() - len(chunk)
-            decompressor = begin()
+            decompressor = packing.begin()
         try:
             yield decompressor.decompress(chunk)
-        except broken as error:
-            if not sign:
-                yield DamageError("damaged", f"{error}; what follows is lost")
-                return
-            following = _find(stream, sign, start + 1)
-            where = (
-                "what follows is lost"
-                if following is None
-                else f"reading goes on at byte {following:,}"
-            )
-            yield DamageError(
-                "damaged", f"the frame at byte {start:,} is broken ({error}); {where}"
-            )
+        except packing.broken as error:
+            following = _find(stream, packing.magic, start + 1) if packing.magic else None
+            yield _broken_frame(start, error, following, packing)
             if following is None:
                 return
             stream.seek(following)
-            chunk, decompressor = b"", None
+            chunk = b""
+            decompressor = None
             continue
         chunk = decompressor.unused_data if decompressor.eof else b""
         if decompressor.eof:
@@ -196,14 +183,25 @@ def _decompressed(
         yield DamageError("truncated", "the file is cut short; what follows is lost")
 
 
-def _find(stream: HashedStream, sign: bytes, start: int) -> int | None:
-    """Return the place of a sign, from `start` on."""
+def _broken_frame(
+    start: int, error: Exception, following: int | None, packing: Packing
+) -> DamageError:
+    if not packing.magic:
+        return DamageError("damaged", f"{error}; what follows is lost")
+    where = "what follows is lost"
+    if following is not None:
+        where = f"reading continues at byte {following:,}"
+    return DamageError("damaged", f"the frame at byte {start:,} is broken ({error}); {where}")
+
+
+def _find(stream: HashedStream, magic: bytes, start: int) -> int | None:
+    """Return the place of the first `magic` from `start` on."""
     stream.seek(start)
     kept = b""
     while chunk := stream.read(_READ_BYTES):
         chunk = kept + chunk
-        place = chunk.find(sign)
+        place = chunk.find(magic)
         if place >= 0:
             return stream.tell() - len(chunk) + place
-        kept = chunk[-(len(sign) - 1) :]
+        kept = chunk[-(len(magic) - 1) :]
     return None

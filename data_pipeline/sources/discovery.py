@@ -1,6 +1,7 @@
-"""Inputs of the pipeline: the files or objects that are read, and every entry that is not, with the reason.
+"""Inputs of the pipeline: the files or objects that are read, and every entry that is not.
 
-Inputs are files and directories of this machine, or URLs of objects, prefixes and patterns in one store.
+Inputs are files and directories of this machine, or URLs of objects, prefixes and patterns in one
+store.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
+from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, format_of
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.sources.stores import (
     WEB,
@@ -28,22 +30,12 @@ from data_pipeline.sources.stores import (
     stated,
 )
 
-_PLAIN_LINES = (".jsonl", ".ndjson")
-# Endings of the names, whatever their case: what a file holds, and how it is packed.
-_TEXT = (".txt", ".md")
-_PACKED = ("", ".zst", ".zstd", ".gz", ".xz")
-SUFFIXES = (
-    *(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in _PACKED),
-    *(f".json{packed}" for packed in _PACKED if packed),
-    ".parquet",
-    *_TEXT,
-)
-KNOWN_ENDINGS = ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt, .md"
-
-# What is beside the data in every download and is not meant to be read; the last ones are our own. A name
-# with an ending of data is data, but for texts: README.txt and README_de.md are not, readme_corpus.jsonl is.
+# Files beside the data in every download that are not meant to be read; the last ones are our own.
+# A name with an ending of data is data, except for texts: README.txt and README_de.md are not data,
+# readme_corpus.jsonl is.
+_DATA = "|".join(re.escape(ending) for ending in FORMATS if ending != ".md")
 _COMPANIONS = re.compile(
-    rf"(readme|licen[cs]e)(\.txt|(?!.*({'|'.join(re.escape(s) for s in SUFFIXES if s != '.md')})$)[._-].*)?"
+    rf"(readme|licen[cs]e)(\.txt|(?!.*({_DATA})$)[._-].*)?"
     r"|(download|download\.unfinished|corpus)\.json",
     re.IGNORECASE,
 )
@@ -52,9 +44,12 @@ COMPANION = "left out"
 
 @dataclass(frozen=True)
 class RecordKeys:
-    """Keys of the text and of the name of its source in a record; a dot goes one object down.
+    """Keys of a record; a dot goes one object down.
 
-    A record without the source key belongs to `default_source`.
+    Attributes:
+        text: key of the text.
+        source: key of the name of the text's source.
+        default_source: source of a record that names none.
     """
 
     text: str = "text"
@@ -63,15 +58,24 @@ class RecordKeys:
 
 
 def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
-    """Return whether documents of a source are used: of `only`, if there are any, and never of `never`."""
+    """Return whether documents of a source are used.
+
+    Args:
+        source: the source's name.
+        only: the sources to use; all if empty.
+        never: the sources not to use.
+    """
     return source not in never and (not only or source in only)
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """Input file. `name` is its path below the inputs' common directory or prefix, wherever that lies.
+    """Input file.
 
-    path: a file of this machine, or an object of a store.
+    Attributes:
+        path: a file of this machine, or an object of a store.
+        name: its path below the inputs' common directory or prefix, wherever that lies.
+        size: bytes on disk.
     """
 
     path: Path | RemoteObject
@@ -80,7 +84,7 @@ class InputFile:
 
     @property
     def version(self) -> str:
-        """Return the store's name for the content; empty for a file, and where a store says nothing."""
+        """Return the store's name for the content; empty for a file, or if the store has none."""
         return self.path.version if isinstance(self.path, RemoteObject) else ""
 
     def open(self) -> BinaryIO:
@@ -90,39 +94,14 @@ class InputFile:
         return cast(BinaryIO, open(self.path, "rb", buffering=0))
 
     def check_unchanged(self) -> None:
-        """Raise DataError if an object has changed; a file's bytes are hashed when they are read."""
+        """Raise DataError if an object has changed; a file's bytes are hashed when it is read."""
         if isinstance(self.path, RemoteObject):
             self.path.check_unchanged()
-
-    @property
-    def whole(self) -> Piece:
-        """Return the whole input as a piece."""
-        return Piece(self, 0, self.size)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes [start, end) of an input. Only a plain .jsonl is ever read in parts."""
-
-    file: InputFile
-    start: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        """Return the bytes on disk."""
-        return self.end - self.start
-
-    def __str__(self) -> str:
-        """Return the file's path, with the byte range of a part."""
-        if self.size == self.file.size:
-            return str(self.file.path)
-        return f"{self.file.path} (bytes {self.start}-{self.end})"
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Entry that is not read. `reason` is COMPANION for entries that nobody expects to be read."""
+    """Entry that is not read, and why; COMPANION for those that nobody expects to be read."""
 
     name: str
     reason: str
@@ -141,23 +120,26 @@ class Inputs:
     passed_over: tuple[PassedOver, ...] = ()
 
 
-def find_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
-    """Find the files among `inputs`, below directories, prefixes and patterns, of these chunks or of all.
+def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
+    """Find the files among `inputs`, below directories, prefixes and patterns.
 
-    DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
-    several places; there is none at all, or none of a chunk; the store does not answer.
+    Raises:
+        DataError: an input is missing, not a regular file, of an unknown ending, or given twice;
+            inputs lie in several places; there is none at all; the store does not answer.
     """
     urls = [str(entry) for entry in inputs if is_url(entry)]
     if urls and len(urls) < len(inputs):
         raise DataError(
-            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a directory of its "
-            f"own and train on a blend of them"
+            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a "
+            f"directory of its own and train on a blend of them"
         )
-    files, passed_over = (
-        _find_remote(urls) if urls else _find_local([Path(entry) for entry in inputs])
-    )
+    if urls:
+        files, passed_over = _find_remote(urls)
+    else:
+        files, passed_over = _find_local([Path(entry) for entry in inputs])
     if not files:
-        names, there = ", ".join(map(str, inputs)), "; ".join(describe(passed_over))
+        names = ", ".join(map(str, inputs))
+        there = "; ".join(describe(passed_over))
         raise DataError(
             f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else "")
         )
@@ -166,41 +148,16 @@ def find_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
         if file.name == following.name:
             kinds = "object or prefix" if urls else "file or directory"
             raise DataError(f"input {file.path} is given twice; name each {kinds} once")
-    if chunks:
-        wanted = parse_chunks(chunks)
-        if missing := sorted(wanted - {chunk_of(file.name) for file in files}):
-            raise DataError(f"--chunks: no input lies in a directory chunk{missing[0]}/")
-        files = [file for file in files if chunk_of(file.name) in wanted]
     return Inputs(files, tuple(sorted(passed_over, key=lambda entry: entry.name)))
 
 
-def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
-    """Cut a plain .jsonl or .ndjson larger than `range_bytes` into ranges of that size."""
-    if not file.name.lower().endswith(_PLAIN_LINES) or file.size <= range_bytes:
-        return [file.whole]
-    starts = range(0, file.size, range_bytes)
-    return [Piece(file, start, min(start + range_bytes, file.size)) for start in starts]
-
-
-def parse_chunks(text: str) -> frozenset[int]:
-    """Read a list of chunks, `1,3-5` -> {1, 3, 4, 5}; DataError if it is none."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise DataError(f"--chunks {text!r} is not a list like 1,3-5")
-        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(numbers)
-
-
-def chunk_of(name: str) -> int | None:
-    """Return N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
-    match = re.search(r"(?:^|/)chunk(\d+)/", name)
-    return int(match[1]) if match else None
-
-
 def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
-    """Describe entries by reason, with the first names, in lines for the console."""
+    """Describe entries by reason, in lines for the console.
+
+    Args:
+        passed_over: the entries.
+        at_most: how many names of each reason are given.
+    """
     entries = list(passed_over)
     lines = []
     for reason, count in sorted(Counter(entry.reason for entry in entries).items()):
@@ -213,7 +170,7 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
 
 def _why_not(name: str, size: int) -> str | None:
     """Return why a file or object of this name is not read; None if it is."""
-    if not name.lower().endswith(SUFFIXES):
+    if format_of(name) is None:
         return "unknown ending"
     return "empty" if size == 0 else None
 
@@ -228,9 +185,11 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
     passed_over: list[PassedOver] = []
     for entry in inputs:
         if os.path.isdir(entry):  # unlike Path.is_dir, it never raises
-            below = list(_entries_below(entry))
-            paths += [path for path in below if isinstance(path, Path)]
-            passed_over += [other for other in below if isinstance(other, PassedOver)]
+            for below in _entries_below(entry):
+                if isinstance(below, Path):
+                    paths.append(below)
+                else:
+                    passed_over.append(below)
             continue
         reason = _why_not_file(entry)
         if reason in ("broken link", "not a directory"):
@@ -247,9 +206,8 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
     files: list[InputFile] = []
     read_as: dict[tuple[int, int], str] = {}
     # Links come last, so that no link takes the place of a file.
-    for path in sorted(
-        (Path(os.path.abspath(path)) for path in paths), key=lambda p: (p.is_symlink(), p)
-    ):
+    absolute = (Path(os.path.abspath(path)) for path in paths)
+    for path in sorted(absolute, key=lambda path: (path.is_symlink(), path)):
         with refusing(f"read {path}"):
             status = path.stat()
         name = path.relative_to(root).as_posix()
@@ -264,11 +222,12 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
 def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
     """Yield the files below a directory, and the entries that are not read.
 
-    Links to directories are followed, and a directory reached twice is read once. Links wait until there are
-    no real directories left, so that no link takes the place of one.
+    Links to directories are followed, and a directory reached twice is read once. Links wait until
+    no real directories are left, so that no link takes the place of one.
     """
     read_as: dict[tuple[int, int], str] = {}
-    real, links = [root], list[Path]()
+    real = [root]
+    links: list[Path] = []
     while real or links:
         place = real.pop() if real else links.pop(0)
         name = place.relative_to(root).as_posix()
@@ -278,20 +237,17 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
             if first != name:
                 yield PassedOver(name, f"the same directory as {first}")
                 continue
-            with os.scandir(place) as scanned:
-                children = sorted(scanned, key=lambda entry: entry.name)
+            children = sorted(os.listdir(place))
         except OSError as error:
             yield PassedOver(name, (error.strerror or str(error)).lower())
             continue
-        for entry in children:
-            path = place / entry.name
-            directory = os.path.isdir(
-                path
-            )  # entry.is_dir raises for a link that cannot be followed
-            if _is_companion(entry.name, directory):
+        for child in children:
+            path = place / child
+            directory = os.path.isdir(path)
+            if _is_companion(child, directory):
                 yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
             elif directory:
-                (links if entry.is_symlink() else real).append(path)
+                (links if os.path.islink(path) else real).append(path)
             elif (reason := _why_not_file(path)) is not None:
                 yield PassedOver(path.relative_to(root).as_posix(), reason)
             else:
@@ -299,7 +255,7 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
 
 
 def _why_not_file(path: Path) -> str | None:
-    """Return why a file is not read; None if it is. Nothing is opened: a pipe would never answer."""
+    """Return why a file is not read; None if it is. Nothing is opened: a pipe never answers."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -328,8 +284,8 @@ def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
     places = {"/".join(root.split("/")[: 5 if root.startswith("hf://") else 3]) for root in roots}
     if len(places) > 1:
         raise DataError(
-            f"inputs lie in several places ({' and '.join(sorted(places))}); tokenise each into a directory "
-            f"of its own and train on a blend of them"
+            f"inputs lie in several places ({' and '.join(sorted(places))}); tokenise each into a "
+            f"directory of its own and train on a blend of them"
         )
     root = os.path.commonpath([root.partition("://")[2] for root in roots])
     root = f"{scheme_of(urls[0])}://{root}/"
@@ -350,16 +306,20 @@ def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
     return files, passed_over
 
 
+def _names_object(url: str) -> bool:
+    return not has_pattern(url) and format_of(url) is not None
+
+
 def _root_of(url: str) -> str:
-    """Return the prefix of a URL's objects: the URL itself, or the directory of an object or pattern."""
-    if has_pattern(url) or url.lower().endswith(SUFFIXES):
+    """Return the prefix of a URL's objects: the URL, or the directory of an object or pattern."""
+    if has_pattern(url) or _names_object(url):
         return re.split(r"[*?\[]", url)[0].rpartition("/")[0]
     return url.rstrip("/")
 
 
 def _objects(url: str) -> list[RemoteObject]:
-    scheme, named = scheme_of(url), not has_pattern(url) and url.lower().endswith(SUFFIXES)
-    if scheme in WEB or named:
+    scheme = scheme_of(url)
+    if scheme in WEB or _names_object(url):
         entry = information(url)
         if scheme in WEB or entry["type"] == "file":
             return [_object(url, entry)]

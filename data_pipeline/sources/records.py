@@ -1,8 +1,7 @@
-"""Readers of documents from input files, and of the lines that are none.
+"""Readers of documents from input files, and of the lines that are not documents.
 
-The ending of the file name, in any case, tells the format (docs/data.md). A line that is no usable record
-does not stop the reading: a `Reject` takes its place. Damage of the file itself is a `Reject` too, with
-`lost` set.
+A line that is not a usable record does not stop the reading: a `Reject` takes its place. Damage of
+the file itself is a `Reject` too, with `lost` set.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,11 +21,12 @@ import orjson
 from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import refusing
 from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of, shortened
-from data_pipeline.sources.discovery import Piece, RecordKeys
+from data_pipeline.sources.discovery import InputFile, RecordKeys
+from data_pipeline.sources.formats import Format, format_of
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-# A .txt of more characters, such as a novel, is cut at blank lines into documents of at most so many.
+# A .txt of more characters, such as a novel, is cut at blank lines into documents up to this size.
 TEXT_CHARACTERS = 1 << 14
 _BLANK_LINES = re.compile(r"\r?\n(?:[ \t\r]*\n)+")
 _PARQUET_ROWS = 512
@@ -37,7 +37,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Document:
-    """Document of a source. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
+    """Document of a source. `id` is `FILE:LINE` with the input's name, for messages."""
 
     text: str
     source: str
@@ -46,10 +46,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Reject:
-    """Line or row that is unusual. `line` counts from 1 within the piece that is read.
+    """Line or row that is unusual.
 
-    kept: the document is unusual but usable and follows; otherwise there is none.
-    reason: one of those in docs/data-format.md.
+    Attributes:
+        line: its number in the file, from 1.
+        reason: one of those in docs/data-format.md.
+        detail: what exactly is wrong.
+        kept: the document is unusual but usable and follows; otherwise there is none.
     """
 
     line: int
@@ -59,68 +62,77 @@ class Reject:
 
     @property
     def lost(self) -> bool:
-        """Return whether this is no line, but an unreadable part of the file with any number of lines."""
+        """Return whether this is not a line but an unreadable part of the file."""
         return self.reason in LOST
 
 
 class RecordReader:
-    """Iterable over one piece: `Document`s and `Reject`s, in order. Blank lines are skipped.
+    """Iterable over an input: `Document`s and `Reject`s, in order. Blank lines are skipped.
 
     A file that cannot be read at all is a DataError: a failing disk is not a hostile line.
+
+    Args:
+        file: the input.
+        keys: where its records hold text and source.
     """
 
-    def __init__(self, piece: Piece, keys: RecordKeys) -> None:
+    def __init__(self, file: InputFile, keys: RecordKeys) -> None:
         self.lines = 0
-        self._piece = piece
-        self._name = piece.file.name
+        self._file = file
         self._keys = keys
-        self._text_path, self._source_path = keys.text.split("."), keys.source.split(".")
-        self._position: Callable[[], int] = lambda: piece.start
+        self._text_path = keys.text.split(".")
+        self._source_path = keys.source.split(".")
+        self._stream: HashedStream | None = None
+        self._rows = 0  # of a parquet file
+        self._done = False
         self._sha256: str | None = None
 
     def input_bytes(self) -> int:
-        """Return the bytes of the piece, as it lies on disk, that have been read."""
-        return max(0, min(self._position(), self._piece.end) - self._piece.start)
+        """Return how many bytes of the input, as it lies on disk, have been read."""
+        if self._done:
+            return self._file.size
+        if self._rows:
+            return self._file.size * self.lines // self._rows
+        return self._stream.hashed if self._stream is not None else 0
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the piece's bytes.
+        """Return the SHA-256 of the input.
 
-        After everything has been read this costs no second reading, except of a parquet file on disk.
+        After everything has been read this costs no second reading, except of a parquet file on
+        disk.
         """
         if self._sha256 is None:
-            self._sha256 = hash_of(self._piece)
+            self._sha256 = hash_of(self._file)
         return self._sha256
 
     def __iter__(self) -> Iterator[Document | Reject]:
-        path = self._piece.file.path
-        name = path.name.lower()
-        with refusing(f"read {path}"):
-            if name.endswith(".parquet"):
-                with self._whole() as file:
-                    yield from self._parquet(file)
+        found = format_of(self._file.name) or Format("lines")
+        with refusing(f"read {self._file.path}"):
+            if found.kind == "parquet":
+                with self._whole() as whole:
+                    yield from self._parquet(whole)
             else:
-                with self._piece.file.open() as raw:
-                    stream = HashedStream(raw, self._piece)
-                    self._position = lambda: self._piece.end if raw.closed else stream.tell()
-                    yield from (
-                        self._text(stream)
-                        if name.endswith((".txt", ".md"))
-                        else self._json_lines(stream)
-                    )
+                with self._file.open() as raw:
+                    self._stream = stream = HashedStream(raw, self._file.size)
+                    if found.kind == "text":
+                        yield from self._text(stream)
+                    else:
+                        yield from self._json_lines(lines_of(stream, found.packing))
                     self._sha256 = stream.hexdigest()
-            self._piece.file.check_unchanged()
-        self._position = lambda: self._piece.end
+            self._file.check_unchanged()
+        self._done = True
 
-    def _json_lines(self, stream: HashedStream) -> Iterator[Document | Reject]:
-        first = self._piece.start == 0
-        broken = False  # what comes after a damage may begin in the middle of a line
-        for line in lines_of(stream, self._piece):
+    def _json_lines(self, lines: Iterator[bytes | DamageError]) -> Iterator[Document | Reject]:
+        first = True
+        broken = False  # what comes after damage may begin in the middle of a line
+        for line in lines:
             if isinstance(line, DamageError):
                 yield Reject(self.lines + 1, line.reason, line.detail)
                 broken = True
                 continue
             if first:
-                line, first = line.removeprefix(_UTF8_MARK), False
+                line = line.removeprefix(_UTF8_MARK)
+                first = False
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
@@ -136,18 +148,15 @@ class RecordReader:
             yield from self._checked(record)
 
     def _lenient(self, line: bytes, error: orjson.JSONDecodeError) -> Iterator[Document | Reject]:
-        """Read a line that is no strict JSON: a document if only other fields than the text are to blame."""
+        """Read a line that is not strict JSON: a document if only other fields are to blame."""
         reason, detail = _json_fault(line, error)
         records: list[Document | Reject] = []
         if reason in ("lone_surrogate", "bad_json"):
             with contextlib.suppress(ValueError, RecursionError):
                 records = self._checked(json.loads(line))
-        # Half of a surrogate pair in the text itself is no text.
-        if (
-            not records
-            or not isinstance(document := records[-1], Document)
-            or not _is_text(document)
-        ):
+        # Half of a surrogate pair in the text itself is not text.
+        document = records[-1] if records else None
+        if not isinstance(document, Document) or not _is_text(document):
             yield Reject(self.lines, reason, detail)
             return
         yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
@@ -155,8 +164,9 @@ class RecordReader:
 
     def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
         content = (stream.read() or b"").removeprefix(_UTF8_MARK)
-        if stream.missing:  # a part of the text is no document
-            yield Reject(1, "truncated", shortened(stream.tell(), self._piece))
+        if stream.missing:  # a part of the text is not a document
+            damage = shortened(stream)
+            yield Reject(1, damage.reason, damage.detail)
             return
         self.lines = 1
         try:
@@ -168,47 +178,45 @@ class RecordReader:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[Path | BinaryIO]:
-        """Open a seekable file for pyarrow: the input, or an object's bytes, fetched and hashed once."""
-        path = self._piece.file.path
+        """Open a seekable file for pyarrow: the input, or an object's bytes, fetched once."""
+        path = self._file.path
         if isinstance(path, Path):
             yield path
             return
-        with self._piece.file.open() as raw, tempfile.TemporaryFile() as spooled:
-            stream = HashedStream(raw, self._piece)
+        with self._file.open() as raw, tempfile.TemporaryFile() as spooled:
+            stream = HashedStream(raw, self._file.size)
             shutil.copyfileobj(stream, spooled, 1 << 20)
             self._sha256 = stream.hexdigest()
             spooled.seek(0)
             yield cast(BinaryIO, spooled)
 
     def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
-        with needs_extra(str(self._piece.file.path), "parquet"):
+        with needs_extra(str(self._file.path), "parquet"):
             import pyarrow
             import pyarrow.parquet
 
         try:
-            with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-                roots = {key: key.split(".")[0] for key in (self._keys.text, self._keys.source)}
-                names = file.schema_arrow.names
-                if roots[self._keys.text] not in names:
+            with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
+                names = table.schema_arrow.names
+                if self._text_path[0] not in names:
                     raise DataError(
-                        f'{self._piece.file.path} has no column "{self._keys.text}", it has '
+                        f'{self._file.path} has no column "{self._keys.text}", it has '
                         f"{', '.join(names)}; set --text-key"
                     )
-                total = max(1, file.metadata.num_rows)
-                self._position = lambda: self._piece.file.size * self.lines // total
-                columns = [name for name in names if name in roots.values()]
-                for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
+                self._rows = rows = table.metadata.num_rows
+                wanted = (self._text_path[0], self._source_path[0])
+                columns = [name for name in names if name in wanted]
+                for batch in table.iter_batches(_PARQUET_ROWS, columns=columns):
                     yield from self._parquet_rows(batch)
-                if self.lines < file.metadata.num_rows:
-                    rows = f"{self.lines:,} of {file.metadata.num_rows:,} rows came"
-                    yield Reject(self.lines + 1, "damaged", f"{rows}; the others are lost")
+                if self.lines < rows:
+                    came = f"{self.lines:,} of {rows:,} rows came"
+                    yield Reject(self.lines + 1, "damaged", f"{came}; the others are lost")
         except (pyarrow.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None:
                 raise  # the disk's; pyarrow's own for damaged pages have no number
-            # pyarrow tells a file that was cut short from one with other damage in no stable way.
-            yield Reject(
-                self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost"
-            )
+            # pyarrow tells a file that was cut short from other damage in no stable way.
+            detail = f"{str(error).splitlines()[0]}; what follows is lost"
+            yield Reject(self.lines + 1, "damaged", detail)
 
     def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
         for number in range(batch.num_rows):
@@ -221,37 +229,36 @@ class RecordReader:
             yield from self._checked(record)
 
     def _checked(self, record: Any) -> list[Document | Reject]:
-        text, source = _look_up(record, self._text_path), _look_up(record, self._source_path)
+        text = _look_up(record, self._text_path)
+        source = _look_up(record, self._source_path)
         if text is None:
             return [Reject(self.lines, "missing_text", f'no "{self._keys.text}" in the record')]
         if not isinstance(text, str):
-            kind = type(text).__name__
-            return [
-                Reject(
-                    self.lines, "text_not_string", f'"{self._keys.text}" is {kind}, not a string'
-                )
-            ]
+            detail = f'"{self._keys.text}" is {type(text).__name__}, not a string'
+            return [Reject(self.lines, "text_not_string", detail)]
         if source is not None and (not isinstance(source, str) or not source):
-            return [
-                Reject(self.lines, "bad_source", f'"{self._keys.source}" is not a non-empty string')
-            ]
+            detail = f'"{self._keys.source}" is not a non-empty string'
+            return [Reject(self.lines, "bad_source", detail)]
         return self._checked_text(text, source or self._keys.default_source)
 
     def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
         if not text:
             return [Reject(self.lines, "empty_text", "the text is empty")]
-        document = Document(text, source, f"{self._name}:{self.lines}")
-        if not (oddities := _oddities(text)):
-            return [document]
-        return [*(Reject(self.lines, *oddity, kept=True) for oddity in oddities), document]
+        document = Document(text, source, f"{self._file.name}:{self.lines}")
+        return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
 
 
 def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]:
-    """Yield parts of at most `limit` characters, as long as can be, without the blank lines between them.
+    """Yield parts of a text, as long as possible, without the blank lines between them.
 
-    Lines that no blank line parts stay together, however many characters they have.
+    Lines that no blank line separates stay together, however many characters they have.
+
+    Args:
+        text: the text.
+        limit: characters of a part.
     """
-    start, before = 0, (0, 0)  # of the part that grows, and the blank lines that were found last
+    start = 0  # of the part that grows
+    before = (0, 0)  # the blank lines that were found last
     for gap in [*(match.span() for match in _BLANK_LINES.finditer(text)), (len(text), len(text))]:
         if gap[0] - start > limit and before[0] > start:
             yield text[start : before[0]]
@@ -261,9 +268,14 @@ def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]
         yield text[start:]
 
 
-def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
-    """Iterate over the usable documents of a piece; rejects are skipped."""
-    return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
+def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
+    """Iterate over the usable documents of an input; rejects are skipped.
+
+    Args:
+        file: the input.
+        keys: where its records hold text and source.
+    """
+    return (record for record in RecordReader(file, keys) if isinstance(record, Document))
 
 
 def _look_up(record: Any, path: list[str]) -> Any:

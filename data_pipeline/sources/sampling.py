@@ -1,8 +1,8 @@
-"""Samples of documents that are the same whatever the order, the grouping or the number of workers.
+"""Samples of documents that depend neither on their order nor on how files group them.
 
-Every document has a number that follows from its text and a seed. A sample is the documents with the lowest
-numbers. So the sample is spread over all files and sources as the text is, and a document that is there twice
-is in the sample once or not at all.
+Every document has a number that follows from its text and a seed. A sample is the documents with
+the lowest numbers. So the sample is spread over all files and sources as the text is, and a
+document that is there twice is in the sample once or not at all.
 """
 
 from __future__ import annotations
@@ -13,14 +13,26 @@ from collections import Counter
 
 
 def sample_number(text: bytes, seed: int = 0, purpose: bytes = b"sample") -> float:
-    """Return a text's number, from 0 to 1; it is independent of the number that decides the text's split."""
+    """Return a text's number, from 0 to 1.
+
+    It is independent of the number that decides the text's split.
+
+    Args:
+        text: the text, as UTF-8.
+        seed: another seed gives other numbers.
+        purpose: numbers for different purposes are independent; at most 16 bytes.
+    """
     salt = seed.to_bytes(8, "little")
     digest = hashlib.blake2b(text, digest_size=8, salt=salt, person=purpose).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
 class LowestNumbers:
-    """Sample of the added texts with the lowest numbers, of at least `budget` bytes together."""
+    """Sample of the added texts with the lowest numbers.
+
+    Args:
+        budget: bytes that the texts of the sample have together, at least.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -29,7 +41,13 @@ class LowestNumbers:
         self._bytes = 0
 
     def add(self, number: float, text: bytes, source: str) -> None:
-        """Add a text, and drop those that are no longer needed."""
+        """Add a text, and drop those that are no longer needed.
+
+        Args:
+            number: the text's `sample_number`.
+            text: the text, as UTF-8.
+            source: its source's name.
+        """
         full = self._bytes >= self._budget
         if number in self._numbers or (full and number > -self._heap[0][0]):
             return

@@ -1,14 +1,13 @@
-"""Requests to the stores that inputs are read from: s3://, gs://, https:// and hf://, through fsspec.
+"""Requests to the stores of inputs, through fsspec: s3://, https:// and hf://.
 
-A request has a time limit and is made again, with growing pauses, while the network fails. (s3fs and gcsfs
-retry by themselves; fsspec's HTTP does not.) Errors are the same sentences for all stores. Keys, endpoints
-and proxies come from the environment, as each store's own library reads them.
+A request has a time limit and is made again, with growing pauses, while the network fails. (s3fs
+retries by itself; fsspec's HTTP does not.) Errors are the same sentences for all
+stores. Keys, endpoints and proxies come from the environment, as each store's own library reads
+them.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,19 +19,17 @@ from data_pipeline.errors import DataError, needs_extra
 _T = TypeVar("_T")
 
 # Each store's key for an object's version; a date of change only where there is nothing better.
-_VERSIONS = ("ETag", "etag", "generation", "blob_id", "Last-Modified")
+_VERSIONS = ("ETag", "etag", "blob_id", "Last-Modified")
 # The extra to install, by scheme, and how its library is given keys.
-_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": "hub"})
+_EXTRAS = MappingProxyType({"s3": "s3", "http": "http", "https": "http", "hf": "hub"})
 _KEYS = MappingProxyType(
     {
-        "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a "
-        "public bucket",
-        "gs": "give GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`; "
-        "FSSPEC_GS_TOKEN=anon for a public bucket",
+        "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 "
+        "for a public bucket",
         "hf": "give HF_TOKEN, and accept the data set's terms on the hub",
     }
 )
-_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError")
 WEB = ("http", "https")
 # Answers that a second request may well change, of those that blame the request.
 _PASSING_STATUS = (408, 425, 429)
@@ -40,10 +37,13 @@ _PASSING_STATUS = (408, 425, 429)
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits of a request: how often it is made, the pause after the first failure, and its seconds.
+    """Limits of a request. Six attempts take about 16 s and the requests' own time.
 
-    Six attempts take about 16 s and the requests' own time.
-    listing_seconds: limit of a whole listing, which is a request for every thousand objects.
+    Attributes:
+        attempts: how often it is made.
+        first_pause: seconds of pause after the first failure; each further pause is twice as long.
+        seconds: limit of one attempt.
+        listing_seconds: limit of a whole listing, which is a request for every thousand objects.
     """
 
     attempts: int = 6
@@ -56,39 +56,39 @@ PATIENCE = Patience()
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL, `s3` of `s3://bucket/key`; DataError if it is unknown."""
+    """Return the scheme of a URL, `s3` of `s3://bucket/key`.
+
+    Raises:
+        DataError: it is unknown.
+    """
     scheme = url.partition("://")[0]
     if scheme not in _EXTRAS:
-        raise DataError(
-            f"input {url}: {scheme}:// is unknown; known are {', '.join(f'{s}://' for s in _EXTRAS)}"
-        )
+        known = ", ".join(f"{one}://" for one in _EXTRAS)
+        raise DataError(f"input {url}: {scheme}:// is unknown; known are {known}")
     return scheme
 
 
 def filesystem(url: str) -> Any:
     """Open fsspec's file system for a URL; listings are not cached, since objects change.
 
-    DataError: a package is missing, or the file of a key cannot be used.
+    Raises:
+        DataError: a package is missing, or the file of a key cannot be used.
     """
     scheme = scheme_of(url)
-    if scheme == "gs":
-        _settle_gcsfs()
     try:
         with needs_extra(f"{scheme}://", _EXTRAS[scheme]):
             import fsspec
 
             options: dict[str, Any] = {"use_listings_cache": False}
-            if (
-                scheme in WEB
-            ):  # ranges are of the file's bytes, not of what a server packs on the way
+            if scheme in WEB:
+                # Ranges are of the file's bytes, not of what a server compresses on the way.
                 options["headers"] = {"Accept-Encoding": "identity"}
             return fsspec.filesystem(scheme, **options)
     except DataError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, OSError) and not isinstance(
-            error, (FileNotFoundError, PermissionError)
-        ):
+        local = isinstance(error, FileNotFoundError | PermissionError | ValueError | KeyError)
+        if not local:
             raise  # the network's
         reason = " ".join(str(error).split())
         keys = _KEYS.get(scheme, "see docs/data.md")
@@ -97,21 +97,15 @@ def filesystem(url: str) -> Any:
         ) from error
 
 
-def _settle_gcsfs() -> None:
-    """Set what gcsfs reads when it is imported, unless the user has set it.
-
-    gcsfs's support of zonal and hierarchical buckets asks by gRPC before every read what kind a bucket is: a
-    minute each time behind a proxy or at an endpoint without gRPC. gcsfs's logger prints tracebacks of errors
-    that gcsfs also raises.
-    """
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    logger = logging.getLogger("gcsfs")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-
-
 def call(seconds: float, name: str, url: str, **options: Any) -> Any:
-    """Call a method of the file system, with a time limit; hf:// has limits of its own for every wait."""
+    """Call a method of the file system, with a time limit.
+
+    Args:
+        seconds: the limit; hf:// has limits of its own for every wait.
+        name: the method.
+        url: its first argument.
+        **options: the others.
+    """
     store = filesystem(url)
     if store.async_impl:
         options["timeout"] = seconds
@@ -139,7 +133,7 @@ def pinned(url: str) -> str:
 
 
 def listing(url: str) -> dict[str, dict[str, Any]]:
-    """List the objects below a prefix, or those that a pattern fits: by path, what fsspec states."""
+    """List the objects of a prefix or pattern: by path, what fsspec states."""
 
     def once() -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
@@ -173,7 +167,7 @@ def information(url: str) -> dict[str, Any]:
 
 
 def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
-    """Return (size, version) of an object, from what fsspec states."""
+    """Return (size in bytes, version) of an object, from what fsspec states."""
     if (lfs := entry.get("lfs")) is not None:
         return entry.get("size"), str(lfs["sha256"])
     version = next((str(entry[key]).strip('"') for key in _VERSIONS if entry.get(key)), "")
@@ -183,20 +177,24 @@ def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
 def ask(url: str, request: Callable[[], _T]) -> _T:
     """Make a request, again with growing pauses while the network fails, and return its answer.
 
-    DataError: there is no such object, or it may not be read, or the network keeps failing.
+    Args:
+        url: what is asked for.
+        request: makes one attempt.
+
+    Raises:
+        DataError: there is no such object, it may not be read, or the network keeps failing.
     """
-    started, pause = time.monotonic(), PATIENCE.first_pause
+    started = time.monotonic()
+    pause = PATIENCE.first_pause
     for attempt in range(1, PATIENCE.attempts + 1):
         try:
             return request()
         except DataError:
             raise
-        except (
-            Exception
-        ) as raised:  # every store's library has errors of its own, with no common base
+        except Exception as raised:  # every store's library has errors of its own
             error = raised
+            # fsspec's HTTP raises this for whatever a server answers, and if none answers.
             if scheme_of(url) in WEB and isinstance(raised, FileNotFoundError):
-                # fsspec says so of whatever a web server answers, and of none that answers.
                 error = raised.__cause__ if isinstance(raised.__cause__, Exception) else raised
             if (sentence := _final(url, error)) is not None:
                 raise DataError(sentence) from error
@@ -204,8 +202,8 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 took = f"{attempt} attempts in {time.monotonic() - started:.0f} s"
                 raise DataError(
-                    f"cannot read {url}: {reason} ({took}); what is finished is kept: run the same command "
-                    f"again"
+                    f"cannot read {url}: {reason} ({took}); what is finished is kept: run the same "
+                    f"command again"
                 ) from error
         time.sleep(pause)
         pause *= 2
@@ -231,16 +229,10 @@ def _final(url: str, error: Exception) -> str | None:
 
 def _status_of(error: Exception) -> int | None:
     """Return the HTTP status of the answer behind an error, as each store's library states it."""
-    if isinstance(error, OSError) and str(error).startswith("Forbidden: "):
-        return 403  # gcsfs says it in words only
-    if type(error) is ValueError and str(error).startswith(
-        ("Bad Request: ", "Bucket is requester pays")
-    ):
-        return 400  # and so these two
     answer = getattr(error, "response", None)
-    status = (
-        getattr(error, "status", None)
-        or getattr(answer, "status_code", None)
-        or getattr(error, "code", None)
+    stated = (
+        getattr(error, "status", None),
+        getattr(answer, "status_code", None),
+        getattr(error, "code", None),
     )
-    return status if isinstance(status, int) else None
+    return next((status for status in stated if isinstance(status, int)), None)

@@ -1,8 +1,9 @@
-"""Encoders from texts to token ids: the tokenizer's own program, and gigatoken where the ids are equal.
+"""Encoders from texts to token ids: the tokenizer's own program, and gigatoken if ids are equal.
 
-gigatoken encodes SentencePiece BPE models many times as fast as SentencePiece, and this is the only module
-that knows gigatoken; without the package everything works, more slowly. gigatoken may take a reserved piece
-that is written out in a text (`</s>`) for the control piece, so such texts are left to SentencePiece.
+gigatoken encodes SentencePiece BPE models many times as fast as SentencePiece, and this is the only
+module that knows gigatoken; without the package everything works, more slowly. gigatoken may take a
+reserved piece that is written out in a text (`</s>`) for the control piece, so such texts are left
+to SentencePiece.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from data_pipeline.tokenizer.tokenizer import Tokenizer, changes_text, open_toke
 
 ENGINES = ("auto", "gigatoken", "sentencepiece")
 
-# gigatoken remembers every word that it has seen, without a limit. When the process has grown by this much,
-# the encoder is made anew (0.05 s, and it learns again: 2 ms a MB of text, if that were every 64 MiB) ...
+# gigatoken remembers every word that it has seen, without a limit. When the process has grown by
+# this much, the encoder is made anew (0.05 s, and it learns again: 2 ms a MB of text, if that were
+# every 64 MiB) ...
 _MOST_MEMORY = 192 << 20
-# ... but not before it has encoded so much text, for a process may be large for other reasons. Words that are
-# all different, the worst case, take seven times as much memory as text.
+# ... but not before it has encoded so much text, for a process may be large for other reasons.
+# Words that are all different, the worst case, take seven times as much memory as text.
 _RENEW_AFTER = 64 << 20
 # How reserved byte pieces begin; there are 256 of them.
 _BYTE_PIECES = "<0x"
@@ -36,9 +38,11 @@ _BYTE_PIECES = "<0x"
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a batch of documents, one after the other, each ended by the end-of-document id.
+    """Token ids of a batch of documents, each ended by the end-of-document id.
 
-    ids: [tokens] int32. lengths: [documents] int32, tokens of each document, its end included.
+    Attributes:
+        ids: [tokens] int32, of one document after the other.
+        lengths: [documents] int32, tokens of each document, its end included.
     """
 
     ids: npt.NDArray[np.int32]
@@ -46,7 +50,12 @@ class Encoded:
 
     @classmethod
     def of(cls, documents: Sequence[IdArray], eod_id: int) -> Encoded:
-        """Join the ids of every document, int32, and put `eod_id` behind each."""
+        """Join the ids of every document.
+
+        Args:
+            documents: the ids of each, int32.
+            eod_id: id to put behind each.
+        """
         end = np.array([eod_id], dtype=np.int32)
         ids = [part for document in documents for part in (document, end)]
         lengths = np.array([len(document) + 1 for document in documents], dtype=np.int32)
@@ -63,16 +72,15 @@ class Encoded:
         starts = ends - self.lengths
         return [self.ids[a : b - 1] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Encoded:
-        """Return the documents for which `chosen` ([documents]) is true."""
-        return Encoded(self.ids[np.repeat(chosen, self.lengths)], self.lengths[chosen])
-
 
 class GigatokenEncoder:
-    """Encoder of batches of texts by gigatoken, in one thread."""
+    """Encoder of batches of texts by gigatoken, in one thread.
+
+    Args:
+        model: a model for which `why_not` returns no reason.
+    """
 
     def __init__(self, model: Path) -> None:
-        """Load a model for which `why_not` returns no reason."""
         from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
         proto = read_model(model)
@@ -94,8 +102,13 @@ class GigatokenEncoder:
     def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
         """Encode texts (UTF-8) that `takes` accepts.
 
-        All are encoded in one call, with a control piece behind each that none of them holds: gigatoken makes
-        its id of that piece and begins anew, so that an array for every text and their joining are saved.
+        All are encoded in one call, with a control piece behind each that none of them holds:
+        gigatoken makes its id of that piece and begins anew, so that an array for every text and
+        their joining are saved.
+
+        Args:
+            texts: the texts.
+            eod_id: id that ends each.
         """
         if self._bytes >= _RENEW_AFTER and self._is_large():
             self._renew()
@@ -126,8 +139,9 @@ class GigatokenEncoder:
 class Encoder:
     """Encoder of batches of texts in one thread: the worker processes are the parallelism.
 
-    reference: the tokenizer in its own program.
-    fast: gigatoken, where the model allows it.
+    Args:
+        reference: the tokenizer in its own program.
+        fast: gigatoken, where the model allows it.
     """
 
     def __init__(self, reference: Tokenizer, fast: GigatokenEncoder | None = None) -> None:
@@ -141,7 +155,13 @@ class Encoder:
         return [self.fast.takes(text) for text in texts]
 
     def encode(self, texts: list[bytes], eod_id: int, quick: list[bool] | None = None) -> Encoded:
-        """Encode texts (UTF-8), each ended by `eod_id`. `quick` is `self.quick(texts)`, if it is known."""
+        """Encode texts (UTF-8).
+
+        Args:
+            texts: the texts.
+            eod_id: id that ends each.
+            quick: `self.quick(texts)`, if it is known.
+        """
         quick = self.quick(texts) if quick is None else quick
         if self.fast is not None and all(quick):
             return self.fast.encode(texts, eod_id)
@@ -159,15 +179,25 @@ class Encoder:
 
 
 def open_encoder(path: Path, name: str = "auto") -> Encoder:
-    """Open the encoder of a tokenizer; `name` is one of ENGINES, and DataError says if it cannot be used."""
+    """Open the encoder of a tokenizer; DataError if it cannot be used.
+
+    Args:
+        path: the tokenizer.
+        name: one of ENGINES.
+    """
     reference = open_tokenizer(path)
     return Encoder(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))
 
 
 def why_not_fast(path: Path, name: str = "auto") -> str:
-    """Return why engine `auto` leaves a tokenizer to its own program, as a clause; empty if it does not.
+    """Return why a tokenizer is left to its own program, as a clause; empty if it is not.
 
-    DataError: no engine has this name, or the tokenizer cannot be used with that engine.
+    Args:
+        path: the tokenizer.
+        name: one of ENGINES.
+
+    Raises:
+        DataError: there is no such engine, or the tokenizer cannot be used with it.
     """
     if name not in ENGINES:
         raise DataError(f"--engine {name!r} is unknown; known are {', '.join(ENGINES)}")
@@ -209,8 +239,8 @@ def why_not(model: Path) -> str:
 def _separator(proto: Any) -> tuple[bytes, int] | None:
     """Return a control piece and its id, to put between texts.
 
-    No beginning of the piece is an end of it. So if something that begins in a text ends in the piece behind
-    that text, fewer pieces are found than were put there.
+    No beginning of the piece is an end of it. So if something that begins in a text ends in the
+    piece behind that text, fewer pieces are found than were put there.
     """
     for number, piece in enumerate(proto.pieces):
         content = piece.piece.encode()

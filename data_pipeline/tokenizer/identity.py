@@ -17,7 +17,19 @@ IdArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """Identity of a tokenizer: its hash and reserved ids. `eod_id` ends every document; -1 is no such id."""
+    """Identity of a tokenizer: its hash and its reserved ids, -1 if it has no such id.
+
+    Attributes:
+        file: name of its file.
+        sha256: hash of the file.
+        vocab_size: number of ids.
+        model_type: SentencePiece's type, or HUGGING_FACE.
+        unk_id: id of unknown text.
+        bos_id: id of a beginning.
+        eos_id: id of an end.
+        pad_id: id of padding.
+        eod_id: id that ends every document.
+    """
 
     file: str
     sha256: str

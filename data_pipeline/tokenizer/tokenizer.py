@@ -1,7 +1,7 @@
 """Tokenizers as the pipeline uses them: load, identify, encode, decode, and find lost text.
 
-A tokenizer that `train-tokenizer` made loses nothing (see `train`). Any other SentencePiece model, or a
-`tokenizer.json` of Hugging Face, can be chosen too, and text may only be lost deliberately.
+A tokenizer that `train-tokenizer` made loses nothing (see `train`). Any other SentencePiece model,
+or a `tokenizer.json` of Hugging Face, can be chosen too, and text may only be lost deliberately.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _CONFIG_NAME = "tokenizer_config.json"
 class Tokenizer(abc.ABC):
     """Tokenizer in its own program: the reference for every faster encoder.
 
-    label: the program and its version.
-    lossless: every text but one with a literal U+2581 decodes to itself.
+    Attributes:
+        label: the program and its version.
+        lossless: every text but one with a literal U+2581 decodes to itself.
     """
 
     label: str
@@ -43,11 +44,15 @@ class Tokenizer(abc.ABC):
         """Return the text of ids."""
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """Return the numbers of the texts, with these ids, that do not decode to themselves."""
-        pairs = enumerate(zip(texts, ids, strict=True))
-        return [
-            number for number, (text, document) in pairs if self.decode(document.tolist()) != text
-        ]
+        """Return the numbers of the texts that do not decode to themselves.
+
+        Args:
+            texts: the texts.
+            ids: the ids of each.
+        """
+        decoded = (self.decode(document.tolist()) for document in ids)
+        pairs = enumerate(zip(texts, decoded, strict=True))
+        return [number for number, (text, again) in pairs if again != text]
 
     def survivor(self, text: str) -> str:
         """Return the part of a text that encoding and decoding keeps."""
@@ -73,9 +78,14 @@ class SentencePieceTokenizer(Tokenizer):
         return text
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """Return the numbers of the texts, with these ids, that lose something.
+        """Return the numbers of the texts that lose something.
 
-        Without a normaliser the pieces are the text itself, so only text that became the unknown id is lost.
+        Without a normaliser the pieces are the text itself, so only text that became the unknown id
+        is lost.
+
+        Args:
+            texts: the texts.
+            ids: the ids of each.
         """
         if self._keeps_text:
             unknown = self._processor.unk_id()
@@ -89,8 +99,8 @@ class SentencePieceTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer of a tokenizer.json, by the package `tokenizers` (an extra).
 
-    Its rules are not known, so every text is compared to see what is lost. Special tokens that are written
-    out in a text stay text, and none is added.
+    Its rules are not known, so every text is compared to see what is lost. Special tokens that are
+    written out in a text stay text, and none is added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,12 +108,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self.label = f"tokenizers {version}"
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        encode = (
-            self._tokenizer.encode
-        )  # one after the other: a batch would start a thread for every core
-        return [
-            np.array(encode(text, add_special_tokens=False).ids, dtype=np.int32) for text in texts
-        ]
+        # One after the other: a batch would start a thread for every core.
+        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -116,7 +123,11 @@ def open_tokenizer(path: Path) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Load a SentencePiece model; DataError if the file is none, or has no end-of-document id."""
+    """Load a SentencePiece model.
+
+    Raises:
+        DataError: the file is not one, or has no end-of-document id.
+    """
     with refusing(f"read tokenizer {path}"):
         content = path.read_bytes()
     try:
@@ -140,7 +151,10 @@ def read_model(path: Path) -> Any:
 
 
 def changes_text(proto: Any) -> bool:
-    """Return whether a SentencePiece model rewrites text; a dummy prefix does not, since decoding removes it."""
+    """Return whether a SentencePiece model rewrites text.
+
+    A dummy prefix does not: decoding removes it.
+    """
     normalizer = proto.normalizer_spec
     return normalizer.name != "identity" or normalizer.remove_extra_whitespaces
 
@@ -148,12 +162,18 @@ def changes_text(proto: Any) -> bool:
 def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> TokenizerIdentity:
     """Identify a tokenizer.
 
-    DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text without
-    `allow_lossy`. `eod_token` ends documents; default: the token that the tokenizer itself names.
+    Args:
+        path: a SentencePiece model or a tokenizer.json.
+        allow_lossy: whether the tokenizer may rewrite text.
+        eod_token: what ends documents; empty is the token that the tokenizer itself names.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
     """
     if path.suffix == ".json":
         return _identify_huggingface(path, eod_token)
-    processor, proto = load_tokenizer(path), read_model(path)
+    processor = load_tokenizer(path)
+    proto = read_model(path)
     if changes_text(proto) and not allow_lossy:
         raise DataError(
             f"tokenizer {path} changes the text (normalisation {proto.normalizer_spec.name!r}); "
@@ -161,7 +181,7 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
         )
     eod_id = processor.piece_to_id(eod_token) if eod_token else processor.eos_id()
     if eod_token and processor.id_to_piece(eod_id) != eod_token:
-        raise DataError(f"--eod-token {eod_token!r} is no piece of {path}")
+        raise DataError(f"--eod-token {eod_token!r} is not a piece of {path}")
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),
@@ -176,7 +196,7 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
 
 
 def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
-    """Identify a tokenizer.json; `eod_token` or tokenizer_config.json names the token that ends documents."""
+    """Identify a tokenizer.json, whose end is `eod_token` or named in tokenizer_config.json."""
     tokenizer, _ = _load_huggingface(path)
     names = _named(path.with_name(_CONFIG_NAME))
     if not (eod := eod_token or names.get("eos_token", "")):
@@ -187,7 +207,7 @@ def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
         return -1 if known is None else int(known)
 
     if number(eod) < 0:
-        raise DataError(f"--eod-token {eod!r} is no token of {path}")
+        raise DataError(f"--eod-token {eod!r} is not a token of {path}")
     ids = {
         f"{kind}_id": number(names.get(f"{kind}_token", ""))
         for kind in ("unk", "bos", "eos", "pad")
@@ -228,14 +248,20 @@ def _named(path: Path) -> dict[str, str]:
         items = content.items()
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON object") from error
-    names = {
-        key: value.get("content") if isinstance(value, dict) else value for key, value in items
-    }
-    return {key: value for key, value in names.items() if isinstance(value, str)}
+    contents = {key: v.get("content") if isinstance(v, dict) else v for key, v in items}
+    return {key: value for key, value in contents.items() if isinstance(value, str)}
 
 
 def check_report(model: Path, identity: TokenizerIdentity) -> None:
-    """Raise DataError if a report of another model's training lies beside a model."""
+    """Compare a model with the report of its training that lies beside it, if one does.
+
+    Args:
+        model: the tokenizer.
+        identity: its identity.
+
+    Raises:
+        DataError: the report is of another model.
+    """
     path = model.with_suffix(".json")
     if model == path:
         return

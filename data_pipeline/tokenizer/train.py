@@ -1,8 +1,9 @@
 """Training of a SentencePiece model that loses nothing.
 
-The settings make the model lossless: identity normalisation, every space kept, no dummy prefix, bytes for
-text outside the vocabulary. The one exception is a literal U+2581, which is SentencePiece's own sign for a
-space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of document. There is no padding id.
+The settings make the model lossless: identity normalisation, every space kept, no dummy prefix,
+bytes for text outside the vocabulary. The one exception is a literal U+2581, which is
+SentencePiece's own sign for a space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of
+document. There is no padding id.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from sentencepiece import sentencepiece_model_pb2
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import as_json, read_json, sha256_file, to_json, write_atomically
 from data_pipeline.sources.containers import hash_of
-from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.sources.discovery import InputFile, RecordKeys, is_wanted
 from data_pipeline.sources.records import RecordReader, Reject
 from data_pipeline.sources.sampling import LowestNumbers, sample_number
 
 MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 
-# The trainer drops "sentences" over 4,192 bytes without a word: feed lines, and cut long lines below that.
+# The trainer drops "sentences" over 4,192 bytes without a word: feed lines, cut below that.
 _MAX_LINE_BYTES = 4000
-# The trained scores depend on the number of threads, so it is a constant and not the machine's core count.
+# The trained scores depend on the number of threads: a constant, not the machine's core count.
 _TRAINER_THREADS = 4
 _LOSSLESS: Mapping[str, Any] = MappingProxyType(
     {
@@ -51,19 +52,30 @@ _LOSSLESS: Mapping[str, Any] = MappingProxyType(
         "num_threads": _TRAINER_THREADS,
     }
 )
-# Scores are rounded to multiples of 1/this: sums of them are then exact in float32 and float64 alike, so that
-# another program's tokenizer breaks ties as SentencePiece does.
+# Scores are rounded to multiples of 1/this: sums of them are then exact in float32 and float64, so
+# that another program's tokenizer breaks ties as SentencePiece does.
 _SCORE_STEPS = 64
 _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
-# Of a corpus much larger than the sample, pieces of this size with this many times the sample are read.
-_PIECE_BYTES = 64 << 20
+# Of a corpus much larger than the sample, files with this many times the sample are read.
 _SAMPLED_ONE_IN = 4
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Options that decide a tokenizer, besides the text; DataError if a value is impossible."""
+    """Options that decide a tokenizer, besides the text.
+
+    Args:
+        vocab_size: number of pieces, the 256 bytes and 3 reserved ids included.
+        model_type: one of MODEL_TYPES.
+        sample_bytes: bytes of text to train on, about.
+        seed: chooses the documents, and those held out for the check.
+        sources: the sources to use; all if empty.
+        exclude_sources: the sources not to use.
+
+    Raises:
+        DataError: a value is impossible.
+    """
 
     vocab_size: int
     model_type: str = "bpe"
@@ -89,23 +101,32 @@ def train_tokenizer(
 ) -> tuple[dict[str, Any], bool]:
     """Train PREFIX.model and write a report on it to PREFIX.json, unless both are up to date.
 
-    Return (the report, whether training ran). DataError: bad settings or input, or the trained model is not
-    lossless on the held-out documents.
+    Args:
+        files: the inputs.
+        prefix: where the model and the report go.
+        settings: what decides the model.
+        keys: where records hold text and source.
+
+    Returns:
+        (the report, whether training ran).
+
+    Raises:
+        DataError: bad settings or input, or the trained model is not lossless on the held-out
+            documents.
     """
-    model_path, report_path = (
-        prefix.with_name(prefix.name + ending) for ending in (".model", ".json")
-    )
-    pieces = _pieces(files, settings)
+    model_path = prefix.with_name(f"{prefix.name}.model")
+    report_path = prefix.with_name(f"{prefix.name}.json")
+    files = _chosen(files, settings)
     # Besides the options: what another version's trainer made is not up to date.
-    trainer = dict(_LOSSLESS) | (
-        {"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {}
-    )
+    trainer = dict(_LOSSLESS)
+    if settings.model_type == "unigram":
+        trainer["score_steps"] = _SCORE_STEPS
     made_from: dict[str, Any] = {
         "settings": as_json(settings) | {"keys": asdict(keys), "trainer": trainer},
         "inputs": [
-            {"name": p.file.name, "start": p.start, "end": p.end}
-            | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})
-            for p in pieces
+            {"name": file.name, "start": 0, "end": file.size}
+            | ({"version": file.version} if file.version else {"sha256": hash_of(file)})
+            for file in files
         ],
     }
     if model_path.exists() and report_path.exists():
@@ -115,7 +136,7 @@ def train_tokenizer(
         ):
             return report, False
     damaged: list[str] = []
-    training, held_out = _sample(pieces, settings, keys, damaged)
+    training, held_out = _sample(files, settings, keys, damaged)
     by_source = training.bytes_by_source()
     model = _train(training.texts(), settings)
     report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
@@ -128,36 +149,37 @@ def train_tokenizer(
     return report | made_from, True
 
 
-def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
-    """Choose the pieces that the sample is drawn from: all, or enough in an order that the seed decides."""
-    pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
-    names = {piece: os.fsencode(f"{piece.file.name} {piece.start}") for piece in pieces}
-    pieces.sort(key=lambda piece: sample_number(names[piece], settings.seed, b"file"))
-    chosen: list[Piece] = []
+def _chosen(files: list[InputFile], settings: TrainerSettings) -> list[InputFile]:
+    """Choose the files that the sample is drawn from, in an order that the seed decides."""
+    names = {file: os.fsencode(f"{file.name} 0") for file in files}
+    shuffled = sorted(files, key=lambda f: sample_number(names[f], settings.seed, b"file"))
+    chosen: list[InputFile] = []
     size = 0
-    for piece in pieces:
+    for file in shuffled:
         if size >= _SAMPLED_ONE_IN * settings.sample_bytes:
             break
-        chosen.append(piece)
-        size += piece.size
-    return sorted(chosen, key=lambda piece: (piece.file.name, piece.start))
+        chosen.append(file)
+        size += file.size
+    return sorted(chosen, key=lambda file: file.name)
 
 
 def _sample(
-    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys, damaged: list[str]
+    files: list[InputFile], settings: TrainerSettings, keys: RecordKeys, damaged: list[str]
 ) -> tuple[LowestNumbers, list[str]]:
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
-    One document in fifty is held out: the training never sees it, and up to some MB of them are the check. Of
-    so few documents that the hash holds none out, one is. What inputs have lost goes to `damaged`.
+    One document in fifty is held out: the training never sees it, and up to some MB of them are
+    the check. If there are so few documents that the hash holds none out, one is. What inputs have
+    lost goes to `damaged`.
     """
-    training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
+    training = LowestNumbers(settings.sample_bytes)
+    held_out = LowestNumbers(_HELD_OUT_BYTES)
     others: set[str] = set()
-    for piece in pieces:
-        for document in RecordReader(piece, keys):
+    for file in files:
+        for document in RecordReader(file, keys):
             if isinstance(document, Reject):
                 if document.lost:
-                    damaged.append(f"{piece.file.name}: {document.detail}")
+                    damaged.append(f"{file.name}: {document.detail}")
                 continue
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
                 others.add(document.source)
@@ -171,8 +193,8 @@ def _sample(
     if not held_out.texts() or not training.texts():
         left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
         raise DataError(
-            f"{len(pieces)} inputs hold {len(training.texts())} documents to train the tokenizer on and "
-            f"{len(held_out.texts())} to check it on; give more text{left_out}"
+            f"{len(files)} inputs hold {len(training.texts())} documents to train the tokenizer on "
+            f"and {len(held_out.texts())} to check it on; give more text{left_out}"
         )
     return training, held_out.texts()
 
@@ -244,7 +266,8 @@ def _check(model: bytes, held_out: list[str], prefix: Path) -> dict[str, Any]:
     tokens = sum(len(document) for document in ids)
     if failures:
         raise DataError(
-            f"tokenizer {prefix}: {failures} of {len(held_out)} held-out documents do not decode exactly"
+            f"tokenizer {prefix}: {failures} of {len(held_out)} held-out documents do not decode "
+            f"exactly"
         )
     return {
         "vocab_size": processor.get_piece_size(),

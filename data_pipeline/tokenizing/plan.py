@@ -1,8 +1,8 @@
-"""Plan of a tokenise run: its options, its inputs, its units of work, and the file that states them.
+"""Plan of a tokenise run: its options, inputs and units of work, and the file that states them.
 
-DIR/plan.json states the options, the tokenizer and the inputs. Everything written follows from the plan, so a
-directory is only ever continued with the plan that it was begun with. The numbers of workers, tasks and
-interruptions are no part of the plan.
+DIR/plan.json states the options, the tokenizer and the inputs. Everything written follows from the
+plan, so a directory is only ever continued with the plan that it was begun with. The numbers of
+workers, tasks and interruptions are not part of the plan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,7 @@ from data_pipeline.io.files import (
     write_atomically,
 )
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
-from data_pipeline.sources.discovery import (
-    InputFile,
-    Inputs,
-    Piece,
-    RecordKeys,
-    cut_into_pieces,
-    is_wanted,
-)
+from data_pipeline.sources.discovery import InputFile, Inputs, RecordKeys, is_wanted
 from data_pipeline.sources.hub import find_origin
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
@@ -44,14 +36,30 @@ UNITS_NAME = "units"
 LOCATION_NAME = "location.json"
 _OURS = (PLAN_NAME, LOCATION_NAME, UNITS_NAME, *STORED_NAMES)
 _REMEDY = "restore it, or delete {} and run the same tokenize command again"
+# What plans and manifests of format 3 state of options that are gone: the only values still known.
+_RETIRED = {"max_tokens": 0, "range_bytes": 256 << 20}
 
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """Options that decide the shards, besides the inputs and the tokenizer; DataError if one is impossible.
+    """Options that decide the shards, besides the inputs and the tokenizer.
 
-    max_tokens: 0 for all. Every input gives a share by its size on disk (where sources are chosen, by its
-        text of these), a sample of its documents by hash.
+    Args:
+        name: how the files of the shards begin.
+        validation_fraction: share of the documents to hold out.
+        files_per_shard: input files in a unit of work.
+        keys: where records hold text and source.
+        test_fraction: share of the documents to hold out for a final test.
+        max_tokens: 0; of earlier versions, which could sample.
+        sources: the sources to use; all if empty.
+        exclude_sources: the sources not to use.
+        range_bytes: 256 MiB; of earlier versions, which could read a large file in parts.
+        shard_bytes: largest size of a shard's two files.
+        allow_lossy: whether the tokenizer may lose text.
+        eod_token: what ends documents; empty is what the tokenizer names.
+
+    Raises:
+        DataError: an option is impossible.
     """
 
     name: str
@@ -70,18 +78,24 @@ class TokenizeOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._]{1,100}", self.name):
             raise DataError(
-                f"--name {self.name!r} may hold letters, digits, dots and underscores only, and 100 at most"
+                f"--name {self.name!r} may hold letters, digits, dots and underscores only, and "
+                f"100 at most"
             )
         for option in ("validation_fraction", "test_fraction"):
             if not 0 <= (value := getattr(self, option)) <= 1 or math.isnan(value):
                 raise DataError(f"--{option.replace('_', '-')} {value} must be from 0 to 1")
         if self.validation_fraction + self.test_fraction > 1:
             raise DataError("--validation-fraction and --test-fraction are more than 1 together")
-        least_values = {"files_per_shard": 1, "max_tokens": 0, "range_bytes": 1, "shard_bytes": 1}
-        for option, least in least_values.items():
-            if getattr(self, option) < least:
+        for option in ("files_per_shard", "shard_bytes"):
+            if getattr(self, option) < 1:
                 name = option.replace("_", "-")
-                raise DataError(f"--{name} {getattr(self, option)} must be at least {least}")
+                raise DataError(f"--{name} {getattr(self, option)} must be at least 1")
+        for option, value in _RETIRED.items():
+            if getattr(self, option) != value:
+                raise DataError(
+                    f"{option} {getattr(self, option)} is of an earlier version of this program; "
+                    f"tokenise again into a new directory"
+                )
         if both := sorted(set(self.sources) & set(self.exclude_sources)):
             raise DataError(f"source {both[0]!r} is given to both --source and --exclude-source")
 
@@ -92,8 +106,8 @@ class TokenizeOptions:
     def split_of(self, text: bytes) -> str:
         """Return the split of a document: by its own hash, so that no other document can change it.
 
-        Validation has the low end of the hashes and test the high end, so that neither fraction, when it
-        changes, moves a document between those two.
+        Validation has the low end of the hashes and test the high end, so that neither fraction,
+        when it changes, moves a document between those two.
         """
         value = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
         if value < self.validation_fraction:
@@ -103,7 +117,11 @@ class TokenizeOptions:
 
 @dataclass(frozen=True)
 class Task:
-    """Share of the work that one job does: task `index` (from 0) of `count`; DataError if there is none."""
+    """Share of the work that one job does: task `index` (from 0) of `count`.
+
+    Raises:
+        DataError: there is no such task.
+    """
 
     index: int
     count: int
@@ -113,20 +131,17 @@ class Task:
             raise DataError(f"--num-tasks {self.count} must be at least 1")
         if not 0 <= self.index < self.count:
             raise DataError(
-                f"--task {self.index} must be from 0 to {self.count - 1} where --num-tasks is {self.count}"
+                f"--task {self.index} must be from 0 to {self.count - 1} where --num-tasks is "
+                f"{self.count}"
             )
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Unit of work: pieces of input, with everything that a worker needs to know to tokenise them.
-
-    quotas: tokens that each piece may add to the unit, if there is a limit.
-    """
+    """Unit of work: input files, with everything that a worker needs to know to tokenise them."""
 
     number: int
-    pieces: tuple[Piece, ...]
-    quotas: tuple[int, ...] | None
+    files: tuple[InputFile, ...]
     directory: Path
     options: TokenizeOptions
     tokenizer: TokenizerIdentity
@@ -154,38 +169,28 @@ def plan_units(
     options: TokenizeOptions,
     tokenizer: TokenizerIdentity,
     strict: bool = False,
-    sizes: Sequence[int] = (),
 ) -> list[Unit]:
-    """Cut the inputs into units: `files_per_shard` files each, and each part of a file read in parts.
+    """Group the inputs into units of `files_per_shard` files each.
 
-    Pieces share `max_tokens` by `sizes`, or by their bytes on disk where it is empty.
+    Args:
+        files: the inputs, sorted by name.
+        directory: the shard directory.
+        options: what decides the shards.
+        tokenizer: its identity.
+        strict: whether a rejected line stops the run.
     """
-    groups: list[list[Piece]] = []
-    room = 0
-    for file in files:
-        pieces = cut_into_pieces(file, options.range_bytes)
-        if len(pieces) > 1:
-            groups += [[piece] for piece in pieces]
-            room = 0
-        elif room:
-            groups[-1] += pieces
-            room -= 1
-        else:
-            groups.append(pieces)
-            room = options.files_per_shard - 1
-    units = []
-    sizes = sizes or [piece.size for group in groups for piece in group]
-    total, before, each = sum(sizes), 0, iter(sizes)
-    for number, group in enumerate(groups):
-        quotas: list[int] = []
-        for _ in group:
-            # Differences of one running sum, so that no token of the limit is lost to rounding.
-            first, before = before, before + next(each)
-            share = [options.max_tokens * bytes_ // max(1, total) for bytes_ in (first, before)]
-            quotas.append(share[1] - share[0])
-        limits = tuple(quotas) if options.max_tokens else None
-        units.append(Unit(number, tuple(group), limits, directory, options, tokenizer, strict))
-    return units
+    size = options.files_per_shard
+    return [
+        Unit(
+            number=start // size,
+            files=tuple(files[start : start + size]),
+            directory=directory,
+            options=options,
+            tokenizer=tokenizer,
+            strict=strict,
+        )
+        for start in range(0, len(files), size)
+    ]
 
 
 def begin(
@@ -195,7 +200,18 @@ def begin(
     model: Path,
     tokenizer: TokenizerIdentity,
 ) -> None:
-    """Write the plan and a copy of the tokenizer; DataError if the directory was begun with another plan."""
+    """Write the plan and a copy of the tokenizer.
+
+    Args:
+        directory: the shard directory.
+        inputs: the input files.
+        options: what decides the shards.
+        model: the tokenizer.
+        tokenizer: its identity.
+
+    Raises:
+        DataError: the directory was begun with another plan, or is something else.
+    """
     root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
     remote = {"source": root, "repository": "", "revision": ""}
     plan = {
@@ -215,7 +231,8 @@ def begin(
     if path.exists():
         if differences := _differences(_read_plan_file(path), plan):
             raise DataError(
-                f"{directory} was begun with {differences}; choose another --out or delete the directory"
+                f"{directory} was begun with {differences}; choose another --out or delete the "
+                f"directory"
             )
     elif directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
@@ -235,11 +252,9 @@ def begin(
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, model.read_bytes())
     location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
-    if (
-        not (directory / LOCATION_NAME).exists()
-        or (directory / LOCATION_NAME).read_bytes() != location
-    ):
-        write_atomically(directory / LOCATION_NAME, location)
+    stated = directory / LOCATION_NAME
+    if not stated.exists() or stated.read_bytes() != location:
+        write_atomically(stated, location)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -263,10 +278,17 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
 def read_plan(
     directory: Path, inputs: str | Path | None = None
 ) -> tuple[dict[str, Any], list[Unit]]:
-    """Return (the plan of a directory, its units), from the directory alone.
+    """Read the plan of a directory, and make its units.
 
-    `inputs` is the directory or prefix of the inputs, if their paths matter. DataError: there is no plan, or
-    it is damaged or of another version.
+    Args:
+        directory: the shard directory.
+        inputs: directory or prefix of the inputs, if their paths matter.
+
+    Returns:
+        (the content of plan.json, the units).
+
+    Raises:
+        DataError: there is no plan, or it is damaged or of another version.
     """
     path = directory / PLAN_NAME
     if not path.exists():

@@ -18,8 +18,12 @@ _NAMED_FILES = 5
 class Limits:
     """Limits at which a run stops; they do not change what is written.
 
-    strict: stop at the first line that is no document, and at any entry that is not read.
-    max_reject_rate: largest share of all lines that may be rejected.
+    Args:
+        strict: stop at the first line that is not a document, and at any entry that is not read.
+        max_reject_rate: largest share of all lines that may be rejected.
+
+    Raises:
+        DataError: the rate is impossible.
     """
 
     strict: bool = False
@@ -33,7 +37,12 @@ class Limits:
 class RejectWatch:
     """Counter of rejected lines over units as they come.
 
-    damaged: the files that could not be read to their end, each with what was lost.
+    Args:
+        limits: when to stop.
+        directory: the shard directory, for messages.
+
+    Attributes:
+        damaged: the files that could not be read to their end, each with what was lost.
     """
 
     def __init__(self, limits: Limits, directory: Path) -> None:
@@ -44,7 +53,7 @@ class RejectWatch:
         self.damaged: list[str] = []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add a unit's record; `check`, if enough lines have been read to say something of the rate."""
+        """Add a unit's record; `check` once enough lines have been read to judge the rate."""
         for entry in record["inputs"]:
             self._lines += entry["lines"]
             self._rejected += entry["rejected"]
@@ -58,7 +67,11 @@ class RejectWatch:
             self.check()
 
     def check(self) -> None:
-        """Raise DataError if the rate is above the limit."""
+        """Compare the rate with the limit.
+
+        Raises:
+            DataError: it is above.
+        """
         if self._rejected <= self._limits.max_reject_rate * self._lines:
             return
         worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))
@@ -67,29 +80,24 @@ class RejectWatch:
         )
         more = f" and {len(worst) - _NAMED_FILES} more" if len(worst) > _NAMED_FILES else ""
         raise DataError(
-            f"{self._rejected:,} of {self._lines:,} lines are no documents, more than --max-reject-rate "
-            f"{self._limits.max_reject_rate:g} allows: {named}{more}; see "
-            f"{self._directory}/units/*.rejects.jsonl, mend the files "
-            f"and choose another --out, or allow a higher rate and run the same command again"
+            f"{self._rejected:,} of {self._lines:,} lines are not documents, more than "
+            f"--max-reject-rate {self._limits.max_reject_rate:g} allows: {named}{more}; see "
+            f"{self._directory}/units/*.rejects.jsonl, fix the files and choose another --out, or "
+            f"allow a higher rate and run the same command again"
         )
 
 
 def notes(manifest: Manifest) -> list[str]:
     """Return remarks on a finished directory that its options would not lead one to expect."""
     remarks = []
-    options = manifest.options
     sources = {shard.source for shard in manifest.shards} | manifest.excluded_documents.keys()
-    for option in ("sources", "exclude_sources"):
-        for name in options.get(option, ()):
-            if name not in sources:
-                there = ", ".join(sorted(sources)[:20])
-                flag = {"sources": "--source", "exclude_sources": "--exclude-source"}[option]
-                remarks.append(f"{flag} {name!r}: no document is of that source; there are {there}")
-    if limit := options.get("max_tokens", 0):
-        tokens = sum(shard.tokens for shard in manifest.shards)
-        remarks.append(
-            f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})"
-        )
+    there = ", ".join(sorted(sources)[:20])
+    for option, flag in (("sources", "--source"), ("exclude_sources", "--exclude-source")):
+        remarks += [
+            f"{flag} {name!r}: no document is of that source; there are {there}"
+            for name in manifest.options.get(option, ())
+            if name not in sources
+        ]
     silent = [
         entry.name
         for entry in manifest.inputs

@@ -1,29 +1,21 @@
 """Tokenise runs: documents to Megatron shards, in parallel and resumable.
 
-The work is cut into units (`plan`). Each is made by one worker (`work_unit`) and counts when its record is
-there; a rerun skips recorded units. When all units are there, shards and the manifest are made of them
-(`assemble`). One machine does all of that. Task i of n does the units whose number is i modulo n, in the same
-directory or in one of its own that is copied there later. The task that finds all units made makes the
-shards; `merge_manifests` makes those that are missing and writes the manifest.
+The work is cut into units (`plan`). Each is made by one worker (`work_unit`) and counts when its
+record is there; a rerun skips recorded units. When all units are there, `finish` makes shards and
+the manifest of them (`assemble`). One machine does all of that. Task i of n only makes the units
+whose number is i modulo n, in the same directory or in one of its own that is copied there later.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import (
-    TEMPORARY_SUFFIX,
-    read_checked_json,
-    to_checked_json,
-    write_atomically,
-)
-from data_pipeline.io.lease import GONE_AFTER, BusyError, Lease, held
+from data_pipeline.io.files import TEMPORARY_SUFFIX
+from data_pipeline.io.lease import BusyError, Lease, held
 from data_pipeline.io.pool import run_tasks
 from data_pipeline.shards.manifest import (
     MANIFEST_NAME,
@@ -34,11 +26,10 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe
+from data_pipeline.sources.discovery import Inputs, describe
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
-from data_pipeline.tokenizing.assemble import Assembler, clean
-from data_pipeline.tokenizing.encode_unit import wanted_bytes
+from data_pipeline.tokenizing.assemble import assemble, clean
 from data_pipeline.tokenizing.plan import (
     UNITS_NAME,
     Task,
@@ -50,68 +41,75 @@ from data_pipeline.tokenizing.plan import (
 )
 from data_pipeline.tokenizing.rejects import Limits, RejectWatch
 from data_pipeline.tokenizing.work_unit import (
-    Outcome,
+    Record,
     Report,
     UnitJob,
     UnitWorker,
     has_data,
+    has_rejects,
     read_record,
 )
 
 _JOINING = "joining.lock"
-_RETRY_SECONDS = 2.0
-_COUNTING_SECONDS = 24 * 3600.0
 _OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
 
 
 @dataclass(frozen=True)
 class Made:
-    """Result of a task: the number of its units, how many were made now, and their damaged inputs."""
+    """Result of a task: the number of its units, how many were made now, their damaged inputs."""
 
     units: int
     now: int
     damaged: tuple[str, ...] = ()
 
 
-def merge_manifests(
+def finish(
     directory: Path,
     workers: int = 1,
     report: Report = lambda progress: None,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> Manifest:
-    """Return the manifest of a directory in which all tasks are done, after making what shards are missing.
+    """Return the manifest of a directory in which all units are made, after making the shards.
 
-    DataError: a unit is missing, or the records belong to different runs; too many lines were rejected; the
-    directory is finished and damaged.
+    Args:
+        directory: the shard directory.
+        workers: threads that make shards.
+        report: called with the progress.
+        limits: when too many lines were rejected.
+
+    Raises:
+        DataError: a unit is missing, or the records belong to different runs; too many lines were
+            rejected; the directory is finished and damaged; another process is at it.
     """
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
         return _finished(directory)
     if missing := [unit.record_path for unit in units if not unit.record_path.is_file()]:
         raise DataError(
-            f"{directory}: {len(missing)} of {len(units)} units are missing, the first is {missing[0].name}; "
-            f"run the tasks that have not finished, or copy their files here"
+            f"{directory}: {len(missing)} of {len(units)} units are missing, the first is "
+            f"{missing[0].name}; run the tasks that have not finished, or copy their files here"
         )
-    with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", GONE_AFTER):
+    with held(directory / UNITS_NAME / _JOINING, f"finishing {directory}"):
+        if (directory / MANIFEST_NAME).exists():  # made by the one that was waited for
+            return _finished(directory)
         records = [read_record(unit) for unit in units]
         watch = RejectWatch(limits, directory)
         for record in records:
             watch.add(record)
         watch.check()
-        assembler = Assembler(units, records, workers, report)
-        for number in sorted(assembler.needed_units()):
-            if not has_data(units[number], records[number]):
+        for unit, record in zip(units, records, strict=True):
+            if not has_data(unit, record):
                 raise DataError(
-                    f"{units[number].data_path} is missing or cut short; run the tokenize command again, or "
+                    f"{unit.data_path} is missing or cut short; run the tokenize command again, or "
                     f"copy the file here"
                 )
-        return assembler.finish()
+        return assemble(units, records, workers, report)
 
 
-def _finished(directory: Path, hash_files: bool = False) -> Manifest:
+def _finished(directory: Path) -> Manifest:
     """Return the manifest of a finished directory, after checking its files and cleaning up."""
     manifest = read_manifest(directory)
-    check_shards(manifest, hash_files)
+    check_shards(manifest)
     if not rejects_intact(manifest):
         raise DataError(
             f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}"
@@ -129,11 +127,18 @@ class Run:
     """Run of tokenize on a shard directory, which it begins or continues.
 
     Args:
+        inputs: the input files.
         tokenizer: a SentencePiece model or a tokenizer.json.
-        verify: hash the shards that are there already, in place of believing their sizes.
+        directory: the shard directory.
+        options: what decides the shards.
+        workers: processes; the shards do not depend on the number.
+        report: called with the progress.
+        limits: when to stop.
         engine: one of `encoder.ENGINES`; the shards do not depend on it.
 
-    Raises DataError: bad input or tokenizer; the directory was begun with others, or is finished and damaged.
+    Raises:
+        DataError: bad input or tokenizer; the directory was begun with others, or is finished and
+            damaged.
     """
 
     def __init__(
@@ -145,7 +150,6 @@ class Run:
         workers: int,
         report: Report,
         limits: Limits = Limits(),  # noqa: B008 - it is frozen
-        verify: bool = False,
         engine: str = "auto",
     ) -> None:
         if workers < 1:
@@ -153,122 +157,106 @@ class Run:
         entries = [entry for entry in inputs.passed_over if not entry.expected]
         if limits.strict and entries:
             raise DataError(
-                f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
+                f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out "
+                f"--strict"
             )
         identity = identify(tokenizer, options.allow_lossy, options.eod_token)
         why_not_fast(tokenizer, engine)
         check_report(tokenizer, identity)
-        self._directory, self._engine = directory, engine
-        self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
-        begin(directory, inputs, options, tokenizer, identity)
-        self._finished: Manifest | None = None
-        sizes: list[int] = []
+        self._directory = directory
+        self._engine = engine
+        self._workers = workers
+        self._report = report
+        self._limits = limits
+        begin(directory, inputs=inputs, options=options, model=tokenizer, tokenizer=identity)
+        self._units = plan_units(
+            inputs.files, directory, options, tokenizer=identity, strict=limits.strict
+        )
+        self._manifest: Manifest | None = None
         if (directory / MANIFEST_NAME).exists():
-            self._finished = _finished(directory, verify)
-            if limits.strict and self._finished.rejects:
-                raise DataError(
-                    f"{directory / REJECTS_NAME} names rejected lines of an earlier run without "
-                    f"--strict; mend them and choose another --out"
-                )
-        elif options.max_tokens and (options.sources or options.exclude_sources):
-            sizes = self._wanted_sizes(inputs, options)
-        self._units = plan_units(inputs.files, directory, options, identity, limits.strict, sizes)
-
-    def _wanted_sizes(self, inputs: Inputs, options: TokenizeOptions) -> list[int]:
-        """Return the bytes of wanted text by piece; one task counts them, the others wait for it."""
-        path = self._directory / UNITS_NAME / "wanted.json"
-        lock = path.with_suffix(".lock")
-        with Lease(
-            lock, f"counting the text of the sources for {self._directory}", _COUNTING_SECONDS
-        ):
-            if not path.is_file():
-                pieces = [
-                    p for file in inputs.files for p in cut_into_pieces(file, options.range_bytes)
-                ]
-                count = functools.partial(wanted_bytes, options=options)
-                counts = run_tasks(count, pieces, self._workers, self._report)
-                write_atomically(path, to_checked_json({"bytes": counts}))
-            stated: list[int] = read_checked_json(path, "delete it")["bytes"]
-            return stated
+            self._manifest = _finished(directory)
+            if limits.strict and self._manifest.rejects:
+                raise _let_through(directory / REJECTS_NAME)
 
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
-        """Make the units of a task; in a finished directory only check that the inputs are what they were.
+        """Make the units of a task; in a finished directory only check the inputs.
 
-        DataError: too many lines were rejected; a worker failed; another process is at it.
+        Raises:
+            DataError: too many lines were rejected; an input changed; a worker failed; another
+                process is at it.
         """
-        jobs = self._jobs(self._units[task.index :: task.count])
-        if self._finished is not None:
-            return self._make(jobs)  # and write nothing, not even a lock
+        units = self._units[task.index :: task.count]
+        if self._manifest is not None:  # write nothing, not even a lock
+            self._check(units, self._manifest)
+            return Made(len(units), 0, tuple(self._manifest.damaged))
         what = f"making {self._directory}"
         if task.count > 1:
             what = f"making task {task.index} of {task.count} of {self._directory}"
         path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
         with held(path, what):
-            # What killed runs of this task left is removed for all units at once: that reads every name.
-            mine = {job.unit.record_path.stem for job in jobs}
-            for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
-                match = _OF_A_UNIT.match(path.name)
-                if match is not None and match[1] in mine:
-                    path.unlink(missing_ok=True)
-            return self._make(jobs)
-
-    def _make(self, jobs: list[UnitJob]) -> Made:
-        """Make units; where another process is at one, wait only for a machine that may be dead."""
-        watch = RejectWatch(self._limits, self._directory)
-        outcomes = self._run(jobs, watch)
-        deadline = time.monotonic() + GONE_AFTER
-        while busy := [number for number, outcome in enumerate(outcomes) if outcome.busy]:
-            first = outcomes[busy[0]]
-            if first.certain or time.monotonic() > deadline:
-                more = f" (and {len(busy) - 1} more units)" if len(busy) > 1 else ""
-                raise DataError(f"{first.busy}{more}")
-            time.sleep(_RETRY_SECONDS)
-            for number, outcome in zip(
-                busy, self._run([jobs[n] for n in busy], watch), strict=True
-            ):
-                outcomes[number] = outcome
-        watch.check()
-        return Made(len(jobs), sum(outcome.made for outcome in outcomes), tuple(watch.damaged))
+            if not (self._directory / MANIFEST_NAME).exists():
+                self._remove_leftovers(units)
+                return self._make(units)
+        # Made by the one that was waited for.
+        self._manifest = _finished(self._directory)
+        return self.make(task)
 
     def finish(self) -> Manifest:
-        """Return the manifest; make the shards first, if that is still to do. All units must be there."""
-        if self._finished is not None:
-            return self._finished
-        with self._lease():
-            return self._assembler().finish()
+        """Return the manifest; make the shards first, if that is still to do."""
+        if self._manifest is not None:
+            return self._manifest
+        return finish(self._directory, self._workers, self._report, self._limits)
 
-    def make_shards_if_all_units_are_there(self) -> None:
-        """Make the shards, unless a unit is missing or another process is at it; merging does it then."""
-        if self._finished is None and all(unit.record_path.is_file() for unit in self._units):
-            with contextlib.suppress(BusyError), self._lease():
-                self._assembler().make_shards()
+    def _check(self, units: list[Unit], manifest: Manifest) -> None:
+        """Raise DataError if an input is not the one that a finished directory was made from."""
+        if manifest.in_parts:
+            raise DataError(
+                f"{self._directory} was made by an earlier version, which read large inputs in "
+                f"parts; train on it as it is, or tokenise again into a new directory"
+            )
+        known = {entry.name: asdict(entry) for entry in manifest.inputs}
+        jobs = [UnitJob(unit, [known[file.name] for file in unit.files], False) for unit in units]
+        run_tasks(UnitWorker(), jobs, self._workers, self._report)
 
-    def _assembler(self) -> Assembler:
-        records = [read_record(unit) for unit in self._units]
-        return Assembler(self._units, records, self._workers, self._report, self._verify)
+    def _make(self, units: list[Unit]) -> Made:
+        """Make the units that are not recorded, or of which something needed is lost."""
+        records = {unit.number: read_record(unit) for unit in units if unit.record_path.is_file()}
+        watch = RejectWatch(self._limits, self._directory)
+        for unit in units:
+            if (record := records.get(unit.number)) is not None:
+                if unit.strict and record["rejects"]:
+                    raise _let_through(unit.rejects_path)
+                watch.add(record)
+        jobs = [_job(unit, records.get(unit.number)) for unit in units]
 
-    def _lease(self) -> Lease:
-        return Lease(self._directory / UNITS_NAME / _JOINING, f"finishing {self._directory}")
+        def look(record: Record | None) -> None:
+            if record is not None and record["unit"] not in records:
+                watch.add(record)
 
-    def _run(self, jobs: list[UnitJob], watch: RejectWatch) -> list[Outcome]:
-        def look(outcome: Outcome) -> None:
-            if outcome.record is not None:
-                watch.add(outcome.record)
+        run_tasks(UnitWorker(self._engine), jobs, self._workers, self._report, look=look)
+        watch.check()
+        made = sum(job.make for job in jobs)
+        return Made(len(units), made, tuple(watch.damaged))
 
-        return run_tasks(UnitWorker(self._engine), jobs, self._workers, self._report, look)
+    def _remove_leftovers(self, units: list[Unit]) -> None:
+        """Remove what killed runs left of units, for all at once: that reads every name."""
+        mine = {unit.record_path.stem for unit in units}
+        for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
+            match = _OF_A_UNIT.match(path.name)
+            if match is not None and match[1] in mine:
+                path.unlink(missing_ok=True)
 
-    def _jobs(self, units: list[Unit]) -> list[UnitJob]:
-        if (manifest := self._finished) is not None:
-            known = {(entry.name, entry.start): asdict(entry) for entry in manifest.inputs}
-            return [
-                UnitJob(unit, False, [known[piece.file.name, piece.start] for piece in unit.pieces])
-                for unit in units
-            ]
-        # Ids that are gone have become shards, if every unit has been made; else they are lost.
-        gone = [
-            unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()
-        ]
-        if gone and all(unit.record_path.is_file() for unit in self._units):
-            wanted = self._assembler().needed_units()
-            return [UnitJob(unit, unit.number in wanted) for unit in units]
-        return [UnitJob(unit) for unit in units]
+
+def _job(unit: Unit, record: Record | None) -> UnitJob:
+    """Order to make a unit, or only to check the inputs of one that is complete."""
+    if record is None:
+        return UnitJob(unit)
+    complete = has_rejects(unit, record) and has_data(unit, record)
+    return UnitJob(unit, record["inputs"], make=not complete)
+
+
+def _let_through(path: Path) -> DataError:
+    return DataError(
+        f"{path} names rejected lines of an earlier run without --strict; fix them and choose "
+        f"another --out"
+    )

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,17 +27,24 @@ def compare_with_source(
 ) -> tuple[list[str], str]:
     """Read the inputs of some units again and look for a decoded sample of their shards in them.
 
-    The inputs are below a directory or prefix; None is where they were when they were tokenised. The units
-    are spread evenly over all. Return (problems, each a clause that begins with a file's path; a remark on
-    what was compared, or why not).
+    Args:
+        manifest: the shard directory.
+        inputs: directory or prefix of the inputs; None is where they were when tokenised.
+        most_units: how many units are compared, spread evenly over all.
+
+    Returns:
+        (problems, each a clause that begins with a file's path; a remark on what was compared, or
+        why not).
     """
     path = inputs or _location(manifest.directory)
     if path is None or not (is_url(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"
         return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
-    plan, units = read_plan(manifest.directory, path)
-    known = {(entry.name, entry.start): entry for entry in manifest.inputs}
+    if manifest.in_parts or manifest.options.get("max_tokens"):
+        return [], "not compared with the source text: an earlier version took parts of the inputs"
+    _, units = read_plan(manifest.directory, path)
+    known = {entry.name: entry for entry in manifest.inputs}
     parts: dict[int, list[_Part]] = {}
     for shard in manifest.shards:
         first = 0
@@ -58,9 +64,10 @@ def compare_with_source(
             else:
                 return problems, f"not compared with the source text: {difference}"
             continue
-        unit_problems, count = _unit_problems(manifest, unit, parts[number], tokenizer, plan)
+        unit_problems, count = _unit_problems(manifest, unit, parts[number], tokenizer)
         problems += unit_problems
-        documents, compared = documents + count, compared + 1
+        documents += count
+        compared += 1
     return problems, f"{documents} documents of {compared} units are as in the source text"
 
 
@@ -81,30 +88,60 @@ def _location(directory: Path) -> str | None:
     return inputs
 
 
-def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> str | None:
-    """Describe an input of the unit that is not what was tokenised, as a clause; None if all are."""
-    for piece in unit.pieces:
-        record, path = known[piece.file.name, piece.start], piece.file.path
+def _input_difference(unit: Unit, known: dict[str, InputRecord]) -> str | None:
+    """Describe an input of the unit that is not what was tokenised; None if all are."""
+    for file in unit.files:
+        record = known[file.name]
+        path = file.path
         if isinstance(path, RemoteObject):
             try:
                 path.check_unchanged()
             except DataError as error:
                 return str(error)
-            same = bool(path.version) or hash_of(piece) == record.sha256
+            same = bool(path.version) or hash_of(file) == record.sha256
         elif not path.is_file():
             return f"{path} is missing"
         else:
-            same = path.stat().st_size == record.size and hash_of(piece) == record.sha256
+            same = path.stat().st_size == record.size and hash_of(file) == record.sha256
         if not same:
             return f"{path} is not the {'object' if is_url(path) else 'file'} that was tokenised"
     return None
 
 
 def _unit_problems(
-    manifest: Manifest, unit: Unit, parts: list[_Part], tokenizer: Tokenizer, plan: dict[str, Any]
+    manifest: Manifest, unit: Unit, parts: list[_Part], tokenizer: Tokenizer
 ) -> tuple[list[str], int]:
     """Return (problems, the number of documents that were looked for)."""
-    looked_for: dict[bytes, tuple[Path, int]] = {}
+    looked_for = _sample(manifest, parts, tokenizer)
+    count = len(looked_for)
+    seen: Counter[tuple[str, str]] = Counter()
+    for file in unit.files:
+        for document in read_documents(file, unit.options.keys):
+            if unit.options.takes(document.source):
+                split = unit.options.split_of(document.text.encode())
+                seen[split, document.source] += 1
+                text = tokenizer.survivor(document.text)
+                looked_for.pop(_key(text, split, document.source), None)
+    names = ", ".join(file.name for file in unit.files)
+    problems = [
+        f"{prefix}.bin: document {number} is not a document of this split and source in {names}"
+        for prefix, number in looked_for.values()
+    ]
+    there = {(part.shard.split, part.shard.source): part.documents for part in parts}
+    problems += [
+        f"{manifest.directory}: unit {unit.number} has {there.get(key, 0):,} documents of {key[1]} "
+        f"in {key[0]}, its inputs {names} have {seen[key]:,}"
+        for key in sorted(there.keys() | seen.keys())
+        if there.get(key, 0) != seen[key]
+    ]
+    return problems, count
+
+
+def _sample(
+    manifest: Manifest, parts: list[_Part], tokenizer: Tokenizer
+) -> dict[bytes, tuple[Path, int]]:
+    """Decode some documents of a unit; return the place of each, by `_key`."""
+    sample: dict[bytes, tuple[Path, int]] = {}
     for part in parts:
         shard = part.shard
         opened = open_shard(manifest, shard)
@@ -113,31 +150,8 @@ def _unit_problems(
         for number in np.linspace(part.first, last, _DOCUMENTS_PER_SHARD).astype(int).tolist():
             ids = opened.tokens[ends[number] - opened.lengths[number] : ends[number] - 1].tolist()
             key = _key(tokenizer.decode(ids), shard.split, shard.source)
-            looked_for[key] = (manifest.prefix(shard), number)
-    count = len(looked_for)
-    seen: Counter[tuple[str, str]] = Counter()
-    for piece in unit.pieces:
-        for document in read_documents(piece, unit.options.keys):
-            if unit.options.takes(document.source):
-                split = unit.options.split_of(document.text.encode())
-                seen[split, document.source] += 1
-                looked_for.pop(
-                    _key(tokenizer.survivor(document.text), split, document.source), None
-                )
-    names = ", ".join(sorted({piece.file.name for piece in unit.pieces}))
-    problems = [
-        f"{prefix}.bin: document {number} is no document of this split and source in {names}"
-        for prefix, number in looked_for.values()
-    ]
-    if not plan["options"]["max_tokens"]:
-        there = {(part.shard.split, part.shard.source): part.documents for part in parts}
-        problems += [
-            f"{manifest.directory}: unit {unit.number} has {there.get(key, 0):,} documents of {key[1]} in "
-            f"{key[0]}, its inputs {names} have {seen[key]:,}"
-            for key in sorted(there.keys() | seen.keys())
-            if there.get(key, 0) != seen[key]
-        ]
-    return problems, count
+            sample[key] = (manifest.prefix(shard), number)
+    return sample
 
 
 def _key(text: str, split: str, source: str) -> bytes:

@@ -1,18 +1,18 @@
 """Files with the ids of one unit each, until the ids are put into shards.
 
-A unit has one file, however many splits and sources it has. The file holds all ids as they were made, a batch
-after the other, in each batch the documents of one group (a split and source) together. Then follow, sorted
-by group, the length of every document (int32), and every run of ids (first id and number of ids, int64).
+A unit has one file, however many splits and sources it has. The file holds all ids as they were
+made, one batch after the other, in each batch the documents of one group (a split and source)
+together. Then follow, sorted by group, the length of every document (int32), and every run of ids
+(first id and number of ids, int64).
 """
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,14 @@ class _Content:
 
 
 class UnitData:
-    """Writer of a unit's file, under a temporary name until `finish`. Memory: four bytes a document."""
+    """Writer of a unit's file, under a temporary name until `finish`.
+
+    Memory: four bytes a document.
+
+    Args:
+        path: the file.
+        dtype: type of the ids, of `dtype_for`.
+    """
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._dtype = np.dtype(dtype)
@@ -49,8 +56,9 @@ class UnitData:
     def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
         """Append documents in one write; DataError if an id does not fit the type.
 
-        `encoded`: the documents, those of one group together. `groups`: each one's documents and bytes of
-        text, in their order.
+        Args:
+            encoded: the documents, those of one group together.
+            groups: each group's documents and bytes of text, in their order.
         """
         ids = pack(encoded.ids, self._dtype)
         self._stream.write(ids.data)
@@ -63,7 +71,8 @@ class UnitData:
             content.crc32 = zlib.crc32(ids[first : first + count].data, content.crc32)
             content.lengths.append(lengths)
             content.runs.append((self._tokens + first, count))
-            document, first = document + documents, first + count
+            document += documents
+            first += count
         self._tokens += len(ids)
 
     def finish(self) -> list[dict[str, Any]]:
@@ -96,7 +105,19 @@ class UnitData:
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """Group of a finished unit: its counts, and the places of its lengths and runs in the file, in bytes."""
+    """Group of a finished unit.
+
+    Attributes:
+        unit: number of the unit.
+        path: the unit's file.
+        documents: number of documents.
+        tokens: number of ids, end-of-document ids included.
+        text_bytes: bytes of text, as UTF-8.
+        runs: number of runs of ids.
+        crc32: checksum of ids and lengths.
+        lengths_at: place of the lengths in the file, in bytes.
+        runs_at: place of the runs in the file, in bytes.
+    """
 
     unit: int
     path: Path
@@ -110,7 +131,13 @@ class UnitGroup:
 
 
 def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, UnitGroup]:
-    """Return the groups of a unit by split and source, from its record."""
+    """Return the groups of a unit by split and source.
+
+    Args:
+        record: the unit's record.
+        path: the unit's file.
+        dtype: type of the ids.
+    """
     groups = record["groups"]
     lengths_at = sum(group["tokens"] for group in groups) * np.dtype(dtype).itemsize
     runs_at = lengths_at + 4 * sum(group["documents"] for group in groups)
@@ -126,7 +153,12 @@ def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, U
 
 
 def data_size(record: dict[str, Any], dtype: str) -> int:
-    """Return the bytes of the unit's file."""
+    """Return the bytes that the unit's file should have.
+
+    Args:
+        record: the unit's record.
+        dtype: type of the ids.
+    """
     return sum(
         group["tokens"] * np.dtype(dtype).itemsize + 4 * group["documents"] + 16 * group["runs"]
         for group in record["groups"]
@@ -134,34 +166,37 @@ def data_size(record: dict[str, Any], dtype: str) -> int:
 
 
 def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
-    """Append a group's documents to a shard; DataError if the unit's file is not what was written."""
+    """Append a group's documents to a shard.
+
+    Args:
+        group: the group.
+        writer: the shard.
+
+    Raises:
+        DataError: the unit's file is not what was written.
+    """
     damaged = DataError(
-        f"{group.path} is damaged: its content does not have the checksum of its record; delete it and "
-        f"run the same tokenize command again"
+        f"{group.path} is damaged: its content does not have the checksum of its record; delete "
+        f"it and run the same tokenize command again"
     )
     crc32 = 0
-    descriptor = os.open(group.path, os.O_RDONLY)
-    try:
-        lengths = np.frombuffer(
-            os.pread(descriptor, 4 * group.documents, group.lengths_at), dtype="<i4"
-        )
-        runs = np.frombuffer(
-            os.pread(descriptor, 16 * group.runs, group.runs_at), dtype="<i8"
-        ).reshape(-1, 2)
+    with open(group.path, "rb") as stream:
+        stream.seek(group.lengths_at)
+        lengths = np.fromfile(stream, "<i4", group.documents)
+        stream.seek(group.runs_at)
+        runs = np.fromfile(stream, "<i8", 2 * group.runs).reshape(-1, 2)
         if len(lengths) != group.documents or runs[:, 1].sum() != group.tokens or (runs < 0).any():
             raise damaged
-        for ids in _read_runs(descriptor, runs.tolist(), writer.dtype):
+        for ids in _read_runs(stream, runs.tolist(), writer.dtype):
             crc32 = zlib.crc32(ids.data, crc32)
             writer.append_ids(ids)
-    finally:
-        os.close(descriptor)
     if zlib.crc32(lengths.data, crc32) != group.crc32:
         raise damaged
     writer.append_lengths(lengths)
 
 
 def _read_runs(
-    descriptor: int, runs: list[list[int]], dtype: np.dtype[Any]
+    stream: BinaryIO, runs: list[list[int]], dtype: np.dtype[Any]
 ) -> Iterator[npt.NDArray[np.integer]]:
     """Read the ids of runs, a few MB at a time; runs that follow each other are read together."""
     joined: list[list[int]] = []
@@ -171,8 +206,6 @@ def _read_runs(
         else:
             joined.append([first, count])
     for first, count in joined:
+        stream.seek(first * dtype.itemsize)
         for start in range(0, count, _CHUNK_TOKENS):
-            size = min(_CHUNK_TOKENS, count - start) * dtype.itemsize
-            yield np.frombuffer(
-                os.pread(descriptor, size, (first + start) * dtype.itemsize), dtype=dtype
-            )
+            yield np.fromfile(stream, dtype, min(_CHUNK_TOKENS, count - start))

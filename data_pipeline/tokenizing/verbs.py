@@ -18,7 +18,8 @@ from data_pipeline.tokenizing.rejects import Limits, notes
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, directories or URLs (s3, gs, https, hf): .jsonl (or .zst, .gz, .xz), .parquet, .txt, .md"
+        help="Files, directories or URLs (s3, https, hf): .jsonl (or .zst, .gz, .xz), "
+        ".parquet, .txt, .md"
     ),
 ]
 TextKey = Annotated[
@@ -31,7 +32,6 @@ OnlySource = Annotated[
 ExcludeSource = Annotated[
     list[str] | None, typer.Option(help="Leave this source out (repeatable).")
 ]
-Chunks = Annotated[str, typer.Option(help="Take inputs of directories chunkN only: 1,3-5.")]
 DefaultSource = Annotated[str, typer.Option(help="Source of the records that name none.")]
 ShardDirectory = Annotated[Path, typer.Argument(help="A directory that tokenize made.")]
 
@@ -46,7 +46,7 @@ _LIMITS = Limits()
 DAMAGED_INPUTS = 3
 
 MaxRejectRate = Annotated[
-    float, typer.Option(help="Stop if more of the lines than this share are no documents.")
+    float, typer.Option(help="Stop if more of the lines than this share are not documents.")
 ]
 AllowDamaged = Annotated[
     bool,
@@ -57,9 +57,20 @@ AllowDamaged = Annotated[
 def which_task(
     task: int | None, num_tasks: int | None, environment: Mapping[str, str]
 ) -> Task | None:
-    """Return the task that the options, or a Slurm array's environment, name; None without --num-tasks.
+    """Return the task that the options, or a Slurm array's environment, name.
 
     Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
+
+    Args:
+        task: the option --task.
+        num_tasks: the option --num-tasks.
+        environment: the process's environment.
+
+    Returns:
+        The task; None without --num-tasks.
+
+    Raises:
+        DataError: only one of the two is known, or there is no such task.
     """
     from data_pipeline.tokenizing.plan import Task
 
@@ -71,12 +82,17 @@ def which_task(
         index = environment.get("SLURM_ARRAY_TASK_ID", "")
         if not index.isdecimal():
             raise DataError(
-                f"--num-tasks {num_tasks} needs --task, or a Slurm array (sbatch --array=0-{num_tasks - 1})"
+                f"--num-tasks {num_tasks} needs --task, or a Slurm array (sbatch "
+                f"--array=0-{num_tasks - 1})"
             )
         task = int(index)
     return Task(task, num_tasks)
 
 
+verbs = typer.Typer()
+
+
+@verbs.command()
 def tokenize(
     inputs: Inputs,
     tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model, or tokenizer.json.")],
@@ -98,29 +114,19 @@ def tokenize(
         float, typer.Option(help="Share of the documents to set aside for a final test, by hash.")
     ] = 0.0,
     files_per_shard: Annotated[int, typer.Option(help="Input files per unit of work.")] = 1,
-    range_bytes: Annotated[
-        int, typer.Option(help="A larger plain .jsonl is read in parts of this size.")
-    ] = 256 << 20,
-    max_tokens: Annotated[
-        int, typer.Option(help="At most this many, a share from every input by its size; 0 = all.")
-    ] = 0,
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
-    chunks: Chunks = "",
     shard_bytes: Annotated[
         int, typer.Option(help="Whole units make a shard up to this size.")
     ] = 1_000_000_000,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Stop at the first line that is no document, or entry not read."
+            "--strict", help="Stop at the first line that is not a document, or entry not read."
         ),
     ] = False,
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash the shards that are there already, for damage.")
-    ] = False,
     engine: Annotated[
         str, typer.Option(help="auto, gigatoken or sentencepiece: the ids are the same.")
     ] = "auto",
@@ -148,54 +154,62 @@ def tokenize(
     from data_pipeline.tokenizing.run import Run
 
     refuse_out(inputs, out)
-    selected = find_inputs(inputs, chunks)
+    selected = find_inputs(inputs)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
         files_per_shard=files_per_shard,
         keys=RecordKeys(text_key, source_key, default_source),
         test_fraction=test_fraction,
-        max_tokens=max_tokens,
         sources=tuple(source or ()),
         exclude_sources=tuple(exclude_source or ()),
-        range_bytes=range_bytes,
         shard_bytes=shard_bytes,
         allow_lossy=allow_lossy,
         eod_token=eod_token,
     )
     chosen = which_task(task, num_tasks, os.environ)
-    limits = Limits(strict, max_reject_rate)
     with ProgressLine(sum(file.size for file in selected.files)) as line:
-        run = Run(selected, tokenizer, out, options, workers, line.update, limits, verify, engine)
-        if chosen is None:
-            now = run.make().now
-            manifest = run.finish()
-        else:
-            made = run.make(chosen)
-            run.make_shards_if_all_units_are_there()
-    if chosen is None:
-        units = len({number for shard in manifest.shards for number in shard.units})
-        typer.echo(
-            f"{out}: " + (line.summary("\n  ") if now else f"already up to date ({units} units)")
+        run = Run(
+            selected,
+            tokenizer,
+            out,
+            options,
+            workers=workers,
+            report=line.update,
+            limits=Limits(strict, max_reject_rate),
+            engine=engine,
         )
-        _show(manifest)
-        if now and (reason := why_not_fast(tokenizer, engine)):
-            typer.echo(f"  not encoded by gigatoken: {reason}")
-        show_passed_over(selected.passed_over)
-        end_with_damage(manifest.damaged, allow_damaged)
-    else:
-        summary = line.summary("\n  ") if made.now else f"already up to date ({made.units} units)"
+        made = run.make(chosen) if chosen is not None else run.make()
+        manifest = run.finish() if chosen is None else None
+    summary = line.summary("\n  ") if made.now else f"already up to date ({made.units} units)"
+    if chosen is not None:
         typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
         show_passed_over(selected.passed_over)
         _show_damage(made.damaged)  # merge-manifests ends with the exit code for it
-        typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
+        typer.echo(f"  when all tasks are done: python -m data_pipeline merge-manifests {out}")
+        return
+    assert manifest is not None
+    typer.echo(f"{out}: {summary}")
+    _show(manifest)
+    if made.now and (reason := why_not_fast(tokenizer, engine)):
+        typer.echo(f"  not encoded by gigatoken: {reason}")
+    show_passed_over(selected.passed_over)
+    end_with_damage(manifest.damaged, allow_damaged)
 
 
 def refuse_out(inputs: list[str], out: Path) -> None:
-    """Raise DataError for an --out below the inputs or not on this machine."""
+    """Refuse an --out below the inputs or not on this machine.
+
+    Args:
+        inputs: the inputs.
+        out: the shard directory.
+
+    Raises:
+        DataError: it is.
+    """
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
         raise DataError(
-            f"--out {out} is no directory of this machine's; shards are memory-mapped files"
+            f"--out {out} is not a directory of this machine; shards are memory-mapped files"
         )
     for entry in (Path(place) for place in inputs if not is_url(place)):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
@@ -203,7 +217,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
 
 
 def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
-    """Print the entries that are not read: on stderr those that somebody may have meant to be read."""
+    """Print the entries that are not read; on stderr those that may have been meant to be."""
     for expected in (False, True):
         for line in describe(entry for entry in passed_over if entry.expected is expected):
             typer.echo(f"  {line}", err=not expected)
@@ -215,32 +229,39 @@ def _show_damage(damaged: Sequence[str]) -> None:
 
 
 def end_with_damage(damaged: Sequence[str], allowed: bool) -> None:
-    """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS."""
+    """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS.
+
+    Args:
+        damaged: each input with what was lost.
+        allowed: whether the command then ends with 0.
+    """
     _show_damage(damaged)
     if damaged and not allowed:
         typer.echo(
-            f"error: {len(damaged)} inputs are damaged, everything else is finished; restore them and choose "
-            f"another --out, or give --allow-damaged",
+            f"error: {len(damaged)} inputs are damaged, everything else is finished; restore them "
+            f"and choose another --out, or give --allow-damaged",
             err=True,
         )
         raise typer.Exit(DAMAGED_INPUTS)
 
 
+@verbs.command("merge-manifests")
 def merge_manifests(
     directory: ShardDirectory,
     workers: Annotated[int, typer.Option(help="Threads that make shards.")] = 1,
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,
 ) -> None:
-    """Finish a directory that tasks of tokenize have filled: make missing shards, write the manifest.
+    """Finish a directory that tasks of tokenize have filled: make the shards and the manifest.
 
     Example: python -m data_pipeline merge-manifests data/slimpajama/shards
     """
     from data_pipeline.io.progress import ProgressLine
-    from data_pipeline.tokenizing.run import merge_manifests as merge
+    from data_pipeline.tokenizing.run import finish
 
+    limits = Limits(max_reject_rate=max_reject_rate)
     with ProgressLine(0) as line:
-        manifest = merge(directory, workers, line.update, Limits(max_reject_rate=max_reject_rate))
+        manifest = finish(directory, workers, line.update, limits)
     typer.echo(f"{directory}: {len(manifest.shards)} shards")
     _show(manifest)
     end_with_damage(manifest.damaged, allow_damaged)

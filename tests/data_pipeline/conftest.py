@@ -1,4 +1,4 @@
-"""Corpus, tokenizers and shard directory for all tests of the package; real text from this Python."""
+"""Corpus, tokenizers and shards for all tests of the package; real text from this Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train_once(factory: pytest.TempPathFactory, corpus: Path, settings: TrainerS
 
 @pytest.fixture
 def make_manifest(tmp_path: Path) -> MakeManifest:
-    """A manifest over hand-made documents: [(split, source, unit, [ids, ids, ...]), ...]; eod is 2."""
+    """A manifest over hand-made documents: [(split, source, unit, [ids, ...]), ...]; eod is 2."""
 
     def make(specs: list[ShardSpec]) -> Manifest:
         directory = tmp_path / "hand-made"
@@ -69,9 +69,19 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
             }
             parts = {"text_bytes": 0, "units": [unit], "unit_documents": [len(documents)]}
             shards.append(shard_from_json(identity | parts | writer.finish()))
-        tokenizer = TokenizerIdentity("x.model", "0" * 64, 60_000, "unigram", 0, 1, 2, -1, 2)
+        ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "eod_id": 2}
+        what = {"file": "x.model", "sha256": "0" * 64, "model_type": "unigram"}
+        tokenizer = TokenizerIdentity(vocab_size=60_000, **what, **ids)
         return Manifest(
-            directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), {}
+            directory=directory,
+            format_version=FORMAT_VERSION,
+            name="hand",
+            tokenizer=tokenizer,
+            dtype="uint16",
+            options={},
+            inputs=(),
+            shards=tuple(shards),
+            rejects={},
         )
 
     return make

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,7 @@ from data_pipeline.__main__ import main
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.writing import ShardWriter, pack
-from data_pipeline.sources.discovery import (
-    InputFile,
-    Inputs,
-    PassedOver,
-    RecordKeys,
-    find_inputs,
-)
+from data_pipeline.sources.discovery import Inputs, RecordKeys, find_inputs
 from data_pipeline.sources.records import Document, read_documents
 from data_pipeline.tokenizer.encoder import Encoded
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions
@@ -41,65 +36,57 @@ def quiet(progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What the fixtures made: a corpus of 8 files, a tokenizer of 1,000 pieces, the shards of all files."""
+    """What the fixtures made: a corpus of 8 files, a tokenizer of 1,000 pieces, their shards."""
 
     corpus: Path
     model: Path
     shards: Path
 
-    @property
-    def options(self) -> TokenizeOptions:
-        """What its shards were made with."""
-        return TokenizeOptions(name="small")
+    def run(
+        self,
+        out: Path,
+        inputs: Sequence[Path] = (),
+        limits: Limits | None = None,
+        workers: int = 1,
+        report: Callable[[Progress], None] = quiet,
+        files: slice = slice(None),
+        model: Path | None = None,
+        **options: Any,
+    ) -> Run:
+        """A run of tokenize, by default what made the shards; of some of the inputs' files."""
+        found = find_inputs(inputs or [self.corpus])
+        return Run(
+            Inputs(found.files[files], found.passed_over),
+            model or self.model,
+            out,
+            TokenizeOptions(**{"name": "small"} | options),
+            workers=workers,
+            report=report,
+            limits=limits or Limits(),
+        )
 
-    def tokenize(
-        self, out: Path, files: slice = slice(None), workers: int = 1
-    ) -> tuple[Manifest, int]:
-        """Tokenise some of the corpus files."""
-        found = find_inputs([self.corpus])
-        what = (found.files[files], self.model, out, self.options, workers, quiet)
-        return tokenize(*what, passed_over=found.passed_over)
+    def tokenize(self, out: Path, *inputs: Path, **settings: Any) -> tuple[Manifest, int]:
+        """Make a shard directory, or finish it; the manifest, and how many units were made now."""
+        run = self.run(out, inputs, **settings)
+        made = run.make()
+        return run.finish(), made.now
 
+    def make_tasks(self, out: Path, count: int, *indices: int, **settings: Any) -> list[Made]:
+        """Make the units of some tasks, by default of all."""
+        return [
+            self.run(out, **settings).make(Task(index, count)) for index in indices or range(count)
+        ]
 
-def tokenize(
-    files: list[InputFile],
-    model: Path,
-    out: Path,
-    options: TokenizeOptions,
-    workers: int,
-    report: Callable[[Progress], None],
-    limits: Limits = Limits(),  # noqa: B008 - it is frozen
-    passed_over: tuple[PassedOver, ...] = (),
-) -> tuple[Manifest, int]:
-    """Make a shard directory, or finish it; return the manifest and how many units were made now."""
-    run = Run(Inputs(files, passed_over), model, out, options, workers, report, limits)
-    made = run.make()
-    return run.finish(), made.now
-
-
-def make_task(
-    files: list[InputFile],
-    model: Path,
-    out: Path,
-    options: TokenizeOptions,
-    workers: int,
-    report: Callable[[Progress], None],
-    task: Task,
-    passed_over: tuple[PassedOver, ...] = (),
-) -> Made:
-    """Make the units of one task; if they were the last, the shards too, but not the manifest."""
-    run = Run(Inputs(files, passed_over), model, out, options, workers, report)
-    made = run.make(task)
-    run.make_shards_if_all_units_are_there()
-    return made
+    def command(self, out: Path, *more: str | Path, corpus: str | Path = "") -> list[str | Path]:
+        """The command that makes the shards, or those of another corpus."""
+        named = ["--tokenizer", self.model, "--name", "small", "--out", out]
+        return ["tokenize", corpus or self.corpus, *named, *more]
 
 
 def all_documents(directory: Path) -> list[Document]:
     """Every document below a directory, in the order of the pipeline."""
     return [
-        d
-        for file in find_inputs([directory]).files
-        for d in read_documents(file.whole, RecordKeys())
+        d for file in find_inputs([directory]).files for d in read_documents(file, RecordKeys())
     ]
 
 
@@ -112,7 +99,7 @@ class Outcome:
     err: str
 
     def sentence(self) -> str:
-        """The one error sentence, after checking that the command ended as a user's error should."""
+        """The one error sentence, after checking that the command ended as it should."""
         assert self.code == 2, (self.code, self.out, self.err)
         assert "Traceback" not in self.err
         lines = self.err.strip().splitlines()
@@ -121,10 +108,13 @@ class Outcome:
 
 
 def run(*arguments: str | Path) -> Outcome:
-    """`python -m data_pipeline ARGUMENTS`, within this process: what it does not handle fails the test."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    """`python -m data_pipeline ARGUMENTS`, in this process: what it does not handle fails."""
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     words = [str(REPOSITORY / "data_pipeline/__main__.py"), *map(str, arguments)]
-    before, sys.argv = sys.argv, words
+    before = sys.argv
+    sys.argv = words
     try:
         with redirect_stdout(out), redirect_stderr(err):
             main()
@@ -186,7 +176,7 @@ def digests(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def assert_same_source(made: Manifest, local: Manifest) -> None:
-    """Shards made from a store are those of the same files on disk, and only theirs have versions."""
+    """Shards made from a store are those of the same files on disk; only theirs have versions."""
     assert digests(made) == digests(local)
     for entry, known in zip(made.inputs, local.inputs, strict=True):
         assert (entry.name, entry.sha256, entry.lines) == (known.name, known.sha256, known.lines)

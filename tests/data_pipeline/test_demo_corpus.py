@@ -20,19 +20,20 @@ def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
     sizes: dict[str, int] = {}
     for file in find_inputs([workshop.corpus]).files:
         found = set()
-        for document in read_documents(file.whole, RecordKeys()):
+        for document in read_documents(file, RecordKeys()):
             sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
             found.add(document.source)
         assert found == {"PydocTopics", "StdlibDocstrings", "StdlibComments"}
     assert sum(sizes.values()) >= MINIMUM_BYTES
-    # The issue asks for this much from topics and docstrings and whatever else; docstrings carry most of it.
+    # The issue asks for this much from topics and docstrings and whatever else; docstrings carry
+    # most of it.
     assert sizes["StdlibDocstrings"] > sizes["StdlibComments"] > sizes["PydocTopics"] > 100_000
 
 
 def test_no_paragraph_twice_and_no_doctest(workshop: Workshop) -> None:
     seen: set[str] = set()
     for file in find_inputs([workshop.corpus]).files:
-        for document in read_documents(file.whole, RecordKeys()):
+        for document in read_documents(file, RecordKeys()):
             assert ">>>" not in document.text
             for paragraph in document.text.split("\n\n"):
                 key = " ".join(paragraph.split())

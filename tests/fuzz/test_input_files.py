@@ -62,7 +62,7 @@ def read(path: Path, content: bytes) -> tuple[list[Document], list[Reject]] | No
 
     def everything() -> list[Document | Reject]:
         files = find_inputs([path]).files
-        return [record for file in files for record in RecordReader(file.whole, RecordKeys())]
+        return [record for file in files for record in RecordReader(file, RecordKeys())]
 
     records = right_or_refused(everything)
     if isinstance(records, str):

@@ -67,11 +67,10 @@ def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_rea
 
 
 def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
-    """About eight of texts that are cut, at most half; of a long text no more is read than needed."""
-    options = [planned(size, 2, 4).of_shards[:2] for size in (LEAST_BYTES, 10**6, 10**7, 10**9)]
-    fractions = [float(fraction.partition("=")[2]) for fraction, _ in options]
+    """About eight of texts that are cut, at most half."""
+    options = [planned(size, 2, 4).of_shards[0] for size in (LEAST_BYTES, 10**6, 10**7, 10**9)]
+    fractions = [float(fraction.partition("=")[2]) for fraction in options]
     assert fractions == [0.5, round(8 * 16_384 / 10**6, 3), 0.05, 0.05]
-    assert [most for _, most in options] == [*["--max-tokens=0"] * 3, "--max-tokens=20000000"]
 
 
 def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_speed() -> None:

@@ -289,7 +289,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 def _write_inputs(corpus: Path, directory: Path, size: str) -> None:
     found = find_inputs([corpus]).files
-    texts = [each.text for file in found for each in read_documents(file.whole, RecordKeys())]
+    texts = [each.text for file in found for each in read_documents(file, RecordKeys())]
     lines = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
     if size == "small":
         for number in range(SMALL_FILES):

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and hashes of them: what is raised, and what is left on the disk."""
+"""Files that are complete or absent, and hashes of them: errors, and what is left on the disk."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Leases: one holder however many start at once, and the dead, the renamed and the late recognised."""
+"""Leases: one holder however many start at once; the dead, renamed and late are recognised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gone() -> Holder:
 
 
 def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds: int) -> None:
-    """Take the lease of every round, as one of several starters, and keep it until all have tried."""
+    """Take the lease of every round, as one of several, and keep it until all have tried."""
     for number in range(rounds):
         lease = Lease(path / str(number), "testing")
         start_together.wait(PATIENCE)
@@ -59,7 +59,8 @@ def test_of_starters_at_once_one_takes_a_dead_ones_lease(
     for number in range(rounds):
         left(tmp_path / str(number), dead)
     fork = get_context("fork")
-    barriers, holders = [fork.Barrier(starters) for _ in range(2)], fork.Array("i", rounds)
+    barriers = [fork.Barrier(starters) for _ in range(2)]
+    holders = fork.Array("i", rounds)
     processes = [
         fork.Process(target=start, args=(tmp_path, *barriers, holders, rounds))
         for _ in range(starters)

@@ -14,7 +14,7 @@ import pytest
 from data_pipeline.io.pool import Progress
 from data_pipeline.io.progress import ProgressLine, time_left
 from data_pipeline.sources.discovery import find_inputs
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, tokenize
+from tests.data_pipeline.helpers import REPOSITORY, Workshop
 
 
 def test_the_time_left_is_that_of_the_bytes_left() -> None:
@@ -35,7 +35,7 @@ def test_lines_in_a_log(
             seen.append(progress)
             line.update(progress)
 
-        manifest, _ = tokenize(files, workshop.model, tmp_path / "out", workshop.options, 2, report)
+        manifest, _ = workshop.tokenize(tmp_path / "out", workers=2, report=report)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(seen) > 16
     assert lines[-1].startswith("100.0%, ETA 0:00:00: ") and "tokens joined to shards" in lines[-1]
@@ -50,7 +50,7 @@ def test_lines_in_a_log(
     assert sum(p.input_bytes for p in seen) == sum(file.size for file in files)
     # Of a run that has nothing to do, all bytes are skipped and none is counted for the rate.
     seen.clear()
-    tokenize(files, workshop.model, tmp_path / "out", workshop.options, 1, seen.append)
+    workshop.tokenize(tmp_path / "out", report=seen.append)
     assert sum(p.skipped_bytes for p in seen) == sum(file.size for file in files)
     assert sum(p.input_bytes for p in seen) == 0
 
@@ -59,16 +59,7 @@ def test_lines_in_a_log(
 @pytest.mark.parametrize("columns", [200, 80, 40])
 def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path, columns: int) -> None:
     ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "data_pipeline",
-        "tokenize",
-        str(workshop.corpus),
-        "--name",
-        "x",
-    ]
-    command += ["--tokenizer", str(workshop.model), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "data_pipeline", *workshop.command(tmp_path / "out")]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)}
     done = subprocess.Popen(
         command, cwd=REPOSITORY, stderr=theirs, stdout=subprocess.DEVNULL, env=environment
@@ -87,6 +78,5 @@ def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path, columns: int) -
     # The share and the time left come first, so that a narrow terminal cuts something else.
     bars = re.findall(r"\d+\.\d%, ETA [^\r\n\x1b]*", text)
     assert bars and all(len(bar) <= columns for bar in bars)
-    assert columns < 80 or re.search(
-        r"tokens, [\d,]+/s, \d+\.\d MB/s", text
-    )  # 80 columns are enough
+    # 80 columns are enough.
+    assert columns < 80 or re.search(r"tokens, [\d,]+/s, \d+\.\d MB/s", text)

@@ -1,4 +1,4 @@
-"""Blends: whose sample it is, each part's own epochs, held-out sets, what is refused, what changed."""
+"""Blends: whose sample it is, each part's epochs, held-out sets, refusals, what changed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from data_pipeline.shards.blend_difference import data_changes
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.shards.samples import TrainingSamples
-from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
-from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, quiet, run, tokenize
+from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, run
 
 MakeDirectory = Callable[[str, list[ShardSpec]], Manifest]
 LENGTH = 8
@@ -51,7 +50,7 @@ def make_directory(make_manifest: MakeManifest) -> MakeDirectory:
 
 @pytest.fixture
 def web(make_directory: MakeDirectory) -> Manifest:
-    """Sources Book (ids from 1000) and Wiki (from 2000), of either a little held out (3000, 4000)."""
+    """Sources Book (ids from 1000) and Wiki (from 2000), a little held out (3000, 4000)."""
     specs: list[ShardSpec] = [
         ("train", "Book", 0, documents(1000, [30, 9, 50, 4, 17, 80, 2])),
         ("train", "Wiki", 0, documents(2000, [11, 25, 6, 40, 40])),
@@ -84,11 +83,11 @@ def origins(blocks: np.ndarray) -> list[int]:
 
 
 def test_a_single_directory_is_what_it_was(web: Manifest) -> None:
-    plain, blended = TrainingSamples(web, LENGTH, seed=5), make_blend([Member(web, 3.0)])
+    plain = TrainingSamples(web, LENGTH, seed=5)
+    blended = make_blend([Member(web, 3.0)])
     numbers = np.arange(3 * plain.samples_per_epoch)
-    assert np.array_equal(
-        blended.training_samples(LENGTH, 5).blocks(numbers), plain.blocks(numbers)
-    )
+    blocks = blended.training_samples(LENGTH, 5).blocks(numbers)
+    assert np.array_equal(blocks, plain.blocks(numbers))
     assert blended.fingerprint == web.fingerprint
 
 
@@ -107,7 +106,8 @@ def test_a_blend_tells_the_document_of_every_id(web: Manifest, stories: Manifest
     for members in ([Member(web, 1.0)], [Member(web, 0.6), Member(stories, 0.4)]):
         samples = make_blend(members).training_samples(LENGTH, seed=1)
         for number in range(30):
-            (block,), told = samples.blocks(np.array([number])), samples.origins(number)
+            (block,) = samples.blocks(np.array([number]))
+            told = samples.origins(number)
             for token, name in zip(block.tolist(), told, strict=True):
                 assert token == 2 or f"-{SOURCES[token // 1000]}_" in name
 
@@ -115,9 +115,8 @@ def test_a_blend_tells_the_document_of_every_id(web: Manifest, stories: Manifest
 def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(
     web: Manifest, stories: Manifest
 ) -> None:
-    samples = make_blend([Member(web, 0.9), Member(stories, 0.1, {"Tales": 1})]).training_samples(
-        LENGTH, 7
-    )
+    blend = make_blend([Member(web, 0.9), Member(stories, 0.1, {"Tales": 1})])
+    samples = blend.training_samples(LENGTH, 7)
     blocks = samples.blocks(np.arange(3000))
     of_tales = np.array([row[0] >= 5000 or row[-1] >= 5000 for row in blocks])
     for rows, member in ((blocks[of_tales], 0), (blocks[~of_tales], 1)):
@@ -158,22 +157,16 @@ def test_the_order_depends_on_data_seed_and_number_only(
 def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Manifest) -> None:
     whole = make_blend([Member(web, 1), Member(stories, 1)])
     sets = whole.validation_samples(LENGTH, 6)
-    assert list(sets) == ["Book", "Wiki"] and whole.validation_tokens() == {
-        "Book": 41 + 61,
-        "Wiki": 42,
-    }
+    assert list(sets) == ["Book", "Wiki"]
+    assert whole.validation_tokens() == {"Book": 41 + 61, "Wiki": 42}
     assert origins(sets["Book"].blocks(np.arange(6))) in ([3, 3, 3, 7, 7, 7], [7, 7, 7, 3, 3, 3])
     assert len(whole.validation_samples(LENGTH, 5)["Book"]) == 5
     assert len(whole.validation_samples(LENGTH, 1)["Book"]) == 1
     assert len(whole.validation_samples(LENGTH, 10_000)["Book"]) == 40 // 8 + 60 // 8
     # Only what is trained on.
-    assert list(
-        make_blend([Member(web, 1, {"Wiki": 1}), Member(stories, 1)]).validation_tokens()
-    ) == [
-        "Book",
-        "Wiki",
-    ]
-    assert list(make_blend([Member(web, 1, {"Wiki": 1})]).validation_tokens()) == ["Wiki"]
+    wiki = Member(web, 1, {"Wiki": 1})
+    assert list(make_blend([wiki, Member(stories, 1)]).validation_tokens()) == ["Book", "Wiki"]
+    assert list(make_blend([wiki]).validation_tokens()) == ["Wiki"]
     shards = [shard for one in (web, stories) for shard in one.shards_of("validation", "Book")]
     assert whole.validation_bytes()["Book"] == sum(shard.text_bytes for shard in shards)
 
@@ -215,13 +208,10 @@ def test_what_changed_is_said_with_names(
     members = [Member(web, 0.7, {"Wiki": 1, "Book": 3}), Member(stories, 0.3)]
     blend = make_blend(members)
     assert changes(blend, blend) == []
-    moved = dataclasses.replace(
-        web, directory=web.directory.rename(web.directory.with_name("moved"))
-    )
-    assert (
-        changes(blend, make_blend([members[1], dataclasses.replace(members[0], manifest=moved)]))
-        == []
-    )
+    place = web.directory.rename(web.directory.with_name("moved"))
+    moved = dataclasses.replace(web, directory=place)
+    same = make_blend([members[1], dataclasses.replace(members[0], manifest=moved)])
+    assert changes(blend, same) == []
 
     reweighted = make_blend([Member(moved, 0.7, {"Wiki": 1, "Book": 1}), members[1]])
     assert changes(blend, reweighted) == [
@@ -233,13 +223,9 @@ def test_what_changed_is_said_with_names(
     assert f"{moved.directory} source Book gives 3/4 of the samples, was 21/40" in without
 
     tokenizer = dataclasses.replace(moved.tokenizer, sha256="1" * 64)
-    assert any(
-        "the tokenizer is another one" in c
-        for c in changes(
-            make_blend([Member(moved)]),
-            make_blend([Member(dataclasses.replace(moved, tokenizer=tokenizer))]),
-        )
-    )
+    retokenised = make_blend([Member(dataclasses.replace(moved, tokenizer=tokenizer))])
+    said = changes(make_blend([Member(moved)]), retokenised)
+    assert any("the tokenizer is another one" in change for change in said)
 
     specs: list[ShardSpec] = [
         ("train", "Tales", 0, documents(5000, [21, 8, 60, 12, 5, 77, 10])),
@@ -255,10 +241,10 @@ def test_what_changed_is_said_with_names(
     ]
     other = [("train", "Tales", 0, documents(5001, [21, 8, 60, 12, 5, 77, 10])), specs[1]]
     again.directory.rename(again.directory.with_name("older"))
-    assert changes(
-        make_blend([Member(again)]), make_blend([Member(make_directory("stories", other))])
-    ) == [
-        f"{again.directory} source Tales has as many tokens as before but others, or in another order"
+    shuffled = make_blend([Member(make_directory("stories", other))])
+    assert changes(make_blend([Member(again)]), shuffled) == [
+        f"{again.directory} source Tales has as many tokens as before but others, or in another "
+        f"order"
     ]
 
 
@@ -287,24 +273,24 @@ def _tokenized(
     workshop: Workshop, out: Path, files: slice = slice(None), **options: object
 ) -> Manifest:
     """Shards of some files of the corpus, with other options than the workshop's."""
-    wanted = find_inputs([workshop.corpus]).files[files]
-    settings = TokenizeOptions(**({"name": "x"} | options))  # type: ignore[arg-type]
-    return tokenize(wanted, workshop.model, out, settings, 1, quiet)[0]
+    return workshop.tokenize(out, files=files, **{"name": "x"} | options)[0]
 
 
 def test_the_same_text_in_different_splits_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     usual = _tokenized(workshop, tmp_path / "usual", slice(2))
     more = _tokenized(workshop, tmp_path / "more", slice(1, 2), validation_fraction=0.5)
-    said = r"more hold text of the same inputs \(1, the first is .*\) with .*\(0\.05 / 0 and 0\.5 / 0\)"
+    said = (
+        r"more hold text of the same inputs \(1, the first is .*\) with "
+        r".*\(0\.05 / 0 and 0\.5 / 0\)"
+    )
     with pytest.raises(DataError, match=said):
         make_blend([Member(usual), Member(more)])
     cut = _tokenized(workshop, tmp_path / "apart", slice(2, 3), validation_fraction=0.5)
     assert len(make_blend([Member(usual), Member(cut)]).parts) == 2  # other inputs
     (entry,) = more.inputs
     renamed = dataclasses.replace(more, inputs=(dataclasses.replace(entry, name="elsewhere.txt"),))
-    piece = dataclasses.replace(
-        entry, sha256="1" * 64, end=entry.size - 1
-    )  # of a file read in parts
+    # Of a file that an earlier version read in parts.
+    piece = dataclasses.replace(entry, sha256="1" * 64, end=entry.size - 1)
     parts = [dataclasses.replace(one, inputs=(piece,)) for one in (usual, more)]
     for pair in ((usual, renamed), parts):
         with pytest.raises(DataError, match="hold text of the same inputs"):
@@ -329,12 +315,10 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
         (tmp_path / f"{name}.jsonl").write_text("\n".join(part))
     held_out = {}
     for name, fraction in (("one", 0.5), ("two", 0.0)):
-        settings = TokenizeOptions(name="x", validation_fraction=fraction)
-        files = find_inputs([tmp_path / f"{name}.jsonl"]).files
-        held_out[name] = tokenize(files, workshop.model, tmp_path / name, settings, 1, quiet)[0]
-    make_blend(
-        [Member(manifest) for manifest in held_out.values()]
-    )  # their inputs are different files
+        path = tmp_path / f"{name}.jsonl"
+        held_out[name], _ = workshop.tokenize(tmp_path / name, path, validation_fraction=fraction)
+    # Their inputs are different files.
+    make_blend([Member(manifest) for manifest in held_out.values()])
     settings = TokenizeOptions(name="x", validation_fraction=0.5)
     count = sum(
         settings.split_of(f"document {n} of a few words".encode()) != "train" for n in range(30, 40)

@@ -63,11 +63,10 @@ def test_an_epoch_has_every_token_once_in_its_place(
         first = {document[0] for document in numbered_documents()}
         for row in blocks.tolist():
             for token, following in itertools.pairwise(row):
-                assert (
-                    following in first
-                    if token == EOD
-                    else following == (EOD if token in last else token + 1)
-                )
+                if token == EOD:
+                    assert following in first
+                else:
+                    assert following == (EOD if token in last else token + 1)
 
 
 def test_numbers_take_four_bytes_where_that_is_enough() -> None:
@@ -76,21 +75,20 @@ def test_numbers_take_four_bytes_where_that_is_enough() -> None:
 
 def test_neighbouring_blocks_overlap_by_one_token(numbered: Manifest) -> None:
     blocks = epoch_of(TrainingSamples(numbered, 10, seed=0), 0)
-    first, last = Counter(blocks[:, 0].tolist()), Counter(blocks[:, -1].tolist())
+    first = Counter(blocks[:, 0].tolist())
+    last = Counter(blocks[:, -1].tolist())
     # In the stream's order each block's last token is the next one's first: all but one of either.
     assert sum((first & last).values()) == len(blocks) - 1
 
 
 def test_epochs_differ_and_seeds_differ(numbered: Manifest) -> None:
     samples = TrainingSamples(numbered, 8, seed=1)
-    assert not np.array_equal(epoch_of(samples, 0), epoch_of(samples, 1))
-    assert not np.array_equal(
-        epoch_of(samples, 0), epoch_of(TrainingSamples(numbered, 8, seed=2), 0)
-    )
+    first = epoch_of(samples, 0)
+    second = epoch_of(samples, 1)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, epoch_of(TrainingSamples(numbered, 8, seed=2), 0))
     # The blocks themselves are new in the next epoch, not only their order.
-    assert {tuple(row) for row in epoch_of(samples, 0)} != {
-        tuple(row) for row in epoch_of(samples, 1)
-    }
+    assert {tuple(row) for row in first} != {tuple(row) for row in second}
 
 
 def test_resume_at_any_number_and_any_layout(numbered: Manifest) -> None:
@@ -111,7 +109,7 @@ def test_resume_at_any_number_and_any_layout(numbered: Manifest) -> None:
 
 
 def test_the_order_is_pinned(numbered: Manifest) -> None:
-    # A change here changes the data order of every run that is resumed: it needs a new _ORDER_VERSION.
+    # A change here changes the data order of every resumed run: it needs a new _ORDER_VERSION.
     blocks = TrainingSamples(numbered, 8, seed=1234).blocks(np.array([0, 1, 49]))
     expected = [[5007, 5008, 5009, 5010], [10087, 10088, 10089, 2], [10068, 10069, 10070, 10071]]
     assert blocks[:, :4].tolist() == expected
@@ -127,9 +125,8 @@ def test_the_order_is_the_same_when_few_numbers_are_sorted_at_a_time(
     monkeypatch.setattr("data_pipeline.shards.permutation.AT_ONCE", at_once)
     pieces = list(permutation(1000, "key"))
     assert len(pieces) > 500 // at_once and max(map(len, pieces)) < 3 * at_once + 10
-    assert np.array_equal(np.concatenate(pieces), whole) and sorted(whole.tolist()) == list(
-        range(1000)
-    )
+    assert np.array_equal(np.concatenate(pieces), whole)
+    assert np.array_equal(np.sort(whole), np.arange(1000))
     for cache in (None, tmp_path):
         samples = TrainingSamples(numbered, 8, seed=1, cache_directory=cache)
         assert np.array_equal(samples.blocks(numbers), expected)
@@ -187,11 +184,10 @@ def test_shards_are_opened_when_they_are_read_and_closed_again(numbered: Manifes
     numbers = np.arange(samples.samples_per_epoch)
     expected = samples.blocks(numbers)
     pool = ShardPool(numbered, numbered.shards_of("train"), most_open=2)
-    everything = [
-        pool.tokens(number) for number in range(len(numbered.shards_of("train"))) for _ in range(2)
-    ]
+    shards = numbered.shards_of("train")
+    everything = [pool.tokens(number) for number in range(len(shards)) for _ in range(2)]
     assert len(everything) > 4  # arrays stay valid after their shards have been closed
-    for shard, tokens in zip(numbered.shards_of("train"), everything[::2], strict=True):
+    for shard, tokens in zip(shards, everything[::2], strict=True):
         assert np.array_equal(tokens, open_shard(numbered, shard).tokens)
     path = Path(f"{numbered.prefix(numbered.shards_of('train')[0])}.bin")
     path.write_bytes(path.read_bytes()[:-2])
@@ -220,12 +216,9 @@ def test_real_text_comes_through(workshop: Workshop) -> None:
 def test_validation_is_sequential_and_of_one_source(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     for source in manifest.sources("validation"):
-        stream = np.concatenate(
-            [
-                np.array(open_shard(manifest, s).tokens)
-                for s in manifest.shards_of("validation", source)
-            ]
-        ).astype(np.int64)
+        shards = manifest.shards_of("validation", source)
+        tokens = [np.array(open_shard(manifest, shard).tokens) for shard in shards]
+        stream = np.concatenate(tokens).astype(np.int64)
         samples = ValidationSamples([manifest], source, 32, max_samples=10_000)
         assert len(samples) == (len(stream) - 1) // 32
         blocks = samples.blocks(np.arange(len(samples)))
@@ -265,16 +258,14 @@ def test_the_document_of_every_id_is_told(numbered: Manifest, sequence_length: i
             home[token] = f"{shard.name}, document {document}"
     samples = TrainingSamples(numbered, sequence_length, seed=3)
     for number in (*range(5), samples.samples_per_epoch + 3):
-        (ids,), told = samples.blocks(np.array([number])), samples.origins(number)
+        (ids,) = samples.blocks(np.array([number]))
+        told = samples.origins(number)
         assert len(told) == sequence_length + 1
-        documents = [
-            (token, name) for token, name in zip(ids.tolist(), told, strict=True) if token != EOD
-        ]
+        pairs = list(zip(ids.tolist(), told, strict=True))
+        documents = [(token, name) for token, name in pairs if token != EOD]
         assert all(home[token] == name for token, name in documents) and len(documents) > 0
-        for (token, name), after in zip(
-            zip(ids.tolist(), told, strict=True), told[1:], strict=False
-        ):
-            assert token == EOD or name == after  # a document goes on up to the id that ends it
+        for (token, name), after in zip(pairs, told[1:], strict=False):
+            assert token == EOD or name == after  # a document continues up to the id that ends it
 
 
 def test_an_index_of_other_documents_and_files_without_bytes(
@@ -287,7 +278,8 @@ def test_an_index_of_other_documents_and_files_without_bytes(
             lengths_of(numbered, dataclasses.replace(shard, **other))
     (tmp_path / "empty").touch()
     mapped = FileMap(tmp_path / "empty")
-    mapped.expect_random_access(), mapped.forget_pages()
+    mapped.expect_random_access()
+    mapped.forget_pages()
     assert mapped.content.shape == (0,)
     (tmp_path / "one").write_bytes(b"x")
     assert FileMap(tmp_path / "one").content.tolist() == [ord("x")]

@@ -1,4 +1,4 @@
-"""docs/samples.md followed to the letter: fingerprint, samples of two epochs, a blend, held-out sets.
+"""docs/samples.md to the letter: fingerprint, samples of two epochs, a blend, held-out sets.
 
 Nothing of data_pipeline is used for what is expected: only NumPy, hashlib and the page.
 """
@@ -16,20 +16,19 @@ import pytest
 
 from data_pipeline.shards.blend import Member, make_blend
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.plan import TokenizeOptions
-from tests.data_pipeline.helpers import Workshop, quiet, tokenize
+from tests.data_pipeline.helpers import Workshop
 
-LENGTH, SEED = 24, 1234
+LENGTH = 24
+SEED = 1234
 
 
 @pytest.fixture(scope="module")
 def directories(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two directories of several shards a source, with all three splits."""
-    root, files = tmp_path_factory.mktemp("page"), find_inputs([workshop.corpus]).files
-    options = TokenizeOptions("x", validation_fraction=0.1, test_fraction=0.1, shard_bytes=20_000)
-    for name, part in (("one", files[:3]), ("two", files[3:])):
-        tokenize(part, workshop.model, root / name, options, 1, quiet)
+    root = tmp_path_factory.mktemp("page")
+    options = {"validation_fraction": 0.1, "test_fraction": 0.1, "shard_bytes": 20_000}
+    for name, part in (("one", slice(3)), ("two", slice(3, None))):
+        workshop.tokenize(root / name, files=part, **options)
     return [root / "one", root / "two"]
 
 
@@ -50,13 +49,13 @@ def fingerprint(directory: Path) -> str:
 
 
 def documents(directory: Path, split: str, source: str | None) -> list[np.ndarray]:
-    """Documents in the manifest's order; each ends with the end-of-document id, which no text has."""
-    manifest, found = manifest_of(directory), []
+    """Documents in the manifest's order; the end-of-document id, which no text has, ends each."""
+    manifest = manifest_of(directory)
+    found = []
     for shard in manifest["shards"]:
         if shard["split"] == split and source in (None, shard["source"]):
-            ids = np.fromfile(directory / f"{shard['name']}.bin", manifest["dtype"]).astype(
-                np.int64
-            )
+            stored = np.fromfile(directory / f"{shard['name']}.bin", manifest["dtype"])
+            ids = stored.astype(np.int64)
             ends = np.flatnonzero(ids == manifest["tokenizer"]["eod_id"]) + 1
             found += np.split(ids, ends[:-1])
     return found
@@ -81,8 +80,9 @@ def sample(all_documents: list[np.ndarray], number: int, salt: str | None) -> np
 
 
 def turns(shares: list[Fraction], period: int) -> list[int]:
-    """Whose turn every sample of a period is: the earliest deadline first, of those that may come."""
-    given, result = [0] * len(shares), []
+    """Whose turn every sample of a period is: the earliest deadline first, of the released."""
+    given = [0] * len(shares)
+    result = []
     quotas = [int(share * period) for share in shares]
     for position in range(period):
         ready = [

@@ -24,9 +24,9 @@ _PAGE = 3
 class Hub:
     """The data set's files, its name, and how the server misbehaves.
 
-    broken: these files are served with other bytes than listed; cut: served to half, then the connection
-    breaks, so many times; hold_after: after so many files nothing is served until `released`;
-    requests: the files that were asked for, each as NAME@FIRST_BYTE.
+    broken: these files are served with other bytes than listed; cut: served to half, then the
+    connection breaks, so many times; hold_after: after so many files nothing is served until
+    `released`; requests: the files that were asked for, each as NAME@FIRST_BYTE.
     """
 
     files: dict[str, bytes]
@@ -93,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _tree(self, below: str) -> None:
         """A page of the listing, recursive or not, with a link to the next, as the hub has it."""
         query = dict(part.split("=", 1) for part in urlsplit(self.path).query.split("&") if part)
-        start, prefix = int(query.get("cursor", 0)), f"{below}/" if below else ""
+        start = int(query.get("cursor", 0))
+        prefix = f"{below}/" if below else ""
         names = sorted(name for name in self.hub.files if name.startswith(prefix))
         recursive = query.get("recursive", "false").lower() == "true"
         if not recursive:
@@ -127,11 +128,13 @@ class _Handler(BaseHTTPRequestHandler):
         etag = lfs["oid"] if isinstance(lfs, dict) else entry["oid"]
         if name in self.hub.broken:
             content = bytes([content[0] ^ 1]) + content[1:]
-        start, ranges = 0, self.headers.get("Range", "")
+        start = 0
+        ranges = self.headers.get("Range", "")
         whole = len(content)
         if ranges.startswith("bytes="):
             first, _, last = ranges.removeprefix("bytes=").partition("-")
-            start, content = int(first), content[: int(last or whole) + 1]
+            start = int(first)
+            content = content[: int(last or whole) + 1]
         self.send_response(206 if ranges else 200)
         self.send_header("X-Repo-Commit", self.hub.commit)
         self.send_header("ETag", f'"{etag}"')

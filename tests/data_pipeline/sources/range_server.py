@@ -65,22 +65,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, body: bool) -> None:
-        web, path = self.web, unquote(urlsplit(self.path).path).lstrip("/")
+        web = self.web
+        path = unquote(urlsplit(self.path).path).lstrip("/")
         status = 404 if path not in web.files else 200
         if body and web.fail:
-            web.fail, status = web.fail - 1, web.status
+            web.fail -= 1
+            status = web.status
         if web.down:
-            web.down, status = web.down - 1, web.status
+            web.down -= 1
+            status = web.status
         if web.unlucky():
-            web.refused, status = web.refused + 1, 503
+            web.refused += 1
+            status = 503
         content = web.files[path] if status == 200 else b"no"
-        start, end = 0, len(content)
+        start = 0
+        end = len(content)
         if status == 200 and not web.deaf and (wanted := self.headers.get("Range", "")):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, end, status = int(first), min(int(last) + 1, end), 206
+            start = int(first)
+            end = min(int(last) + 1, end)
+            status = 206
         if web.packs and "gzip" in self.headers.get("Accept-Encoding", ""):
-            content, start, status = gzip.compress(content), 0, 200
+            content = gzip.compress(content)
+            start = 0
             end = len(content)
+            status = 200
         self.send_response(status)
         if content[:2] == b"\x1f\x8b":
             self.send_header("Content-Encoding", "gzip")

@@ -1,4 +1,4 @@
-"""Which files are read: names, order, parts of large files, chunks."""
+"""Which files are read: names, order, formats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.discovery import (
-    InputFile,
-    cut_into_pieces,
-    find_inputs,
-    parse_chunks,
-)
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.sources.formats import format_of
 
 
 def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path) -> None:
@@ -48,25 +44,12 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
     assert [file.name for file in find_inputs([root]).files] == ["a.jsonl"]
 
 
-def test_only_a_large_plain_jsonl_is_cut(tmp_path: Path) -> None:
-    for name, expected in (
-        ("a.jsonl", [(0, 40), (40, 80), (80, 100)]),
-        ("a.jsonl.zst", [(0, 100)]),
-    ):
-        pieces = cut_into_pieces(InputFile(tmp_path / name, name, 100), 40)
-        assert [(piece.start, piece.end) for piece in pieces] == expected
-    assert len(cut_into_pieces(InputFile(tmp_path / "a.jsonl", "a.jsonl", 100), 100)) == 1
-
-
-def test_chunks(tmp_path: Path) -> None:
-    for place in ("chunk1", "chunk2", "chunk10", "other"):
-        (tmp_path / "train" / place).mkdir(parents=True)
-        (tmp_path / "train" / place / "a.jsonl").write_text("{}\n")
-    assert parse_chunks("1, 3-5,4") == {1, 3, 4, 5}
-    names = [file.name for file in find_inputs([tmp_path], "1,10").files]
-    assert names == ["train/chunk1/a.jsonl", "train/chunk10/a.jsonl"]
-    assert len(find_inputs([tmp_path], "").files) == 4
-    mistakes = {"3": "no input lies in a directory chunk3", "5-1": "not a list", "x": "not a list"}
-    for chunks, message in mistakes.items():
-        with pytest.raises(DataError, match=message):
-            find_inputs([tmp_path], chunks)
+def test_the_ending_tells_the_format() -> None:
+    packed = ("a.jsonl.zst", "a.ndjson.ZST", "a.json.zstd", "a.jsonl.gz", "a.json.xz")
+    kinds = dict.fromkeys((*packed, "a.jsonl", "A.NDJSON"), "lines")
+    kinds |= {"a.parquet": "parquet", "a.txt": "text", "a.MD": "text"}
+    for name, kind in kinds.items():
+        found = format_of(name)
+        assert found is not None and found.kind == kind
+        assert (found.packing is not None) == (name in packed)
+    assert [format_of(name) for name in ("a.json", "a.txt.gz", "a.zst", "jsonl")] == [None] * 4

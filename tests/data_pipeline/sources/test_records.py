@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.discovery import Piece, RecordKeys, find_inputs
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import (
     TEXT_CHARACTERS,
     Document,
@@ -33,13 +33,13 @@ EXPECTED = [("first\nwith a line", "Books"), ("naïve – 数字", "Web"), ("no 
 
 def records(path: Path, keys: RecordKeys | None = None) -> list[Document | Reject]:
     (file,) = find_inputs([path]).files
-    return list(RecordReader(file.whole, keys or RecordKeys()))
+    return list(RecordReader(file, keys or RecordKeys()))
 
 
 def documents(path: Path, keys: RecordKeys | None = None) -> list[Document]:
     found = [record for record in records(path, keys) if isinstance(record, Document)]
     (file,) = find_inputs([path]).files
-    assert found == list(read_documents(file.whole, keys or RecordKeys()))
+    assert found == list(read_documents(file, keys or RecordKeys()))
     return found
 
 
@@ -56,7 +56,8 @@ def rejects(path: Path, keys: RecordKeys | None = None) -> list[Reject]:
         ("a.jsonl", b"\xef\xbb\xbf" + LINES),
         ("a.jsonl.gz", gzip.compress(LINES)),
         ("a.jsonl.zst", zstandard.compress(LINES)),
-        # Two frames, the first one ending inside a line: readers that stop at the first frame lose the rest.
+        # Two frames, the first one ending inside a line: readers that stop at the first frame lose
+        # the rest.
         ("a.jsonl.zst", zstandard.compress(LINES[:30]) + zstandard.compress(LINES[30:])),
     ],
 )
@@ -196,55 +197,27 @@ def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
     assert found == [(line, reason, True) for line, reason in enumerate(reasons, start=1)]
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
-def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(
-    tmp_path: Path, name: str
-) -> None:
-    # Text that compresses badly, so that the file has many blocks.
-    lines = b"".join(
-        json.dumps({"text": f"{n * 7919**9 % 10**30}"}).encode() + b"\n" for n in range(30_000)
-    )
-    checked = zstandard.ZstdCompressor(write_checksum=True)  # as the zstd program and gzip do
-    whole = checked.compress(lines) if name.endswith("zst") else gzip.compress(lines)
-    path = tmp_path / name
+def test_of_a_file_that_is_cut_short_the_beginning_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    texts = (f"{n * 7919**9 % 10**30}" for n in range(20_000))  # which compress badly
+    whole = gzip.compress(b"".join(json.dumps({"text": t}).encode() + b"\n" for t in texts))
     path.write_bytes(whole)
     everything = documents(path)
-    assert len(everything) == 30_000
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    found, (reject,) = documents(path), rejects(path)
+    found = documents(path)
+    (reject,) = rejects(path)
     assert (reject.reason, reject.kept, reject.line) == ("truncated", False, len(found) + 1)
-    assert found == everything[: len(found)] and len(found) > 15_000
+    assert found == everything[: len(found)] and len(found) > 10_000
     path.write_bytes(b"not compressed at all")
-    assert [(r.line, r.reason) for r in records(path) if isinstance(r, Reject)] == [(1, "damaged")]
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes(1000) + whole[middle + 1000 :])
-    # What is damaged may still decompress, to lines that are no JSON; what comes before is intact.
-    assert rejects(path) and documents(path)[:10_000] == everything[:10_000]
-
-
-@pytest.mark.parametrize(
-    "content", [LINES * 7, LINES.rstrip(b"\n"), b"\n\n" + LINES + b"{bad\n" + LINES, b"{bad"]
-)
-def test_parts_of_any_size_are_the_whole(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    (file,) = find_inputs([path]).files
-    whole = records(path)
-    for size in [1, 2, 3, *range(4, len(content) + 2, 5)]:
-        found: list[Document | Reject] = []
-        for start in range(0, len(content), size):
-            found += RecordReader(Piece(file, start, min(start + size, len(content))), RecordKeys())
-        assert [getattr(r, "text", None) for r in found] == [
-            getattr(r, "text", None) for r in whole
-        ]
+    (reject,) = rejects(path)
+    assert (reject.reason, reject.line) == ("damaged", 1)
 
 
 def test_progress_through_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(LINES * 1000))
     (file,) = find_inputs([path]).files
-    reader = RecordReader(file.whole, RecordKeys())
+    reader = RecordReader(file, RecordKeys())
     assert reader.input_bytes() == 0
     assert len(list(reader)) == 3000
     assert (reader.input_bytes(), reader.lines) == (file.size, 3000)
@@ -255,4 +228,4 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_hostile_line(tmp_path: Pa
     (file,) = find_inputs([tmp_path / "a.jsonl"]).files
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError, match=r"cannot read .*a\.jsonl: No such file"):
-        list(RecordReader(file.whole, RecordKeys()))
+        list(RecordReader(file, RecordKeys()))

@@ -152,7 +152,8 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     command[command.index(tmp_path / "out")] = tmp_path / "strict"
     assert "not read (a pipe): pipe.jsonl" in run(*command, "--strict").sentence()
     assert not (tmp_path / "strict").exists()
-    (root / "pipe.jsonl").unlink(), (root / "notes.docx").unlink()
+    (root / "pipe.jsonl").unlink()
+    (root / "notes.docx").unlink()
     assert run(*command, "--strict").code == 0  # a README is no reason
 
 

@@ -22,7 +22,7 @@ from data_pipeline.tokenizer.encoder import (
     open_encoder,
     why_not,
 )
-from data_pipeline.tokenizer.tokenizer import load_tokenizer, open_tokenizer, read_model
+from data_pipeline.tokenizer.tokenizer import identify, load_tokenizer, open_tokenizer, read_model
 from data_pipeline.tokenizing.encode_unit import UnitEncoder
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
 
@@ -45,7 +45,7 @@ ODD = [
 
 
 def _texts(seed: int) -> list[str]:
-    """Strings of few and repeated characters, in which a tie of merges would show, and of any characters."""
+    """Strings of few and repeated characters, where a tie of merges would show, and of any."""
     generator = random.Random(seed)
     alphabets = ["ab", " \n", " \tx\n", "=-*_", "the an in", "\"'()", "0123456789 "]
     runs = [character * count for character in "=-# ._\n0ab" for count in range(1, 40)]
@@ -63,7 +63,8 @@ def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     fast, slow = (open_encoder(workshop.model, name) for name in ("gigatoken", "sentencepiece"))
     assert fast.fast is not None and slow.fast is None
     for eod_id in (2, 77):
-        one, other = fast.encode(content, eod_id), slow.encode(content, eod_id)
+        one = fast.encode(content, eod_id)
+        other = slow.encode(content, eod_id)
         assert (one.ids.dtype, one.lengths.dtype) == (other.ids.dtype, other.lengths.dtype)
         made = zip(texts, one.documents(), other.documents(), strict=True)
         assert [text for text, a, b in made if not np.array_equal(a, b)] == []
@@ -76,7 +77,7 @@ def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
 def test_control_pieces_that_overlap_what_is_put_between_texts(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    """With a control piece `x</s>` a text that ends in x loses it, and the piece behind it, to that one."""
+    """With a control piece `x</s>` a text that ends in x loses it, and the piece behind it."""
     proto = read_model(workshop.model)
     assert [piece.piece for piece in proto.pieces[:3]] == ["<unk>", "<s>", "</s>"]
     texts = [b"one x", b"two", b"", b"x"]
@@ -134,9 +135,8 @@ def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
     corpus = tmp_path / "in" / "x.jsonl"
     corpus.parent.mkdir()
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = (corpus, "--tokenizer", workshop.model, "--name", "x")
     for engine in ("auto", "gigatoken", "sentencepiece"):
-        done = run("tokenize", *arguments, "--out", tmp_path / engine, "--engine", engine)
+        done = run(*workshop.command(tmp_path / engine, "--engine", engine, corpus=corpus))
         assert (done.code, done.err) == (0, ""), done.err
     made = {name: contents(tmp_path / name) for name in ("auto", "gigatoken", "sentencepiece")}
     assert made["auto"] == made["gigatoken"]
@@ -167,7 +167,8 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
     documents = [Document(f"right {n}", "a", f"f:{n}") for n in range(10)]
 
     def encode(batch: list[Document]) -> None:
-        UnitEncoder(engine, "t.model", 2, False).encode(batch, [d.text.encode() for d in batch])
+        checked = UnitEncoder(engine, identify(workshop.model), allow_lossy=False)
+        checked.encode(batch, [document.text.encode() for document in batch])
 
     encode(documents)
     for batch in (

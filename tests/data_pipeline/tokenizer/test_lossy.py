@@ -93,13 +93,12 @@ def test_a_tokenizer_json(workshop: Workshop, tmp_path: Path) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    corpus = _corpus(
-        tmp_path / "x.jsonl", _KNOWN, _UNKNOWN, "an <|end|> that is text", "two  spaces\n"
-    )
+    texts = [_KNOWN, _UNKNOWN, "an <|end|> that is text", "two  spaces\n"]
+    corpus = _corpus(tmp_path / "x.jsonl", *texts)
     arguments = ("tokenize", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--name", "x")
     assert "give --eod-token" in run(*arguments, "--out", tmp_path / "out").sentence()
     named = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|no|>").sentence()
-    assert "--eod-token '<|no|>' is no token of" in named
+    assert "--eod-token '<|no|>' is not a token of" in named
     done = run(*arguments, "--out", tmp_path / "out", "--eod-token", "<|end|>")
     assert done.code == 0, done.err
     manifest = read_manifest(tmp_path / "out")

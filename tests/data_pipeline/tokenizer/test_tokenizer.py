@@ -48,7 +48,7 @@ def test_the_whole_corpus_survives(workshop: Workshop) -> None:
     texts = [
         d.text
         for file in find_inputs([workshop.corpus]).files
-        for d in read_documents(file.whole, RecordKeys())
+        for d in read_documents(file, RecordKeys())
     ]
     decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
     assert [
@@ -155,9 +155,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "junk.model")
     with pytest.raises(DataError, match=r"absent\.model"):
         identify(tmp_path / "absent.model")
-    texts = [
-        d.text for d in read_documents(find_inputs([workshop.corpus]).files[0].whole, RecordKeys())
-    ]
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus]).files[0], RecordKeys())]
     with open(tmp_path / "lossy.model", "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("\n".join(texts).split("\n")),
@@ -184,7 +182,8 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
         share = size / report["training_bytes"]
         assert share == pytest.approx(sizes[source] / sum(sizes.values()), abs=0.08)
     assert sum(report["training_bytes_by_source"].values()) == report["training_bytes"]
-    # The documents decide, not how they are grouped, named or ordered: one file, backwards, is the same.
+    # The documents decide, not how they are grouped, named or ordered: one file, backwards, is the
+    # same.
     lines = [
         json.dumps({"text": d.text, "meta": {"redpajama_set_name": d.source}})
         for d in all_documents(workshop.corpus)

@@ -17,8 +17,7 @@ from data_pipeline.io.lease import BusyError, Lease
 from data_pipeline.io.pool import Progress, run_tasks
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import RecordReader
-from data_pipeline.tokenizing.plan import Task, TokenizeOptions
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, make_task, quiet, tokenize
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, quiet
 
 
 def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:
@@ -40,25 +39,13 @@ def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_a_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    program = "import os, sys; from pathlib import Path; from data_pipeline.io.lease import Lease\n"
-    program += f"Lease(Path({str(path)!r}), 'making x').__enter__(); os._exit(9)"
-    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY)
-    assert path.exists()
-    with Lease(path, "making x"):  # at once: the process is of this machine
-        assert json.loads(path.read_bytes())["pid"] == os.getpid()
-
-
-@pytest.mark.distributed
-def test_a_holder_that_nobody_has_waited_for_yet_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "x.lock"
     program = "import os; from pathlib import Path; from data_pipeline.io.lease import Lease; "
     program += f"Lease(Path({str(path)!r}), 'making x').__enter__(); os._exit(9)"
     with subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY) as process:
-        assert (
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
-        )  # ended, and not reaped
-        with Lease(path, "making x"):
-            pass
+        # Ended, and not reaped.
+        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+        with Lease(path, "making x"):  # at once: the process is of this machine
+            assert json.loads(path.read_bytes())["pid"] == os.getpid()
 
 
 def test_a_lease_of_another_machine_runs_out_by_the_file_servers_clock(tmp_path: Path) -> None:
@@ -90,44 +77,38 @@ def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    files, options = find_inputs([workshop.corpus]).files, TokenizeOptions("small")
     me = rf"process {os.getpid()} on .*"
     with (
         Lease(out / "units" / "task_0_of_1.lock", "making it"),
         pytest.raises(DataError, match=rf"{me} is making .*out; leave it to that one"),
     ):
-        tokenize(files, workshop.model, out, options, 1, quiet)
+        workshop.tokenize(out)
     assert not list((out / "units").glob("*.json"))
-    # One of another number of tasks may come to the same unit.
+    workshop.make_tasks(out, 1)
     with (
-        Lease(out / "units" / "small_00003.lock", "making unit 3"),
-        pytest.raises(DataError, match=rf"{me} is making unit 3 of .*out"),
+        Lease(out / "units" / "joining.lock", "joining"),
+        pytest.raises(DataError, match=rf"{me} is finishing .*out"),
     ):
-        tokenize(files, workshop.model, out, options, 1, quiet)
-    # What nobody was at is made, and the rest when the other one has let go.
-    assert len(list((out / "units").glob("*.json"))) == 7
-    made = make_task(files, workshop.model, out, options, 1, quiet, Task(0, 1))
-    assert made.now == 1
+        workshop.tokenize(out)
 
 
 @pytest.mark.distributed
-def test_two_jobs_at_once_give_the_same_bytes(workshop: Workshop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--num-tasks", "1", "--task", "0")])
+def test_two_jobs_at_once_give_the_same_bytes(
+    workshop: Workshop, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Of the whole, and of the only task, of which one makes shards and the other does not."""
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "data_pipeline",
-        "tokenize",
-        str(workshop.corpus),
-        "--name",
-        "small",
-    ]
-    command += ["--tokenizer", str(workshop.model), "--out", str(out)]
+    python = [sys.executable, "-m", "data_pipeline"]
     jobs = [
         subprocess.Popen(
-            command, cwd=REPOSITORY, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*python, *workshop.command(out, *arguments)],
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        for _ in range(2)
+        for arguments in ((), more)
     ]
     said = [job.communicate(timeout=200) for job in jobs]
     codes = [job.returncode for job in jobs]
@@ -162,7 +143,7 @@ def test_a_task_that_always_kills_is_named_and_the_others_go_on() -> None:
     with pytest.raises(
         DataError, match=r"worker that was reading always was ended by SIGKILL, 2 times; every"
     ):
-        run_tasks(die_once, tasks, 2, quiet, done.append)
+        run_tasks(die_once, tasks, 2, quiet, look=done.append)
     assert sorted(done) == ["A", "B", "C", "D"]
 
 
@@ -171,7 +152,7 @@ def test_inputs_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "x"}\n' * 200_000)
     (file,) = find_inputs([path]).files
-    reader = RecordReader(file.whole, RecordKeys())
+    reader = RecordReader(file, RecordKeys())
     before = _read_bytes()
     count = sum(1 for _ in reader)
     digest = reader.sha256()

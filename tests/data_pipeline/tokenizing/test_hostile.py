@@ -11,14 +11,13 @@ import zstandard
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.verify import find_problems
-from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from tests.data_pipeline.helpers import Workshop, contents, quiet, run, tokenize
+from tests.data_pipeline.helpers import Workshop, contents, run
 from tests.data_pipeline.sources.test_records import HOSTILE
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
-ANY, STRICT = Limits(max_reject_rate=1), Limits(strict=True)
+ANY = Limits(max_reject_rate=1)
+STRICT = Limits(strict=True)
 GOOD = [f"document {number} is good" for number in range(40)]
 
 
@@ -57,13 +56,10 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     workshop: Workshop, hostile: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = ["tokenize", hostile, "--tokenizer", workshop.model, "--out", out, "--name", "x"]
     more = ("--validation-fraction", "0", "--max-reject-rate", "1")
-    first = run(*command, "--workers", "2", *more)
-    assert (
-        first.code == 3
-        and "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
-    )
+    first = run(*workshop.command(out, "--workers", "2", *more, corpus=hostile))
+    assert first.code == 3
+    assert "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
     assert "2 empty" not in first.out and "1 truncated" in first.out, first.err
     found = [json.loads(entry) for entry in (out / "rejects.jsonl").read_bytes().splitlines()]
     assert [(r["file"], r["line"], r["reason"]) for r in found[:-1]] == expected_rejects()
@@ -75,68 +71,37 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     texts = texts_of(manifest)["train", "default"]
     assert texts[:40] == GOOD and len(texts) == 40 + found[-1]["line"] - 1 > 1000
     assert find_problems(manifest) == []
-    # The same bytes by another number of workers, and by parts of files.
-    again = run(*command[:-3], tmp_path / "again", *command[-2:], *more, "--allow-damaged")
-    assert again.code == 0 and contents(tmp_path / "again") == contents(out)
+    # The same bytes by another number of workers.
+    again = run(*workshop.command(tmp_path / "b", "--allow-damaged", *more, corpus=hostile))
+    assert again.code == 0 and contents(tmp_path / "b") == contents(out)
 
 
-def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
-    workshop: Workshop, hostile: Path, tmp_path: Path
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.distributed)])
+def test_strict_stops_at_the_line_and_keeps_finished_units(
+    workshop: Workshop, hostile: Path, tmp_path: Path, workers: int
 ) -> None:
-    options = TokenizeOptions("x", validation_fraction=0, range_bytes=2000)
-    files = find_inputs([hostile / "a.jsonl"]).files
-    manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, ANY)
-    assert units > 5
-    found = [
-        json.loads(entry)
-        for entry in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()
-    ]
-    assert [(r["file"], r["line"], r["reason"]) for r in found] == expected_rejects()[:10]
-    assert texts_of(manifest)["train", "default"] == GOOD[:10]
-
-
-@pytest.mark.parametrize(
-    ("workers", "range_bytes"),
-    [(1, 1 << 20), pytest.param(2, 1 << 20, marks=pytest.mark.distributed), (1, 70)],
-)
-def test_strict_stops_at_the_line_and_keeps_finished_shards(
-    workshop: Workshop, hostile: Path, tmp_path: Path, workers: int, range_bytes: int
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "0.jsonl").write_bytes(line("fine"))
-    (tmp_path / "in" / "1.jsonl").write_bytes(
-        (hostile / "c.jsonl").read_bytes() + b"{bad\n" + line("more")
-    )
-    files, out = find_inputs([tmp_path / "in"]).files, tmp_path / "out"
-    options = TokenizeOptions("x", range_bytes=range_bytes)
+    root = tmp_path / "in"
+    out = tmp_path / "out"
+    root.mkdir()
+    (root / "0.jsonl").write_bytes(line("fine"))
+    clean = (hostile / "c.jsonl").read_bytes()
+    (root / "1.jsonl").write_bytes(clean + b"{bad\n" + line("more"))
     with pytest.raises(DataError, match=r"in/1\.jsonl:11: bad_json: .*--strict"):
-        tokenize(files, workshop.model, out, options, workers, quiet, STRICT)
+        workshop.tokenize(out, root, workers=workers, limits=STRICT)
     assert not (out / "manifest.json").exists()
     if workers == 1:
-        assert (out / "units" / "x_00000.json").exists()
-    # Without --strict the same directory continues; with it, what was let through is not forgotten.
-    manifest, _ = tokenize(files, workshop.model, out, options, 1, quiet, ANY)
+        assert (out / "units" / "small_00000.json").exists()
+    # Without --strict the same directory continues; with it, what was let through is remembered.
+    manifest, _ = workshop.tokenize(out, root, limits=ANY)
     assert manifest.rejects == {"bad_json": 1}
     with pytest.raises(DataError, match="names rejected lines of an earlier run"):
-        tokenize(files, workshop.model, out, options, 1, quiet, STRICT)
+        workshop.tokenize(out, root, limits=STRICT)
 
 
 def test_strict_accepts_what_is_only_unusual(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(line("nul \u0000 in the text"))
-    options = TokenizeOptions("x", validation_fraction=0)
-    files = find_inputs([tmp_path / "in.jsonl"]).files
-    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, STRICT)
+    path = tmp_path / "in.jsonl"
+    manifest, _ = workshop.tokenize(tmp_path / "out", path, limits=STRICT, validation_fraction=0)
     assert (manifest.rejects, manifest.unusual) == ({}, {"contains_nul": 1})
     assert texts_of(manifest)["train", "default"] == ["nul \u0000 in the text"]
     assert json.loads((tmp_path / "out" / "rejects.jsonl").read_bytes())["kept"] is True
-
-
-@pytest.mark.distributed
-def test_a_ten_megabyte_document_survives(workshop: Workshop, tmp_path: Path) -> None:
-    text = "A long log line number 12345 with some words.\n" * 220_000
-    (tmp_path / "in.jsonl").write_bytes(line("before") + line(text) + line("after"))
-    options = TokenizeOptions("x", validation_fraction=0)
-    files = find_inputs([tmp_path / "in.jsonl"]).files
-    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
-    assert manifest.unusual == {"long_document": 1}
-    assert texts_of(manifest)["train", "default"] == ["before", text, "after"]

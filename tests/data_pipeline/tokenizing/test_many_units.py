@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.plan import TokenizeOptions
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, quiet, tokenize
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents
 
-UNITS = 5000
 DESCRIPTORS = 256
 
 
@@ -38,28 +35,29 @@ def under_the_limit(*arguments: object) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def text(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of many lines."""
-    path = tmp_path_factory.mktemp("text") / "in.jsonl"
+def write_files(workshop: Workshop, directory: Path, count: int) -> Path:
+    """Files of fourteen documents each."""
     documents = all_documents(workshop.corpus)
-    with open(path, "w") as stream:
-        for number in range(2 * UNITS):
-            document = documents[number % len(documents)]
-            record = {"text": document.text[:200], "meta": {"redpajama_set_name": document.source}}
-            stream.write(json.dumps(record) + "\n")
-    return path
+    directory.mkdir()
+    for number in range(count):
+        chosen = [documents[(14 * number + place) % len(documents)] for place in range(14)]
+        records = [
+            {"text": document.text[:200], "meta": {"redpajama_set_name": document.source}}
+            for document in chosen
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (directory / f"{number:05d}.jsonl").write_text(lines)
+    return directory
 
 
 @pytest.mark.distributed
 def test_directories_of_many_shards_are_read_under_the_limit(
-    workshop: Workshop, text: Path, tmp_path: Path
+    workshop: Workshop, tmp_path: Path
 ) -> None:
     """Make one shard for every unit, split and source: 1,400 at a limit of 256."""
-    options = TokenizeOptions("x", 0.2, range_bytes=text.stat().st_size // 700, shard_bytes=1)
-    manifest, _ = tokenize(
-        find_inputs([text]).files, workshop.model, tmp_path / "out", options, 4, quiet
-    )
+    text = write_files(workshop, tmp_path / "in", 700)
+    options = {"validation_fraction": 0.2, "shard_bytes": 1, "workers": 4}
+    manifest, _ = workshop.tokenize(tmp_path / "out", text, **options)
     assert len(manifest.shards) > 1400
     said = under_the_limit(
         "tests.data_pipeline.tokenizing.many_units", tmp_path / "out", tmp_path / "cache"
@@ -68,24 +66,16 @@ def test_directories_of_many_shards_are_read_under_the_limit(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("units", [DESCRIPTORS + 50, pytest.param(UNITS, marks=pytest.mark.full)])
+@pytest.mark.parametrize("units", [DESCRIPTORS + 50, pytest.param(5000, marks=pytest.mark.full)])
 def test_more_units_than_descriptors_are_tokenised_and_trained_from(
-    units: int, workshop: Workshop, text: Path, tmp_path: Path
+    units: int, workshop: Workshop, tmp_path: Path
 ) -> None:
-    shards, command = tmp_path / "shards", ["data_pipeline", "tokenize", text, "--name", "many"]
-    command += [
-        "--tokenizer",
-        workshop.model,
-        "--out",
-        shards,
-        "--workers",
-        "2",
-        "--validation-fraction",
-        "0.2",
-    ]
-    under_the_limit(*command, "--range-bytes", text.stat().st_size // units)
+    shards = tmp_path / "shards"
+    text = write_files(workshop, tmp_path / "in", units)
+    options = ("--workers", "2", "--validation-fraction", "0.2")
+    under_the_limit("data_pipeline", *workshop.command(shards, *options, corpus=text))
     manifest = read_manifest(shards)
-    assert len(manifest.inputs) > units and len(manifest.shards) == 6
+    assert len(manifest.inputs) == units and len(manifest.shards) == 6
     assert sorted(path.suffix for path in shards.iterdir()).count(".bin") == 6
     assert not (shards / "units").exists()
     assert "all as the manifest says" in under_the_limit("data_pipeline", "verify", shards)
@@ -104,6 +94,7 @@ def test_more_units_than_descriptors_are_tokenised_and_trained_from(
     changes = [
         f"{part}.{key}={value}" for part, of in settings.items() for key, value in of.items()
     ]
-    under_the_limit("pretrain", "train", "demo", *changes, "--local-ranks", "2")
+    command = ("pretrain", "train", "demo", *changes, "--local-ranks", "2")
+    under_the_limit(*command)
     summary = json.loads((tmp_path / "runs" / "many" / "summary.json").read_bytes())
     assert summary["step"] == 4, summary

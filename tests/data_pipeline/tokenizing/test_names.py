@@ -1,4 +1,4 @@
-"""Names of sources become file names: whatever they are, nothing collides; what is written is not read."""
+"""Names of sources become file names: nothing collides; what is written is not read."""
 
 from __future__ import annotations
 
@@ -13,63 +13,38 @@ from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.samples import TrainingSamples
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.shards.writing import shard_name
-from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from tests.data_pipeline.helpers import Workshop, quiet, run, tokenize
+from tests.data_pipeline.helpers import Workshop, run
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 # With 10,000 it passes too, and takes the disk a minute or more of fsync.
 SOURCES = 1500
-NAMES = [
-    "C",
-    "C++",
-    "C#",
-    "a b",
-    "a/b",
-    "数据",
-    "数学",
-    "x" * 300,
-    "x" * 299,
-    "..",
-    "-",
-    "\n",
-    "web",
-    "Ω" * 80,
-]
+PLAIN = ["C", "C++", "C#", "a b", "a/b", "数据", "数学", "..", "-", "\n", "web"]
+NAMES = [*PLAIN, "x" * 300, "x" * 299, "Ω" * 80]
 
 
-def write(path: Path, sources: list[str]) -> None:
+def write(path: Path, sources: list[str]) -> Path:
     records = [{"text": f"of {s}", "meta": {"redpajama_set_name": s}} for s in sources]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", NAMES)
-    files, options = (
-        find_inputs([tmp_path / "in.jsonl"]).files,
-        TokenizeOptions("x", validation_fraction=0),
-    )
-    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
-    assert {source: texts[0] for (_, source), texts in texts_of(manifest).items()} == {
-        name: f"of {name}" for name in NAMES
-    }
+    path = write(tmp_path / "in.jsonl", NAMES)
+    manifest, _ = workshop.tokenize(tmp_path / "out", path, validation_fraction=0)
+    found = {source: texts[0] for (_, source), texts in texts_of(manifest).items()}
+    assert found == {name: f"of {name}" for name in NAMES}
     assert max(len(path.name) for path in (tmp_path / "out").iterdir()) < 100
     assert find_problems(manifest) == []
     # Names that need no hash have none, and no name can look as if it had one.
     assert shard_name("x", "train", "web", 3) == "x-train-web_00003"
-    assert "-" not in shard_name("x", "train", "web", 3).removeprefix("x-train-")
 
 
 @pytest.mark.distributed
 def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
-    files, options = (
-        find_inputs([tmp_path / "in.jsonl"]).files,
-        TokenizeOptions("x", validation_fraction=0),
-    )
+    path = write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
-    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 8, quiet)
+    manifest, _ = workshop.tokenize(tmp_path / "out", path, workers=8, validation_fraction=0)
     assert len(manifest.shards) == SOURCES == len(set(manifest.sources("train")))
     samples = TrainingSamples(read_manifest(tmp_path / "out"), 8, seed=1)
     samples.blocks(np.arange(samples.samples_per_epoch))  # every shard is read
@@ -77,16 +52,12 @@ def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
 
 
 def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", ["Books", "Web"])
-    command = ["tokenize", tmp_path / "in.jsonl", "--tokenizer", workshop.model, "--name", "x"]
-    done = run(*command, "--out", tmp_path / "out", "--exclude-source", "Boks")
-    assert (
-        done.code == 0
-        and "--exclude-source 'Boks': no document is of that source; there are Books, Web"
-        in (done.out)
-    )
-    done = run(*command, "--out", tmp_path / "b", "--exclude-source", "Books", "--max-tokens", "40")
-    assert "no document is of" not in done.out and "--max-tokens 40: " in done.out, done.err
+    path = write(tmp_path / "in.jsonl", ["Books", "Web"])
+    said = "--exclude-source 'Boks': no document is of that source; there are Books, Web"
+    for name, expected in (("Boks", True), ("Books", False)):
+        command = workshop.command(tmp_path / name, "--exclude-source", name, corpus=path)
+        done = run(*command)
+        assert done.code == 0 and (said in done.out) == expected
 
 
 def test_out_inside_the_input_is_refused(workshop: Workshop, tmp_path: Path) -> None:
@@ -95,9 +66,7 @@ def test_out_inside_the_input_is_refused(workshop: Workshop, tmp_path: Path) -> 
     write(root / "in.jsonl", ["Books"])
     (tmp_path / "link").symlink_to(root)
     for out in (root / "out", root, tmp_path / "link" / "deep" / "out"):
-        sentence = run(
-            "tokenize", root, "--tokenizer", workshop.model, "--name", "x", "--out", out
-        ).sentence()
+        sentence = run(*workshop.command(out, corpus=root)).sentence()
         assert f"--out {out} lies inside the input directory {root}" in sentence
     assert sorted(path.name for path in root.iterdir()) == ["in.jsonl"]
 
@@ -108,13 +77,9 @@ def test_oddities_outside_the_text_do_not_cost_the_document(
 ) -> None:
     good = f'{{"text": "fine", "score": {value}}}\n'
     bad = '{"text": "half a pair: \\udc00"}\n'
-    (tmp_path / "in.jsonl").write_text(good * 3 + bad)
-    files, options = (
-        find_inputs([tmp_path / "in.jsonl"]).files,
-        TokenizeOptions("x", validation_fraction=0),
-    )
-    manifest, _ = tokenize(
-        files, workshop.model, tmp_path / "out", options, 1, quiet, Limits(max_reject_rate=1)
-    )
+    path = tmp_path / "in.jsonl"
+    path.write_text(good * 3 + bad)
+    limits = Limits(max_reject_rate=1)
+    manifest, _ = workshop.tokenize(tmp_path / "out", path, limits=limits, validation_fraction=0)
     assert texts_of(manifest)["train", "default"] == ["fine"] * 3
     assert manifest.unusual == {"not_strict_json": 3} and manifest.rejects == {"lone_surrogate": 1}

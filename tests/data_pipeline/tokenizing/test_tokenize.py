@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,16 +14,13 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.writing import ShardWriter, dtype_for
-from data_pipeline.sources.discovery import RecordKeys, find_inputs
-from data_pipeline.sources.records import read_documents
 from data_pipeline.tokenizer.tokenizer import load_tokenizer
-from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from tests.data_pipeline.helpers import Workshop, contents, quiet, tokenize, write_documents
+from tests.data_pipeline.helpers import Workshop, all_documents, contents, write_documents
 
 
 def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
-    """Documents by split and source, as megatron-core reads and the directory's tokenizer decodes them."""
+    """Documents by split and source, as megatron-core reads and the tokenizer decodes them."""
     processor = load_tokenizer(manifest.directory / "tokenizer.model")
     found: dict[tuple[str, str], list[str]] = {}
     for shard in manifest.shards:
@@ -40,14 +36,11 @@ def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
 def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     found = texts_of(manifest)
-    expected = [
-        d
-        for file in find_inputs([workshop.corpus]).files
-        for d in read_documents(file.whole, RecordKeys())
-    ]
+    expected = all_documents(workshop.corpus)
     for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
         texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
-        train, validation = found["train", source], found["validation", source]
+        train = found["train", source]
+        validation = found["validation", source]
         held_out = set(validation)
         # Order is kept within a split, nothing is lost, nothing is on both sides.
         assert train == [text for text in texts if text not in held_out]
@@ -59,15 +52,8 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     )
     assert manifest.dtype == "uint16" and manifest.tokenizer.vocab_size == 1000
     stated = json.loads((workshop.shards / "manifest.json").read_bytes())
-    assert {
-        key: stated["tokenizer"][key] for key in ("unk_id", "bos_id", "eos_id", "pad_id", "eod_id")
-    } == {
-        "unk_id": 0,
-        "bos_id": 1,
-        "eos_id": 2,
-        "pad_id": -1,
-        "eod_id": 2,
-    }
+    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "eod_id": 2}
+    assert stated["tokenizer"] | ids == stated["tokenizer"]
     assert stated["end_of_document"].startswith("every document ends with id 2;")
 
 
@@ -96,38 +82,24 @@ def test_a_rerun_writes_nothing_and_names_a_lost_shard(workshop: Workshop, tmp_p
     assert not (out / "units").exists()
 
 
-def tokenize_into(
-    out: Path, workshop: Workshop, inputs: list[Path], limits: Limits | None = None, **options: Any
-) -> Manifest:
-    """The manifest of these inputs under the workshop's tokenizer, made in this process."""
-    chosen = TokenizeOptions(name="x", **options)
-    return tokenize(
-        find_inputs(inputs).files, workshop.model, out, chosen, 1, quiet, limits or Limits()
-    )[0]
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    ({"validation_fraction": 0.1}, r"validation_fraction 0\.05, not 0\.1"),
+    ({"name": "large"}, "name 'small', not 'large'"),
+    ({"files_per_shard": 2}, "files_per_shard 1, not 2"),
+    ({"files": slice(0, 3)}, r"other inputs \(1 differ, the first is demo-00002"),
+]
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     workshop: Workshop, other_model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    workshop.tokenize(out, slice(0, 2))
+    base: dict[str, Any] = {"files": slice(0, 2)}
+    workshop.tokenize(out, **base)
     before = contents(out)
-    files = find_inputs([workshop.corpus]).files[:2]
-    base = TokenizeOptions(name="small")
-    for changed, expected in (
-        (
-            dataclasses.replace(base, validation_fraction=0.1),
-            r"validation_fraction 0\.05, not 0\.1",
-        ),
-        (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
-        (dataclasses.replace(base, files_per_shard=2), "files_per_shard 1, not 2"),
-    ):
+    for changed, expected in [*CHANGED, ({"model": other_model}, "another tokenizer")]:
         with pytest.raises(DataError, match=expected):
-            tokenize(files, workshop.model, out, changed, 1, quiet)
-    with pytest.raises(DataError, match="another tokenizer"):
-        tokenize(files, other_model, out, base, 1, quiet)
-    with pytest.raises(DataError, match=r"other inputs \(1 differ, the first is demo-00002"):
-        workshop.tokenize(out, slice(0, 3))
+            workshop.tokenize(out, **base | changed)
     assert contents(out) == before
 
 
@@ -136,37 +108,35 @@ def test_an_input_that_changed_without_changing_size_is_named(
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "aaaa"}\n' * 3)
-    options = TokenizeOptions(name="x")
-    tokenize(find_inputs([source]).files, workshop.model, tmp_path / "out", options, 1, quiet)
+    workshop.tokenize(tmp_path / "out", source)
+    workshop.make_tasks(tmp_path / "begun", 1, inputs=[source])
+    (tmp_path / "begun/units/small_00000.ids").unlink()  # also where the unit is made again
     source.write_text('{"text": "bbbb"}\n' * 3)
-    with pytest.raises(DataError, match=r"in\.jsonl changed after its shards were made"):
-        tokenize(find_inputs([source]).files, workshop.model, tmp_path / "out", options, 1, quiet)
+    for name in ("out", "begun"):
+        with pytest.raises(DataError, match=r"in\.jsonl changed after its shards were made"):
+            workshop.tokenize(tmp_path / name, source)
 
 
 def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_path: Path) -> None:
-    part, _ = workshop.tokenize(tmp_path / "part", slice(2, 5))
-    some, everything = texts_of(part), texts_of(read_manifest(workshop.shards))
-    for (split, source), texts in some.items():
+    part, _ = workshop.tokenize(tmp_path / "part", files=slice(2, 5))
+    everything = texts_of(read_manifest(workshop.shards))
+    for (split, source), texts in texts_of(part).items():
         assert texts and set(texts) <= set(everything[split, source])
 
 
 def test_grouping_files_changes_the_shards_but_not_the_documents(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    options = TokenizeOptions(name="small", files_per_shard=3)
-    manifest, units = tokenize(
-        find_inputs([workshop.corpus]).files, workshop.model, tmp_path / "out", options, 1, quiet
-    )
+    manifest, units = workshop.tokenize(tmp_path / "out", files_per_shard=3)
     assert units == 3
     assert texts_of(manifest) == texts_of(read_manifest(workshop.shards))
 
 
 def test_nothing_but_empty_documents(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
+    limits = Limits(max_reject_rate=1)
     with pytest.raises(DataError, match=r"hold no usable text \(1 empty_text\)"):
-        tokenize_into(
-            tmp_path / "out", workshop, [tmp_path / "in.jsonl"], Limits(max_reject_rate=1)
-        )
+        workshop.tokenize(tmp_path / "out", tmp_path / "in.jsonl", limits=limits)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
