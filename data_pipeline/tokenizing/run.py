@@ -194,12 +194,12 @@ class Run:
             what = f"making task {task.index} of {task.count} of {self._directory}"
         path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
         with held(path, what):
-            if not (self._directory / MANIFEST_NAME).exists():
-                self._remove_leftovers(units)
-                return self._make(units)
-        # Made by the one that was waited for.
-        self._manifest = _finished(self._directory)
-        return self.make(task)
+            self._remove_leftovers(units)
+            made = self._make(units)
+        # Another run may have finished the directory meanwhile: units that came too late go.
+        if (self._directory / MANIFEST_NAME).exists():
+            self._manifest = _finished(self._directory)
+        return made
 
     def finish(self) -> Manifest:
         """Return the manifest; make the shards first, if that is still to do."""

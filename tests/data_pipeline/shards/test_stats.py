@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.stats import length_histogram
-from data_pipeline.shards.writing import read_lengths
 from tests.data_pipeline.helpers import MakeManifest, Workshop, run
 
 
@@ -40,16 +34,3 @@ def test_the_command_shows_every_source_in_eighty_columns(workshop: Workshop) ->
     manifest = read_manifest(workshop.shards)
     for source in manifest.sources("train"):
         assert f"{manifest.tokens('train', source):,}" in shown.out
-
-
-def test_an_index_that_is_damaged_is_named(workshop: Workshop, tmp_path: Path) -> None:
-    manifest = read_manifest(workshop.shards)
-    source = Path(f"{manifest.prefix(manifest.shards[0])}.idx").read_bytes()
-    for content, message in (
-        (source[:20], "cut short"),
-        (source[:60], "not an index"),
-        (b"x" * 99, "not an index"),
-    ):
-        (tmp_path / "a.idx").write_bytes(content)
-        with pytest.raises(DataError, match=rf"a\.idx is {message}"):
-            read_lengths(tmp_path / "a")
