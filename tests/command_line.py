@@ -1,7 +1,8 @@
 """Starting the real command line in tests, interrupting it, and comparing what it left on disk.
 
-Every call starts an interpreter that imports torch and the rest anew, which takes seconds: it is for what is
-about processes (exit codes, signals, kills, what is printed). Else tests/ranks.py has warm ones.
+Every call starts an interpreter that imports torch and the rest anew, which takes seconds: it is
+for what is about processes (exit codes, signals, kills, what is printed). Else tests/ranks.py has
+warm ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def train(
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> None:
-    """Exit code 2 and, on stderr, one sentence and nothing else; it has every one of `fragments`."""
+    """Exit code 2 and, on stderr, one sentence and nothing else, with all of `fragments`."""
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
@@ -93,7 +94,7 @@ def started(
 
 
 def held_before(step: int) -> dict[str, str]:
-    """Return the environment in which rank 0 waits before a step until a signal asks the run to stop."""
+    """Return the environment in which rank 0 waits before a step for a signal to stop."""
     return {"PYTHONPATH": f"{ROOT / 'tests/slurm/hold'}:{ROOT}", "HOLD_AT": str(step)}
 
 
@@ -124,9 +125,10 @@ def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[s
 
 
 def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
-    """Masters and moments of every parameter, whole, their steps, and the run's position and counters.
+    """Masters and moments of all parameters, whole, their steps, and the run's counters.
 
-    Put together from the files alone, so that it can be held against what the program reads from them.
+    Put together from the files alone, so that it can be held against what the program reads from
+    them.
     """
     files = {file.name: load_file(file) for file in checkpoint.glob("*.safetensors")}
     about = json.loads((checkpoint / "checkpoint.json").read_text())

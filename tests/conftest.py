@@ -20,9 +20,10 @@ from tests.tiny import VOCAB_SIZE
 DRILLS = "tests/slurm/"
 WORKSHOP = "tests/data_pipeline/shards/test_blend.py"
 FIRST = (DRILLS, "tests/distributed/", WORKSHOP, "tests/megatron_patches/", "tests/data_pipeline/")
-"""Drills wait for Slurm most of the time, and the rest runs beside them; at the end nothing long is left.
+"""Drills wait for Slurm most of the time; the rest runs beside them, nothing long at the end.
 
-One file makes the corpus and shards that all of data_pipeline shares; what needs neither runs meanwhile.
+One file makes the corpus and shards that all of data_pipeline shares; what needs neither runs
+meanwhile.
 """
 ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
 """Files that look at the same plans: `tests.shipped_grids` makes them once a process."""
@@ -30,9 +31,10 @@ ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
-    """Freeze what the tests import, so that the garbage collector does not look at it again and again.
+    """Freeze what the tests import, so that the garbage collector does not look at it again.
 
-    Torch's compiler, a second, is not imported with megatron-core: no test compiles in this process.
+    Torch's compiler, a second, is not imported with megatron-core: no test compiles in this
+    process.
     """
     gc.disable()
     if not session.config.pluginmanager.hasplugin(
@@ -55,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `pytest -n 2` a file stays with one process, for its fixtures; some files stay together."""
+    """Under `pytest -n 2` a file stays with one process, for its fixtures; some stay together."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndDrills(LoadScopeScheduling):
@@ -68,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the demo corpus, the Python installation's own prose in 8 files, shared as `tiny_shards` are."""
+    """Return the demo corpus, Python's own prose in 8 files, shared as `tiny_shards` are."""
     with shared_directory(tmp_path_factory, "prose") as (directory, made):
         if not made:
             data_pipeline("demo-corpus", directory / "corpus")
@@ -79,7 +81,8 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_shards(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a shard directory of the Python installation's own prose under a 512-piece tokenizer.
 
-    The processes of pytest-xdist share one: the first to ask makes the shards, the others wait for them.
+    The processes of pytest-xdist share one: the first to ask makes the shards, the others wait for
+    them.
     """
     with shared_directory(tmp_path_factory, "tiny") as (directory, made):
         if not made:
@@ -90,7 +93,7 @@ def tiny_shards(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def shared_directory(factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
-    """Lock a directory that all processes of this run of pytest share; also say whether its content is made.
+    """Lock a directory that all processes of pytest share, and say whether its content is made.
 
     The content counts as made once the first `with` block has ended without an exception.
     """

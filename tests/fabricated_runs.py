@@ -1,4 +1,4 @@
-"""Finished run directories in the form that `train` leaves them, with chosen numbers, for tests of `compare`.
+"""Finished run directories as `train` leaves them, with chosen numbers, for tests of `compare`.
 
 tests/distributed/test_training.py checks that a real run's files have the same form.
 """
@@ -87,7 +87,8 @@ def write_run(
         loss: validation loss; perplexities are its exponential (None: not finite).
         sources: {source: perplexity}.
         columns: {tag of metrics.jsonl: one value for each step}, in place of the plain ones.
-        changes: {"FILE.KEY.KEY": value} for config, environment, data, audit, summary; keys may be new.
+        changes: {"FILE.KEY.KEY": value} for config, environment, data, audit, summary;
+            keys may be new.
     """
     perplexity = None if loss is None else 2.718281828459045**loss
     sources = {"prose": perplexity, "topics": 70.0} if sources is None else dict(sources)

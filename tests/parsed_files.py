@@ -1,4 +1,4 @@
-"""Python files of this repository as syntax trees, each parsed once for all tests of this process."""
+"""Python files of this repository as syntax trees, each parsed once a process."""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@
     done = warm_cli(["evaluate", "diversity", run])
 
 The first asks rank 0 for what a function answers, the second runs the program's own `train`, as
-`python -m pretrain train demo OVERRIDES --local-ranks 4` would, and the third any verb as one process that no
-launcher started. None of them starts a Python interpreter: tests/warm_ranks.py says how. What is about the
-start of a process itself (signals, kills, the launcher) starts the real command: tests/command_line.py.
+`python -m pretrain train demo OVERRIDES --local-ranks 4` would, and the third any verb as one
+process that no launcher started. None of them starts a Python interpreter: tests/warm_ranks.py says
+how. What is about the start of a process itself (signals, kills, the launcher) starts the real
+command: tests/command_line.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SECONDS_TO_IMPORT = 300
 
 
 def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 500) -> Any:
-    """Call `module:function(payload)` on `ranks` processes; returns what rank 0 returned (JSON types)."""
+    """Call `module:function(payload)` on `ranks` processes; return what rank 0 did, of JSON types."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         arguments = [target, json.dumps(payload), str(result)]
@@ -71,8 +72,8 @@ def warm_cli(
 def rank_environment() -> dict[str, str]:
     """One thread a rank, and no launcher's variables inherited from outside.
 
-    May be called from any thread: pytest's own sets a variable at each test's begin and removes it at its
-    end (PYTEST_CURRENT_TEST), so that one may be gone between its name and its value.
+    May be called from any thread: pytest's own sets a variable at each test's begin and removes it
+    at its end (PYTEST_CURRENT_TEST), so that one may be gone between its name and its value.
     """
     values = {key: os.environ.get(key) for key in os.environ}
     inherited = {
@@ -133,7 +134,7 @@ def _server_address() -> str:
 
 @cache
 def _start_server() -> str:
-    """Return the socket of the server, which the first process of this run of pytest that needs one starts.
+    """Return the socket of the server, which the first process of pytest that needs it starts.
 
     Who uses the server holds its stdin open, a named pipe; the server ends after the last of them.
     """

@@ -1,4 +1,4 @@
-"""The house rules of the packages: imports go one way, the loop knows no variant, files stay short."""
+"""House rules of the packages: imports go one way, the loop knows no variant, files are short."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ def modules(package: str) -> list[Path]:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Full names of all modules that a file imports anywhere, functions and TYPE_CHECKING blocks included."""
+    """Full names of all modules that a file imports, in functions and TYPE_CHECKING blocks too."""
     names: set[str] = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -54,7 +54,7 @@ def test_imports_go_one_way(package: str) -> None:
         )
 
 
-# The floors of each package, the lowest first: a room may import those below it, and none beside or above it.
+# The floors of each package, the lowest first: a room imports none beside or above it.
 FLOORS = {
     "pretrain": (
         ("errors",),
@@ -110,7 +110,7 @@ def test_no_room_imports_one_of_its_own_floor_or_above(package: str) -> None:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """{module: our modules that it imports anywhere, functions and TYPE_CHECKING blocks included}."""
+    """{module: our modules that it imports, in functions and TYPE_CHECKING blocks too}."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
@@ -129,7 +129,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one module: sets in which each reaches each."""
+    """The strongly connected components of more than one module: each reaches each."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -284,7 +284,7 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
             "torch.backends.cudnn.benchmark",
             "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
         },
-        # DeepSpeed's, in the one place that imports it: what prints eighteen lines, and waits for the device.
+        # DeepSpeed's, in the one place that imports it: what prints much, and waits for the device.
         "pretrain/ranks/groups.py": {
             "bf16_optimizer.see_memory_usage",
             "bf16_optimizer.is_invalid_grad_norm",
@@ -308,7 +308,7 @@ def test_what_is_written_against_a_version_says_so() -> None:
 
 
 def test_the_loop_names_no_variant() -> None:
-    """Nor does anything else in `pretrain`: variants are data, and only policy.py has their names."""
+    """Nor does anything else in `pretrain`: variants are data, only policy.py names them."""
     for path in modules("pretrain"):
         docstrings = {
             id(node.body[0].value)
@@ -336,14 +336,14 @@ def test_files_are_short(package: str) -> None:
 
 
 SMALL = 60
-"""Lines of code below which a module that one other of its own folder imports needs a reason to be apart."""
+"""Lines of code below which a module that only one of its folder imports needs a reason."""
 APART = {
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
-    "pretrain/telemetry/weights_and_biases.py": "the only file that knows the optional package wandb",
+    "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
     "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",
-    "pretrain/training/update.py": "the decision to leave an update out, which the loop only asks for",
+    "pretrain/training/update.py": "the decision to leave an update out, for the loop to ask",
 }
 """{a small module that one other of its folder imports: why it is one of its own}"""
 

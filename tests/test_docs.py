@@ -1,4 +1,4 @@
-"""The documentation names only what is there: links, files, commands, options, configuration keys, floors."""
+"""The documentation names only what is there: links, files, commands, options, keys, floors."""
 
 import re
 import runpy
@@ -150,7 +150,8 @@ def test_the_site_has_every_page(tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    page = '<a href="b.html#here">{}</a><a href="b.html#there"></a><img src="c.png"><a href="https://x.y"></a>'
+    page = '<a href="b.html#here">{}</a><a href="b.html#there"></a>'
+    page += '<img src="c.png"><a href="https://x.y"></a>'
     (tmp_path / "a.html").write_text(page)
     (tmp_path / "b.html").write_text('<p id="here"></p><a href="#here"></a>')
     assert [link for _, link in BUILD["dead_links"](tmp_path)] == ["b.html#there", "c.png"]
@@ -247,7 +248,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """`python -m …`, `ora-… …` and `make …`, in fenced blocks and in code spans, without comments."""
+    """`python -m …`, `ora-… …` and `make …`, in fenced blocks and code spans, without comments."""
     text = re.sub(r"\\\n", " ", text)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
     for line in [*_lines(text, fenced=True).splitlines(), *spans]:
@@ -267,7 +268,7 @@ def make_targets() -> set[str]:
 
 
 def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]:
-    """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
+    """(the verb, its options) that `words` of a command line begin with; None for no such verb."""
     programs = command_lines()
     if package not in programs:
         return package, set() if package == "pretrain.job" else None

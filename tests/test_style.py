@@ -129,7 +129,7 @@ def public_functions(path: Path) -> Iterator[ast.FunctionDef]:
 def without_sections(function: ast.FunctionDef) -> str | None:
     """What the docstring of a public function lacks."""
     decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-    # A verb's docstring is its help text, and a redefinition has the docstring of what it redefines.
+    # A verb's docstring is its help, and a redefinition has that of what it redefines.
     if any(".command" in one or ".callback" in one or one == "override" for one in decorators):
         return None
     docstring = ast.get_docstring(function) or ""

@@ -34,7 +34,7 @@ def project() -> dict[str, Any]:
 
 
 def declared(*extras: str) -> dict[str, Requirement]:
-    """The requirements of the program itself, and those that `extras` and the extras in them add, by name."""
+    """{name: requirement} of the program, and of `extras` and the extras in them."""
     lines = [*project()["dependencies"]]
     for extra in extras:
         lines += project()["optional-dependencies"][extra]
@@ -47,7 +47,7 @@ def declared(*extras: str) -> dict[str, Requirement]:
 
 
 def pinned(name: str) -> dict[str, list[Version]]:
-    """Package -> the versions a constraints file pins it to: one for every Python it tells apart."""
+    """{package: versions that a constraints file pins, one for each Python it tells apart}."""
     found: dict[str, list[Version]] = {}
     for line in (ROOT / name).read_text().splitlines():
         if line and not line.startswith("#"):

@@ -25,7 +25,7 @@ DATA = (".yaml", ".json", ".md", ".css", ".js", ".typed")
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel in an environment of its own, which also sees the packages of the one the tests run in."""
+    """The wheel in its own environment, which also sees the packages of the tests' environment."""
 
     wheel: Path
     programs: Path
@@ -55,12 +55,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100
     )
-    scheme = "posix_prefix"  # of a virtual environment, in every Python: 3.10 has no scheme called "venv"
+    scheme = "posix_prefix"  # of a virtual environment: Python 3.10 has no scheme "venv"
     paths = sysconfig.get_paths(
         scheme, vars={"base": str(environment), "platbase": str(environment)}
     )
-    # A directory named in a .pth file comes after the environment's own, and its own .pth files are not read:
-    # an editable install of the checkout is out of sight.
+    # A directory named in a .pth file comes after the environment's own, and its own .pth files
+    # are not read: an editable install of the checkout is out of sight.
     others = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     (Path(paths["purelib"]) / "dependencies.pth").write_text(
         "\n".join(dict.fromkeys(others)) + "\n"
@@ -73,7 +73,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
 
 
 def build_wheel(directory: Path) -> Path:
-    """From a copy, because a build litters its source; without a network, because torch brings setuptools."""
+    """From a copy, because a build litters its source; without a network: torch has setuptools."""
     source = directory / "source"
     for folder in (*PRODUCT, "slurm", "tests", "benchmarks"):
         shutil.copytree(
@@ -120,7 +120,8 @@ def test_python_finds_the_installed_program_and_not_the_checkout(installed: Inst
     program = (
         "import data_pipeline, ds_configs, importlib.metadata, megatron_patches, pretrain\n"
         "assert importlib.metadata.version('ora-pretrain') == pretrain.__version__\n"
-        "print(pretrain.__version__, pretrain.__file__, data_pipeline.__file__, ds_configs.__file__, "
+        "print(pretrain.__version__)\n"
+        "print(pretrain.__file__, data_pipeline.__file__, ds_configs.__file__, "
         "megatron_patches.__file__, sep='\\n')\n"
     )
     version, *files = installed.output("python", "-c", program).splitlines()

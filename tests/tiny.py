@@ -1,6 +1,4 @@
-"""The smallest run that is still the real program: two layers, four heads, real text, a few dozen tokens a
-sample.
-"""
+"""The smallest run that is still the real program: two layers, four heads, real text, short."""
 
 from pathlib import Path
 
@@ -38,6 +36,6 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
 
 
 def with_sections(config: Config, **sections: Section) -> Config:
-    """The configuration with whole sections replaced, and nothing kept that followed from the old ones."""
+    """The configuration with whole sections replaced, and nothing that followed from the old."""
     own = {name: getattr(config, name) for name in Config.model_fields}
     return Config(**{**own, **sections})

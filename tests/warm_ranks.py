@@ -2,17 +2,18 @@
 
     python -m tests.warm_ranks SOCKET        (tests/ranks.py starts it, once a test session)
 
-A rank's own imports take three to five seconds of a core; a fork of a process that has them, milliseconds.
-For every request the server forks a launcher, and the launcher forks the ranks, waits for them and answers
-with their exit code. Ranks see what the product's launcher would give them: torchrun's variables, a store
-in their launcher, a process group of their own; if the launcher dies, the kernel kills them.
+A rank's own imports take three to five seconds of a core; a fork of a process that has them,
+milliseconds. For every request the server forks a launcher, and the launcher forks the ranks, waits
+for them and answers with their exit code. Ranks see what the product's launcher would give them:
+torchrun's variables, a store in their launcher, a process group of their own; if the launcher dies,
+the kernel kills them.
 
-Forking is safe because nothing is running yet: the server has one thread (it refuses to fork otherwise), no
-process group and no store; the launcher makes the store after it has forked. For the CPU only: a CUDA context
-does not survive a fork.
+Forking is safe because nothing is running yet: the server has one thread (it refuses to fork
+otherwise), no process group and no store; the launcher makes the store after it has forked. For the
+CPU only: a CUDA context does not survive a fork.
 
-The server ends when its stdin does, that is with the last process of the session that uses it. A launcher
-whose requester goes away (a timeout, an interrupted session) kills its ranks.
+The server ends when its stdin does, that is with the last process of the session that uses it. A
+launcher whose requester goes away (a timeout, an interrupted session) kills its ranks.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ GRACE_SECONDS = 15.0
 
 
 def serve(address: str) -> None:
-    """Import, say so, and fork a launcher for every connection until stdin ends; then remove `address`."""
+    """Import, say so, fork a launcher for every connection until stdin ends; remove `address`."""
     _import_everything()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the launchers
-    gc.freeze()  # what is here now is shared with all ranks: the garbage collector need not touch it
+    gc.freeze()  # all ranks share what is here now: the garbage collector need not touch it
     with socket.socket(socket.AF_UNIX) as requests:
         requests.bind(address)
         requests.listen()
@@ -163,7 +164,7 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def _wait(ranks: list[int], job: socket.socket) -> int:
-    """0 if every rank ended with 0, else the code of the first that failed (128 + number for a signal)."""
+    """0 if every rank did, else the code of the first that failed (128 + number for a signal)."""
     running = set(ranks)
     code = 0
     deadline = float("inf")
