@@ -33,7 +33,7 @@ SECONDS_TO_IMPORT = 300
 
 
 def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 500) -> Any:
-    """Call `module:function(payload)` on `ranks` processes; return what rank 0 did, of JSON types."""
+    """Call `module:function(payload)` on `ranks` processes; return what rank 0 did, in JSON."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         arguments = [target, json.dumps(payload), str(result)]
