@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (RESULTS / place).exists():
                 draw(RESULTS / place, report, given.out / place)
                 found += deviations(RESULTS / place, report)
-    print("\n".join(found))
+    print(*found, f"{len(found)} numbers deviate", sep="\n")
     return int(bool(found))
 
 
