@@ -6,6 +6,7 @@ stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def wrap_model(
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     config, stage = resolved.config, resolved.layout.zero_stage
-    settings, precision = dict(resolved.deepspeed), config.precision
+    settings = deepcopy(dict(resolved.deepspeed))  # DeepSpeed may keep and change it
+    precision = config.precision
     check_zero_section(settings)
     clips_itself = precision.dtype == "fp32" and stage == 0
     clips_by_outer_norm = (

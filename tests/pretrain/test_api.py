@@ -104,7 +104,6 @@ def test_a_plan_is_the_one_of_the_verb() -> None:
     from pretrain.plan.estimate import Request, make_plan
 
     made = api.plan("small", ["attention.variant=monarch"], gpus=8, price=2.0)
-    wanted = make_plan(
-        Request("small", ("attention.variant=monarch",), 8, "a100-80gb", "vanilla", 2.0)
-    )
+    overrides = ("attention.variant=monarch",)
+    wanted = make_plan(Request("small", overrides, 8, "a100-80gb", baseline="vanilla", price=2.0))
     assert made == wanted and made.chosen.variant == "monarch"

@@ -43,7 +43,14 @@ def refused(*words: str) -> str:
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
     settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
     return Trial(
-        ("x",), "text", ("vanilla", "shared_conv4"), 2, 1, of_tokenizer, of_shards, settings | own
+        texts=("x",),
+        name="text",
+        designs=("vanilla", "shared_conv4"),
+        jobs=2,
+        local_ranks=1,
+        of_tokenizer=of_tokenizer,
+        of_shards=of_shards,
+        settings=settings | own,
     )
 
 
@@ -121,28 +128,20 @@ def test_the_demo_is_the_config_of_that_name(
 
 
 def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
-    short, text, out = (
-        text_file(tmp_path / "s.txt", 50_000),
-        text_file(tmp_path / "in/t.md", 400_000),
-        tmp_path / "out",
-    )
-    assert refused("try", str(short), "--out", str(out)).endswith(
-        "s.txt: 0.05 MB of text are too little; give 0.2 MB at least"
-    )
-    assert "did you mean 'shared_conv4'?" in refused(
-        "try", str(text), "--design", "shared_conv", "--out", str(out)
-    )
-    assert "choose another" in refused("try", str(text), "--design", "vanilla", "--out", str(out))
-    assert "schedule.step" in refused(
-        "try", str(text), "--set", "schedule.step=5", "--out", str(out)
-    )
-    assert "lies inside the input directory" in refused(
-        "try", str(text.parent), "--out", str(text.parent / "out")
-    )
-    assert "unknown ending" in refused(
-        "try", str(text_file(tmp_path / "x.docx", 10)), "--out", str(out)
-    )
-    assert "does not exist" in refused("try", str(tmp_path / "none.txt"), "--out", str(out))
+    text = text_file(tmp_path / "in/t.md", 400_000)
+    out = tmp_path / "out"
+
+    def said(given: Path, *options: str, to: Path = out) -> str:
+        return refused("try", str(given), *options, f"--out={to}")
+
+    short = said(text_file(tmp_path / "s.txt", 50_000))
+    assert short.endswith("s.txt: 0.05 MB of text are too little; give 0.2 MB at least")
+    assert "did you mean 'shared_conv4'?" in said(text, "--design=shared_conv")
+    assert "choose another" in said(text, "--design=vanilla")
+    assert "schedule.step" in said(text, "--set=schedule.step=5")
+    assert "lies inside the input directory" in said(text.parent, to=text.parent / "out")
+    assert "unknown ending" in said(text_file(tmp_path / "x.docx", 10))
+    assert "does not exist" in said(tmp_path / "none.txt")
     assert not out.exists()
     out.write_text("a file")
-    assert "cannot be used" in refused("try", str(text), "--out", str(out))
+    assert "cannot be used" in said(text)

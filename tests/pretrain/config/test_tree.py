@@ -77,7 +77,8 @@ def test_the_configurations_of_the_method(
     assert (config.optimizer.weight_decay, config.optimizer.gradient_clip) == (0.01, 1.0)
     assert (model.position_embedding, model.tied_embeddings) == ("learned", True)
     assert config.total_steps == pytest.approx(steps, rel=0.03)
-    last_step, tokens = config.total_steps * config.tokens_per_step, plan.tokens or 0
+    last_step = config.total_steps * config.tokens_per_step
+    tokens = plan.tokens or 0
     assert last_step - config.tokens_per_step < tokens <= last_step
 
 

@@ -14,7 +14,7 @@ from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from pretrain.plan import report
 from pretrain.plan.advice import divisors, fit_of
-from pretrain.plan.estimate import Plan, Request, make_plan, saving
+from pretrain.plan.estimate import Plan, Request, Saving, make_plan, saving
 from pretrain.plan.memory import memory_of
 from pretrain.plan.report import as_json
 from pretrain.plan.roofline import GPUS, find_gpu
@@ -25,7 +25,7 @@ from tests.ranks import ROOT
 def planned(
     config: str, *overrides: str, gpus: int = 16, gpu: str = "a100-80gb", price: float | None = None
 ) -> Plan:
-    return make_plan(Request(config, overrides, gpus, gpu, "vanilla", price))
+    return make_plan(Request(config, overrides, gpus, gpu, baseline="vanilla", price=price))
 
 
 BEFORE = (
@@ -240,7 +240,7 @@ def test_a_card_that_is_not_known_is_answered_with_the_nearest() -> None:
 
 def test_a_baseline_that_is_not_known_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"--baseline vanila: .*known variants: vanilla"):
-        make_plan(Request("large", (), 16, "h200", "vanila"))
+        make_plan(Request("large", (), 16, "h200", baseline="vanila"))
 
 
 def test_the_largest_micro_batch_is_the_largest() -> None:
@@ -278,11 +278,16 @@ def test_nothing_makes_it_fit() -> None:
 
 def test_young_and_daly_lose_least() -> None:
     def lost(every: int) -> float:
-        share = saving(4 * 10**9, every, 0.2, 2, 2.0, 1000.0).lost_share
+        share = cost(every).lost_share
         assert share is not None
         return share
 
-    found = saving(4 * 10**9, 0, 0.2, 2, 2.0, 1000.0)
+    def cost(every: int) -> Saving:
+        return saving(
+            4 * 10**9, every, step_seconds=0.2, nodes=2, write_gb_s=2.0, mtbf_hours=1000.0
+        )
+
+    found = cost(0)
     assert found.lost_share is None and found.every_seconds is None and found.write_seconds == 2.0
     assert (
         found.lost_share_at_young_daly

@@ -45,6 +45,6 @@ def test_a_position_is_the_same_after_a_file(tmp_path: Path) -> None:
         7,
         392,
     )
-    about = About({}, {}, {}, position, {}, {})
+    about = About({}, {}, {}, position, counters={}, layout={})
     (tmp_path / "checkpoint.json").write_text(about_json(about))
     assert read_about(tmp_path) == about

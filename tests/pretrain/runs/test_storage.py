@@ -33,12 +33,15 @@ def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> N
     if (shim := build_shim(tmp_path)) is None:
         pytest.skip("there is no C compiler")
     standing, other = tmp_path / "standing", tmp_path / "other"
-    standing.mkdir(), other.mkdir()
+    standing.mkdir()
+    other.mkdir()
     program = (
         "import sys; from pathlib import Path; from pretrain.runs.storage import stands;"
         "print([stands(Path(each), 1.0) for each in sys.argv[1:]], flush=True)"
     )
-    environment = os.environ | failing_storage(shim, standing, tmp_path / "counter", 0, STANDS)
+    environment = os.environ | failing_storage(
+        shim, standing, tmp_path / "counter", 0, error=STANDS
+    )
     command = [sys.executable, "-c", program, standing, other, tmp_path / "nowhere"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60

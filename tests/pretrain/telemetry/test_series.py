@@ -54,7 +54,8 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, every: int) -> None:
     assert deterministic(read_strictly(tmp_path / "killed")) == deterministic(
         read_strictly(tmp_path / "straight")
     )
-    shown, expected = read_scalars(tmp_path / "killed"), read_scalars(tmp_path / "straight")
+    shown = read_scalars(tmp_path / "killed")
+    expected = read_scalars(tmp_path / "straight")
     del shown[HOST_BYTES.tag], expected[HOST_BYTES.tag]
     assert shown == expected
 

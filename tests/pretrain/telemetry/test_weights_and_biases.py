@@ -56,16 +56,19 @@ def histories(path: Path) -> Iterator[dict[str, Any]]:
     """The history records of a .wandb file: LevelDB's log format, with wandb's protocol buffers in it."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, place, parts = path.read_bytes(), HEADER, b""
+    content = path.read_bytes()
+    place, parts = HEADER, b""
     while place + HEADER <= len(content):
         if BLOCK - place % BLOCK < HEADER:
             place += BLOCK - place % BLOCK  # the rest of a block is too short for a header
             continue
-        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        length = int.from_bytes(content[place + 4 : place + 6], "little")
+        kind = content[place + 6]
         parts += content[place + HEADER : place + HEADER + length]
         place += HEADER + length
         if kind in (1, 4):  # whole, or the last part
-            record, parts = Record.FromString(parts), b""
+            record = Record.FromString(parts)
+            parts = b""
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 names = (
