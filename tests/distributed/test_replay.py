@@ -1,4 +1,5 @@
-"""Steps made again: bit-equal at the run's layout, equal up to rounding at another; runs told apart."""
+"""Steps made again: bit-equal at the run's layout, equal up to rounding at another; runs told
+apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sweeps of real runs: failures, skipping, slices, signals, resuming; and what runs of one seed share."""
+"""Sweeps of real runs: failures, skipping, slices, signals, resuming; and what runs of one seed
+share."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
 
 @pytest.fixture(scope="module")
 def beginnings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """{name of the run: digests of its initial tensors and of its first batches}, from live engines."""
+    """{name of the run: digests of its initial tensors and of its first batches}, from live
+    engines."""
     directory = tmp_path_factory.mktemp("beginnings")
     entries = [{"name": name, **values} for name, values in KINDS.items()]
     grid = write_grid(
@@ -211,7 +213,8 @@ def next_runs(capsys: pytest.CaptureFixture[str], grid: str, task: int) -> list[
 def test_a_trial_trains_what_is_left_and_its_verdict_stays(
     tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four pairs are there, as fabricated runs; the fifth is trained. Far apart: one design hardly learns."""
+    """Four pairs are there, as fabricated runs; the fifth is trained. Far apart: one design hardly
+    learns."""
     entries = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
     fixed = {"schedule.steps": 12, "telemetry.tensorboard": False}
     grid = write_grid(tmp_path, tiny_shards, fixed, list=entries, seeds=[1, 2, 3, 4, 5])

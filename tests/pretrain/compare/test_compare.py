@@ -1,4 +1,5 @@
-"""compare: which runs it takes for samples of what, what it refuses, and what it shows and writes."""
+"""compare: which runs it takes for samples of what, what it refuses, and what it shows and
+writes."""
 
 from __future__ import annotations
 
@@ -179,12 +180,12 @@ def test_what_else_differs_is_told(tmp_path: Path) -> None:
     }
     paths[3] = write_run(tmp_path / "b", "orthogonal-1", "orthogonal", seed=1, changes=changes)
     assert compare_runs(paths, "vanilla").notes[1:] == (
-        "orthogonal-1 and the baseline's run of the same run.seed have different data.seed: these pairs did "
-        "not see the same samples in the same order.",
-        "The runs also differ in environment.device: cpu with AVX2 in vanilla, orthogonal-0; NVIDIA H100 in "
-        "orthogonal-1.",
-        "The runs also differ in optimizer.learning_rate: 0.001 in vanilla, orthogonal-0; 0.0003 in "
-        "orthogonal-1.",
+        "orthogonal-1 and the baseline's run of the same run.seed have different data.seed: these "
+        "pairs did not see the same samples in the same order.",
+        "The runs also differ in environment.device: cpu with AVX2 in vanilla, orthogonal-0; "
+        "NVIDIA H100 in orthogonal-1.",
+        "The runs also differ in optimizer.learning_rate: 0.001 in vanilla, orthogonal-0; 0.0003 "
+        "in orthogonal-1.",
     )
 
 

@@ -1,4 +1,5 @@
-"""compare at equal compute: learning curves, prices to the baseline's loss, numbers of the committed runs."""
+"""compare at equal compute: learning curves, prices to the baseline's loss, numbers of the
+committed runs."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def committed(root: Path, page: str, labels: Collection[str], without: int = 0) 
 
 
 def learnt(root: Path, name: str, last: float, slope: float = 0.4, **options: Any) -> Path:
-    """A run that was validated after each quarter, with a loss that falls by `slope` nats a doubling."""
+    """A run that was validated after each quarter, with a loss that falls by `slope` nats a
+    doubling."""
     losses = [None if step % 25 else last - slope * math.log2(step / 100) for step in range(1, 101)]
     return write_run(root, name, loss=last, columns={tags.VALIDATION_LOSS.tag: losses}, **options)
 
@@ -207,7 +209,8 @@ def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path) -> None:
-    """Start the later run, of 200 and 150 seconds, 350 seconds after the earlier one, or the other way."""
+    """Start the later run, of 200 and 150 seconds, 350 seconds after the earlier one, or the other
+    way."""
     for folder, first, second in (("a", "12:00:00", "12:05:50"), ("b", "12:05:50", "12:02:30")):
         paths = [timed(tmp_path / folder, "vanilla", 2.0, first)]
         paths += [timed(tmp_path / folder, "orthogonal", 1.5, second)]
@@ -255,7 +258,8 @@ def prices(comparison: Comparison, label: str) -> list[Any]:
 
 
 def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
-    """Tokens to vanilla's loss at 0.3, 0.6 and 1.2 million tokens, and the share of what context taught."""
+    """Tokens to vanilla's loss at 0.3, 0.6 and 1.2 million tokens, and the share of what context
+    taught."""
     paths = committed(tmp_path, "tokens", ["vanilla", "orthogonal"])
     comparison = compare_runs(paths, "vanilla", ["tokens"])
     computes = prices(comparison, "orthogonal")
@@ -270,7 +274,8 @@ def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
 
 
 def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> None:
-    """Its runs have one length; vanilla's of the other lengths say what the gap is worth in tokens."""
+    """Its runs have one length; vanilla's of the other lengths say what the gap is worth in
+    tokens."""
     paths = committed(tmp_path, "structured", ["vanilla", "monarch+low_rank"])
     paths += committed(tmp_path, "tokens", ["vanilla"], without=614_400)
     (compute,) = prices(compare_runs(paths, "vanilla", ["tokens"]), "monarch+low_rank")

@@ -1,4 +1,5 @@
-"""`ladder`: the law found again, its intervals, what seeds share, sealed predictions and refusals."""
+"""`ladder`: the law found again, its intervals, what seeds share, sealed predictions and
+refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""report.html of a comparison, read back as a browser's parser does: one file, the numbers of the JSON."""
+"""report.html of a comparison, read back as a browser's parser does: one file, the numbers of the
+JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ COMMAND = [("python", "-m", "pretrain", "compare", "<run>&")]
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page: attributes, tables as text, preformatted texts, open elements."""
+    """What the tests ask of a page: attributes, tables as text, preformatted texts, open
+    elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -111,7 +111,8 @@ def test_a_line_in_the_middle_that_is_lost_or_damaged_is_named(
 
 
 def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
-    """Every second step until step 50, then every one; what a start said was missing is not said again."""
+    """Every second step until step 50, then every one; what a start said was missing is not said
+    again."""
     was = {"telemetry.every": {"was": 2, "is": 1}}
     segments = [{"first_step": 1, "changes": {}}, {"first_step": 51, "changes": was}]
     path = write_run(tmp_path, "vanilla", changes={"environment.segments": segments})

@@ -1,4 +1,5 @@
-"""compare's numbers: against hand-worked and published examples, and numpy and scipy used directly."""
+"""compare's numbers: against hand-worked and published examples, and numpy and scipy used
+directly."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pretrain.study.gaps import NATS, SCORES, PairedGap, adjust, holm, paired_ga
 from pretrain.study.tables import gap_sentence, margin, verdict
 from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
 
-# Student's sleep data: extra hours of sleep of ten patients under two drugs (Student, Biometrika 6, 1908).
+# Extra hours of sleep of ten patients under two drugs (Student, Biometrika 6, 1908).
 SLEEP = (
     (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0),
     (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4),
@@ -38,7 +39,8 @@ def gap_of(values: tuple[float, ...], base: tuple[float, ...]) -> PairedGap:
 
 
 def test_students_sleep_data() -> None:
-    """The textbook's answers: mean difference 1.58, t = 4.0621, p = 0.002833, interval 0.7001 to 2.4599."""
+    """The textbook's answers: mean difference 1.58, t = 4.0621, p = 0.002833, interval 0.7001 to
+    2.4599."""
     gap = gap_of(SLEEP[1], SLEEP[0])
     assert gap.n == 10
     assert gap.mean == pytest.approx(1.58)
@@ -48,7 +50,8 @@ def test_students_sleep_data() -> None:
 
 
 def test_five_pairs_worked_by_hand() -> None:
-    """d = 1 ... 5 hundredths: sd = √2.5 / 100, t = 3 √2, 2.776 standard errors make the interval."""
+    """d = 1 ... 5 hundredths: sd = √2.5 / 100, t = 3 √2, 2.776 standard errors make the
+    interval."""
     gap = gap_of((3.01, 3.52, 4.03, 3.24, 3.15), (3.0, 3.5, 4.0, 3.2, 3.1))
     assert gap.mean == pytest.approx(0.03)
     assert gap.sd == pytest.approx(math.sqrt(2.5) / 100)
@@ -110,7 +113,8 @@ def test_what_few_or_equal_values_leave_undefined() -> None:
 
 @pytest.mark.parametrize("shift", [0.038, -0.038, 0.0])
 def test_the_margin_of_equivalence_by_two_one_sided_tests(shift: float) -> None:
-    """At the margin the worse of both tests has p = 2.5 %; a bit more and both hold, a bit less and not."""
+    """At the margin the worse of both tests has p = 2.5 %; a bit more and both hold, a bit less and
+    not."""
     d = np.array([-0.008, -0.028, 0.042, -0.038, 0.032]) + shift
     gap = gap_of(tuple((4.0 + d).tolist()), (4.0,) * 5)
     within = gap.equivalent_within
@@ -183,7 +187,8 @@ def converging(tmp_path: Path) -> Comparison:
 
 
 def test_tokens_to_the_baselines_loss_by_hand(tmp_path: Path) -> None:
-    """Smoothed over 5 steps the losses are 8 - (n - 2) / 32 and 8 - (n - 2) / 64: step n takes 2 n - 2."""
+    """Smoothed over 5 steps the losses are 8 - (n - 2) / 32 and 8 - (n - 2) / 64: step n takes 2 n
+    - 2."""
     comparison = converging(tmp_path)
     base, slow = comparison.variants
     assert [reach.steps and reach.steps.mean for reach in base.reaches] == [25, 50, 75, 100]
@@ -264,7 +269,8 @@ def test_speed_drops_the_first_tenth_and_pools_the_rest(tmp_path: Path) -> None:
 
 
 def test_theory_by_hand(tmp_path: Path) -> None:
-    """4 layers of 128: freezing takes 2 d² L = 131,072 of 1,313,024 parameters, 4 d² L FLOPs of a token."""
+    """4 layers of 128: freezing takes 2 d² L = 131,072 of 1,313,024 parameters, 4 d² L FLOPs of a
+    token."""
     run = read_finished_run(write_run(tmp_path, "o", "orthogonal"))
     theory = expected_cost(run)
     assert theory is not None
@@ -278,7 +284,8 @@ def test_theory_by_hand(tmp_path: Path) -> None:
 def test_bytes_a_parameter_are_those_of_the_method(
     tmp_path: Path, stage: int, trainable: float
 ) -> None:
-    """bf16 weights and gradients, fp32 Adam, 8 replicas; a frozen parameter always takes 2 bytes."""
+    """bf16 weights and gradients, fp32 Adam, 8 replicas; a frozen parameter always takes 2
+    bytes."""
     changes = {
         "config.precision": {"dtype": "bf16", "grad_accum_dtype": "bf16"},
         "environment.world_size": 8,

@@ -1,4 +1,5 @@
-"""How gaps change with a numeric subject: against numpy and scipy used directly, and what is said of it."""
+"""How gaps change with a numeric subject: against numpy and scipy used directly, and what is said
+of it."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_slopes_against_numpy_and_scipy_directly(tmp_path: Path) -> None:
 
 
 def test_a_line_worked_by_hand() -> None:
-    """Gaps of 1, 2, 4 hundredths and 3, 3, 3: slopes 1 and 0, mean a half; t(0.975, 1) is 12.706."""
+    """Gaps of 1, 2, 4 hundredths and 3, 3, 3: slopes 1 and 0, mean a half; t(0.975, 1) is
+    12.706."""
     gaps = {"orthogonal": ((0.01, 0.02, 0.04), (0.03, 0.03, 0.03))}
     ((trend,), _) = lines_over(gaps)
     assert trend.slope.differences == pytest.approx((0.01, 0.0), abs=1e-9)
@@ -118,7 +120,8 @@ def test_a_line_worked_by_hand() -> None:
 
 
 def test_only_seeds_with_a_gap_at_every_value_have_a_line() -> None:
-    """Seeds 2 and 3 do; gaussian was never made at 16, so two values make its line; of monarch one does."""
+    """Seeds 2 and 3 do; gaussian was never made at 16, so two values make its line; of monarch one
+    does."""
     gaps = {
         "orthogonal": ((0.01, None, 0.05), (0.01, 0.02, 0.03), (0.01, 0.03, 0.05)),
         "gaussian": ((0.01, 0.02, None), (0.01, 0.04, None)),
@@ -132,7 +135,8 @@ def test_only_seeds_with_a_gap_at_every_value_have_a_line() -> None:
     assert second.slope.differences == pytest.approx((0.01, 0.03)) and second.residual is None
     assert "two values cannot show whether a line fits" in trend_sentence(second)
     assert lost == [
-        "No line over model.num_layers for monarch: fewer than two seeds have a gap at each of its 3 values."
+        "No line over model.num_layers for monarch: fewer than two seeds have a gap at each of its "
+        "3 values."
     ]
 
 
@@ -150,7 +154,8 @@ def test_a_slope_is_claimed_from_five_seeds_on(seeds: int, claimed: bool) -> Non
 
 
 def test_a_line_over_tokens_names_what_changes_with_them(tmp_path: Path) -> None:
-    """Runs of different length, named alike: also their steps and warm-up differ, which is only told."""
+    """Runs of different length, named alike: also their steps and warm-up differ, which is only
+    told."""
     tokens = (204_800, 409_600, 819_200)
     paths = sweep(tmp_path, {"orthogonal": GAPS["orthogonal"]}, tokens, ("summary.tokens",))
     for path in paths:
@@ -208,8 +213,8 @@ def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
     assert [point.mean for point in same.trends[0].points] == pytest.approx([0.1, 0.1])
     notes = [note for note in same.notes if note.startswith("Losses of different")]
     assert notes == [
-        "Losses of different data.sequence_length are not of the same tokens (samples of another length cut "
-        "the held-out text otherwise); gaps within one length are."
+        "Losses of different data.sequence_length are not of the same tokens (samples of another "
+        "length cut the held-out text otherwise); gaps within one length are."
     ]
     part = compare_runs(lengths(tmp_path / "part", {64: 64, 128: 64}), "vanilla", subject)
     assert "data.validation_samples of them are another part of it" in " ".join(part.notes)

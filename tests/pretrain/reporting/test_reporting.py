@@ -1,4 +1,5 @@
-"""What all reports share: numbers and settings as text, tables, strict JSON, the error lines of a log."""
+"""What all reports share: numbers and settings as text, tables, strict JSON, the error lines of a
+log."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_bytes_in_the_unit_that_suits_them() -> None:
 
 
 def test_one_table_in_markdown_and_on_the_terminal() -> None:
-    """A cell is shown as it is: no markup on the terminal, no column broken by its `|` in Markdown."""
+    """A cell is shown as it is: no markup on the terminal, no column broken by its `|` in
+    Markdown."""
     table = Table(("name", "n"), [("a|b\nc [red]", "1"), ("d", "20")])
     assert markdown(table) == [
         "| name | n |",
@@ -159,7 +161,8 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -> None:
-    """A line is seen at 3 : 1 against the paper, text is read at 4.5 : 1, light and dark (WCAG 2)."""
+    """A line is seen at 3 : 1 against the paper, text is read at 4.5 : 1, light and dark (WCAG
+    2)."""
     style = files("pretrain.reporting").joinpath("page.css").read_text()
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in style.split("@media screen")[:2]

@@ -1,4 +1,5 @@
-"""Results on disk: found by what they were made of, made again where that or the file is another."""
+"""Results on disk: found by what they were made of, made again where that or the file is
+another."""
 
 from __future__ import annotations
 

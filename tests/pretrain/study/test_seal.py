@@ -1,4 +1,5 @@
-"""Seals: written once before the first run, judged by compare, and honest about what has changed since."""
+"""Seals: written once before the first run, judged by compare, and honest about what has changed
+since."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def sealed(grid: Grid, runs: list[PlannedRun], *texts: str) -> Seal | None:
 
 
 def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
-    """Leave finished runs of these plans; orthogonal's losses are `gap` nats above vanilla's, and noise."""
+    """Leave finished runs of these plans; orthogonal's losses are `gap` nats above vanilla's, and
+    noise."""
     paths = []
     for run in runs:
         seed, variant = run.config.run.seed, run.config.attention.variant

@@ -1,4 +1,5 @@
-"""The sequential paired t-test: its level over all looks, its answers, and the pairs it plans for."""
+"""The sequential paired t-test: its level over all looks, its answers, and the pairs it plans
+for."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ WITHIN = Hypothesis("new", "within", 2.0, "old")
 
 @pytest.mark.parametrize("level", [YES, NO])
 def test_all_looks_together_are_wrong_no_more_often_than_the_level(level: float) -> None:
-    """Against scipy's own t-test at every look; 4,000 sequences, so three standard errors are 1.0 %."""
+    """Against scipy's own t-test at every look; 4,000 sequences, so three standard errors are 1.0
+    %."""
     noise = np.random.default_rng(3).standard_normal((4000, LAST))
     wrong = np.zeros(4000, dtype=bool)
     for n in range(FIRST, LAST + 1):

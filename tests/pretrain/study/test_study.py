@@ -1,4 +1,5 @@
-"""Groups of seeds, tables of gaps, and reports as `compare`, `evaluate` and fine-tuning share them."""
+"""Groups of seeds, tables of gaps, and reports as `compare`, `evaluate` and fine-tuning share
+them."""
 
 from __future__ import annotations
 

@@ -368,7 +368,8 @@ def test_every_run_of_every_shipped_grid_is_possible(
 @pytest.mark.parametrize("base", ["small", "base", "large"])
 @pytest.mark.parametrize("name", shipped_grids())
 def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
-    """Its keys unset those of the base that they exclude, and what is one run there is planned once."""
+    """Its keys unset those of the base that they exclude, and what is one run there is planned
+    once."""
     grid = shipped_grid(name)
     # A length in FLOPs suits the sizes of its base; on another it is given anew.
     fixed = grid.content.fixed
