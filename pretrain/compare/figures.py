@@ -262,10 +262,11 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         "label": "95 % interval of the mean",
     }
     for row, (_, gap) in enumerate(gaps):
+        # First, so that the legend begins with the mean; drawn last, over the interval.
+        axes.plot([gap.mean], [row], "D", markersize=7, color="black", label="mean", zorder=3)
         axes.plot(gap.differences, [row + 0.22] * gap.n, "o", markersize=4, **pair)
         if gap.low is not None and gap.high is not None:
             axes.plot([gap.low, gap.high], [row, row], solid_capstyle="butt", **bar)
-        axes.plot([gap.mean], [row], "D", markersize=7, color="black", label="mean")
         text = f"{signed(gap.mean, 3)}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
         remark(
             axes,
