@@ -51,10 +51,8 @@ def made_beside(out: Path) -> Iterator[Path]:
             refuse_existing(out)
             directory.rename(out)
     except OSError as error:
-        if error.errno in (
-            errno.ENOTEMPTY,
-            errno.EEXIST,
-        ):  # another command has made it a moment ago
+        # Another command has made it a moment ago.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             refuse_existing(out)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise

@@ -177,9 +177,7 @@ def corrections(
     members = config.num_attention_heads // groups if part == "query" else 1
     own = _own_corrections(linear, part, wanted) if wanted else {}
     made = {}
-    for name, one in [
-        weight for correction in wanted for weight in of_one_head[correction].items()
-    ]:
+    for name, one in (weight for each in wanted for weight in of_one_head[each].items()):
         whole = one.double().repeat(groups, members, *[1] * one.dim())
         whole[linear.adapted_groups] = own[name].detach().double().unflatten(0, (-1, members))
         repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
@@ -197,9 +195,8 @@ def _own_corrections(
     before, after = _around_the_norm(linear)
     found: dict[str, torch.Tensor] = {}
     if "taps" in wanted:
-        found["convolution.taps"] = adapters.get_parameter(f"{part}_taps").unflatten(
-            0, (-1, head_dim)
-        )
+        taps = adapters.get_parameter(f"{part}_taps")
+        found["convolution.taps"] = taps.unflatten(0, (-1, head_dim))
     if part == "value":
         return found
     groups = len(linear.adapted_groups)

@@ -79,9 +79,8 @@ def open_source(directory: Path) -> SourceModel:
                 ignore_mismatched_sizes=True,  # they are refused below
                 output_loading_info=True,
             )
-    except (
-        Exception
-    ) as error:  # a stranger's files: transformers and what it reads them with raise anything
+    except Exception as error:
+        # A stranger's files: transformers and what it reads them with raise anything.
         reason = " ".join(str(error).split())[:500]
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
     if model_class is None:

@@ -118,15 +118,10 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
     resolved = config.as_dict()
     for key, was in keys.items():
         section, _, name = key.partition(".")
-        if (
-            name == "initial_weights"
-        ):  # they are needed no more, but for a frozen bank, which has digests
+        # Initial weights are no longer needed, but for a frozen bank, which has digests.
+        if section not in ("model", "attention") or name == "initial_weights":
             continue
-        if (
-            section in ("model", "attention")
-            and name in resolved[section]
-            and resolved[section][name] != was
-        ):
+        if name in resolved[section] and resolved[section][name] != was:
             raise UserError(
                 f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "
                 f"{resolved[section][name]}; restore the run's own config.yaml"

@@ -37,9 +37,8 @@ def test_options_are_in_the_header(name: str) -> None:
     assert {"--job-name", "--open-mode", "--output", "--time", "--nodes"} <= options
     if name.startswith(("pretrain", "sweep")):
         assert {"--gres", "--exclusive", "--requeue", "--signal"} <= options
-        assert (
-            "--ntasks-per-node" not in options
-        )  # a requeued job would want as many nodes as it had
+        # With it a requeued job would want as many nodes as it had.
+        assert "--ntasks-per-node" not in options
 
 
 def test_shellcheck(shellcheck: str) -> None:

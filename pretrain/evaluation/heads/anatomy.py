@@ -132,6 +132,8 @@ def classify(
         boundary: id of the end of a document; predictions made at it are in no class. None: none.
     """
     ends = np.zeros(ids.shape, bool) if boundary is None else ids == boundary
+    # A number for each document of each sample; pairs of it and a token (or two) become one integer,
+    # so that `np.unique` finds repetitions within documents.
     documents = np.cumsum(ends, axis=1) - ends + np.arange(len(ids))[:, None] * ids.shape[1]
     tokens = np.unique(documents * len(counts) + ids, return_inverse=True)[1].reshape(ids.shape)
     seen = _repeated(tokens)[:, 1:]
@@ -140,7 +142,7 @@ def classify(
     quarters = np.empty(len(counts), int)
     quarters[order] = 4 * (np.cumsum(counts[order]) - counts[order] / 2) / counts.sum()
     frequency = quarters[ids[:, 1:]]
-    (rows, places) = np.indices(seen.shape)
+    rows, places = np.indices(seen.shape)
     cuts = [-(-seen.shape[1] * part // 4) for part in range(5)]
     splits = {
         "recall": {
@@ -182,37 +184,31 @@ def dissect(
         splits: classes of every prediction.
     """
     whole = np.logical_or.reduce([*splits["recall"].values()])
-    found = list[ClassGap]()
-    for split, classes in {"all": {"all": whole}, **splits}.items():
-        for name, mask in ((name, mask) for name, mask in classes.items() if mask.any()):
-            values, others = (
-                {seed: float(one[mask].mean()) for seed, one in a.items()} for a in (base, own)
-            )
-            gap = paired_gap(baseline, others, values, NATS)
-            assert gap is not None
-            losses = [sum(side[seed] for seed in gap.seeds) / gap.n for side in (values, others)]
-            size = float(mask.sum() / whole.sum())
-            part = _part(size, gap, found[0].gap if found else gap)
-            found.append(
-                ClassGap(
-                    variant=variant,
-                    split=split,
-                    name=name,
-                    share=size,
-                    losses=(losses[0], losses[1]),
-                    gap=gap,
-                    part=part,
-                )
-            )
+    found: list[ClassGap] = []
+    named = [("all", "all", whole)]
+    named += [(split, name, mask) for split, one in splits.items() for name, mask in one.items()]
+    for split, name, mask in named:
+        if not mask.any():
+            continue
+        before = {seed: float(losses[mask].mean()) for seed, losses in base.items()}
+        after = {seed: float(losses[mask].mean()) for seed, losses in own.items()}
+        gap = paired_gap(baseline, after, before, NATS)
+        assert gap is not None
+        means = [sum(side[seed] for seed in gap.seeds) / gap.n for side in (before, after)]
+        size = float(mask.sum() / whole.sum())
+        part = _part(size, gap, found[0].gap if found else gap)
+        losses = (means[0], means[1])
+        found.append(ClassGap(variant, split, name, size, losses=losses, gap=gap, part=part))
     return found
 
 
 def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, float] | None:
-    """Return size · gap / whole gap with the ends of its interval."""
+    """Return size · gap / whole gap with the ends of its interval, by Fieller's theorem."""
     if whole.low is None or whole.high is None or whole.low <= 0 <= whole.high:
         return None
     a = size * np.array(gap.differences)
     b = np.array(whole.differences)
+    # The ends are the roots ρ of (a − ρ b)² = t² var(a − ρ b), quadratic in ρ; a, b are means here.
     (aa, ab), (_, bb) = np.cov(a, b) * stats.t.ppf((1 + CONFIDENCE) / 2, gap.n - 1) ** 2 / gap.n
     square = b.mean() ** 2 - bb
     mixed = a.mean() * b.mean() - ab
@@ -271,14 +267,11 @@ def in_words(gaps: Sequence[ClassGap]) -> str:
     top = max((g for g in gaps if g.share < 1 and g.part), key=lambda g: g.part or (), default=None)
     answer = "Its interval has no ends or contains 0, so no class can be said to hold it."
     if top is not None and top.part is not None:
-        answer = (
-            "It is held by"
-            if top.part[0] >= MOST
-            else f"No class holds {share(MOST)} of it, the most has"
-        )
-        answer += (
-            f' "{top.name}" ({top.split}): {top.cells[-1]}, with {share(top.share)} of the tokens.'
-        )
+        answer = f"No class holds {share(MOST)} of it, the most has"
+        if top.part[0] >= MOST:
+            answer = "It is held by"
+        size_of_class = f"{top.cells[-1]}, with {share(top.share)} of the tokens"
+        answer += f' "{top.name}" ({top.split}): {size_of_class}.'
     return f"{gaps[0].variant} − {gap.baseline}: {size}. {answer}"
 
 
@@ -291,9 +284,8 @@ def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> 
     """
 
     def span(words: str, difference: float) -> str:
-        colour = (
-            "213, 94, 0" if difference > 0 else "0, 114, 178"
-        )  # told apart by all kinds of sight
+        # Two colours that people of all kinds of sight tell apart.
+        colour = "213, 94, 0" if difference > 0 else "0, 114, 178"
         style = f"background: rgba({colour}, {0.55 * min(1.0, abs(difference)):.2f})"
         return f'<span style="{style}" title="{difference:+.2f} nats">{escape(words)}</span>'
 

@@ -355,9 +355,8 @@ def _figure(grid: Grid, errors: Errors) -> Figure:
 def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int, int]]) -> None:
     """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
     for place, variant in enumerate(grid.variants):
-        shift = 1.03 ** (
-            place - (len(grid.variants) - 1) / 2
-        )  # error bars must not hide one another
+        # Error bars must not hide one another.
+        shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)
         by_size = [errors[variant][size] for size in sizes.values()]
         plot_seeds(
             plot, [value * shift for value in sizes], by_size, groups=grid.variants, group=variant

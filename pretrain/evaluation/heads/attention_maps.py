@@ -155,9 +155,8 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
         if head >= heads[row]:
             plot.set_visible(False)
             continue
-        seen = np.ma.masked_equal(
-            maps[row].probabilities[head], 0
-        )  # what a query cannot see stays white
+        # What a query cannot see stays white.
+        seen = np.ma.masked_equal(maps[row].probabilities[head], 0)
         plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
         plot.grid(visible=False)
         plot.locator_params(nbins=5, integer=True)

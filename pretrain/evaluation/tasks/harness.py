@@ -258,9 +258,8 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
     """Prepare a task as the harness does before an evaluation."""
     given = task.get_config("num_fewshot")
-    if given is None or (
-        shots is not None and given != 0
-    ):  # a task that says 0 keeps it, as in the harness
+    # A task that says 0 keeps it, as in the harness.
+    if given is None or (shots is not None and given != 0):
         task.set_config("num_fewshot", shots or 0)
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(

@@ -58,10 +58,8 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
         items = [
             sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which
         ]
-        numeric = all(
-            map(_is_number, items)
-        )  # what is aggregated from pairs, such as F1, has no such items
-        own_items = tuple(map(float, items)) if numeric else ()
+        # What is aggregated from pairs, such as F1, has no numbers of items.
+        own_items = tuple(map(float, items)) if all(map(_is_number, items)) else ()
         scores[_named(metric, which)] = Score(
             value, error, better.get(metric) is not False, own_items
         )
