@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -112,11 +112,15 @@ def tasks(
         results=out / "results",
     )
     scores = measure(models, measured, settings)
-    options: dict[str, str | int | Path | None] = {"--tasks": names, "--baseline": baseline}
-    options |= {"--include-path": include_path, "--num-fewshot": num_fewshot, "--limit": limit}
-    options |= {"--step": step, "--out": out}
-    command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
-    command += [(key, str(value)) for key, value in options.items() if value is not None]
+    options = {
+        "--tasks": names,
+        "--baseline": baseline,
+        "--include-path": include_path,
+        "--num-fewshot": num_fewshot,
+        "--limit": limit,
+        "--step": step,
+        "--out": out,
+    }
     report = TaskReport(
         comparison=compare_tasks(groups, scores),
         groups=groups,
@@ -124,7 +128,7 @@ def tasks(
         scores=scores,
         limit=limit,
         versions=versions,
-        command=command,
+        command=_command(runs, options),
     )
     finish(report.document(), out, log_width=100)
 
@@ -265,6 +269,12 @@ def approximation(
 
 
 evaluate.command()(glue)
+
+
+def _command(runs: Sequence[Path], options: Mapping[str, object]) -> list[tuple[str, ...]]:
+    """Return the words of `evaluate tasks` that make a report, in groups that share a line."""
+    command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
+    return command + [(key, str(value)) for key, value in options.items() if value is not None]
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,27 +63,13 @@ def open_source(directory: Path) -> SourceModel:
     for file, key, value in named_code(directory):
         raise UserError(f"{file} has {key}={value}, code to run: it cannot be imported")
     require_transformers("import")
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    try:
+    with _loading(directory):
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
         stored = _stored_tensors(directory)
         model_class = CLASSES.get(config.model_type)
-        if model_class is not None:
-            _refuse_oversized(config, stored)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(directory),
-                config=config,
-                local_files_only=True,
-                dtype=torch.float32,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are refused below
-                output_loading_info=True,
-            )
-    except Exception as error:
-        # A stranger's files: transformers and what it reads them with raise anything.
-        reason = " ".join(str(error).split())[:500]
-        raise UserError(f"transformers cannot load {directory}: {reason}") from error
+        model, info = (None, {}) if model_class is None else _load(directory, config, stored)
     if model_class is None:
         known = " and ".join(CLASSES)
         raise UserError(
@@ -95,15 +82,7 @@ def open_source(directory: Path) -> SourceModel:
                 "cannot be imported"
             )
     section = _section(directory, config, model_class)
-    model, info = loaded
-    for name, stored, expected in sorted(info["mismatched_keys"]):
-        shapes = f"the shape {tuple(stored)}, and its config.json makes it {tuple(expected)}"
-        raise UserError(f"{directory}: {name} has {shapes}")
-    if strange := sorted(info["unexpected_keys"]):
-        raise UserError(
-            f"{directory}: {strange[0]} has no place in the model here, and without it the model "
-            "is another one: it cannot be imported"
-        )
+    _refuse_other_tensors(directory, info)
     weights = {}
     for stream, name, weight in _streams(directory, section, model_class, model):
         if name in info["missing_keys"]:
@@ -112,6 +91,45 @@ def open_source(directory: Path) -> SourceModel:
             raise UserError(f"{directory}: {name} holds NaN or infinity: it cannot be imported")
         weights[stream] = weight
     return SourceModel(section, weights, _stored_type(directory, stored))
+
+
+@contextmanager
+def _loading(directory: Path) -> Iterator[None]:
+    """Turn whatever transformers and its readers raise of a stranger's files into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(f"transformers cannot load {directory}: {reason}") from error
+
+
+def _load(directory: Path, config: Any, stored: dict[str, tuple[str, int]]) -> tuple[Any, Any]:
+    """Return the model in float32, and what transformers says of the tensors that it found."""
+    from transformers import AutoModelForCausalLM
+
+    _refuse_oversized(config, stored)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(directory),
+        config=config,
+        local_files_only=True,
+        dtype=torch.float32,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are refused by `_refuse_other_tensors`
+        output_loading_info=True,
+    )
+    return loaded
+
+
+def _refuse_other_tensors(directory: Path, info: Any) -> None:
+    """Refuse tensors of another shape, and tensors without a place in the model."""
+    for name, there, expected in sorted(info["mismatched_keys"]):
+        shapes = f"the shape {tuple(there)}, and its config.json makes it {tuple(expected)}"
+        raise UserError(f"{directory}: {name} has {shapes}")
+    if strange := sorted(info["unexpected_keys"]):
+        raise UserError(
+            f"{directory}: {strange[0]} has no place in the model here, and without it the model "
+            "is another one: it cannot be imported"
+        )
 
 
 def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str, Any]:
