@@ -22,7 +22,7 @@ reporting    tables, plots and texts
 runs         the run directory on disk
 ranks        process groups, devices, signals
 configs      shipped configurations
-errors       the error that a user can mend
+errors       the error that a user can fix
 """
 
 # Here and not in the package's metadata: jobs on a cluster run a checkout that nobody installed.

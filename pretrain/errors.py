@@ -1,4 +1,4 @@
-"""The one error this package raises for something its user can mend."""
+"""The one error this package raises for something its user can fix."""
 
 
 class UserError(ValueError):

@@ -1,7 +1,7 @@
 """The verbs `try` and `demo`: text to two trained models and a page that compares them.
 
 Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare.
-Each redoes nothing that is finished, so a trial that was stopped or killed goes on when it is
+Each redoes nothing that is finished, so a trial that was stopped or killed resumes when it is
 started again.
 """
 
@@ -342,7 +342,7 @@ def _prompts(shards: Path) -> list[str]:
 
 
 def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
-    """Run `python -m VERB ARGUMENTS`; a signal goes on to it, and ends the trial with it."""
+    """Run `python -m VERB ARGUMENTS`; a signal is passed on to it, and ends the trial with it."""
     from pretrain.ranks.launch import prepare_child
 
     if title:

@@ -110,7 +110,7 @@ _SectionType = TypeVar("_SectionType", bound=type[Section])
 def _with_axes(section: _SectionType) -> _SectionType:
     """Return the section with a key for each axis of the policy, after the section's own keys.
 
-    A decorator, so that the type checker goes on to see the class that is written below.
+    A decorator, so that the type checker still sees the class that is written below.
     """
     keys: dict[str, Any] = {name: _key(name, axis) for name, axis in AXES.items()}
     made: Any = create_model(

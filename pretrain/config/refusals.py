@@ -106,7 +106,7 @@ def _check_tensor_parallel(config: Config) -> None:
     if (rows - config.model.vocab_size) * size >= rows:
         raise UserError(
             f"model.vocab_multiple={config.model.vocab_multiple} leaves a tensor-parallel rank "
-            f"without any of the {config.model.vocab_size} pieces; use a smaller multiple"
+            f"without any of the {config.model.vocab_size} tokens; use a smaller multiple"
         )
     _check_divides("model.ffn_hidden_size", config.ffn_hidden_size, key, size)
     if config.parallel.sequence_parallel:

@@ -71,7 +71,7 @@ class Section(BaseModel):
 
 
 class OnResume(Enum):
-    """The effect of another value on a run that goes on from a checkpoint."""
+    """The effect of another value on a run that continues from a checkpoint."""
 
     LAYOUT = "takes effect, the same training up to rounding"
     REFUSED = "refused"
@@ -84,7 +84,7 @@ class Setting:
     """The record of one configuration key.
 
     Attributes:
-        on_resume: effect of another value on a run that goes on from a checkpoint.
+        on_resume: effect of another value on a run that continues from a checkpoint.
         note: condition or extent of that effect, for the documentation.
         identity: a checkpoint records the value, and a resume compares it. False for keys that are
             free to change, and for those that are compared by what their files or the frozen bank

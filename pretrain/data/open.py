@@ -46,7 +46,7 @@ def check_inputs(config: Config, world_size: int) -> Inputs:
     if config.model.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} but the tokenizer of "
-            f"{blend.manifests[0].directory} has {tokenizer.vocab_size} pieces; "
+            f"{blend.manifests[0].directory} has {tokenizer.vocab_size} tokens; "
             f"set model.vocab_size={tokenizer.vocab_size} (model.vocab_multiple adds rows to it)"
         )
     prompts = read_prompts(config.telemetry, config.data.sequence_length, blend)

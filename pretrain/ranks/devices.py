@@ -40,7 +40,7 @@ def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) 
         environment[VISIBLE] = ""
     elif device == "cuda" and (reason := why_no_cuda()):
         raise UserError(
-            f"run.device=cuda, but {reason}; mend that, or set run.device=auto", rank_specific=True
+            f"run.device=cuda, but {reason}; fix that, or set run.device=auto", rank_specific=True
         )
 
 
@@ -57,7 +57,7 @@ def use_cuda(machine: Path = MACHINE) -> bool:
     reason = why_no_cuda()
     if reason is not None and (devices := nvidia_devices(machine)):
         raise UserError(
-            f"this machine has NVIDIA GPUs ({devices[0]}), but {reason}; mend that, or ask for "
+            f"this machine has NVIDIA GPUs ({devices[0]}), but {reason}; fix that, or ask for "
             f"the CPU with run.device=cpu or an empty {VISIBLE}",
             rank_specific=True,
         )

@@ -29,11 +29,11 @@ from pretrain.ranks.environment import LaunchEnvironment, node_name
 
 EXIT_CODE = 2
 LOST = 1
-"""The exit code of a rank that has lost another: nobody's mistake, so that a job goes on."""
+"""The exit code of a rank that has lost another: nobody's mistake, so that a job continues."""
 SIGNS_IN_TIMEOUT = 8
 MOST_SECONDS_BETWEEN = 10.0
 LATE = 2.5
-"""A rank is late with its next sign after so many times the time between two."""
+"""A rank is late with its next sign after this many times the time between two."""
 LOOKOUTS = (0, 1)
 """Ranks that look at all signs all the time; the others only when a collective has failed them."""
 _STORE_ERRORS = (RuntimeError, OSError, ValueError)

@@ -141,7 +141,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         key = repr(".".join(map(str, first["loc"])))
         if first["type"] == "missing":
             raise UserError(
-                f"{path} has no key {key}: it is no file of this version; run again"
+                f"{path} has no key {key}: this version did not write it; run again"
             ) from None
         raise UserError(f"{path}: {key}: {first['msg'].lower()}; restore the file") from None
     return content

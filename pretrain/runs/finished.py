@@ -188,7 +188,7 @@ def _require_whole(
 ) -> None:
     """Refuse a run in which no training loss is finite, or whose records are not all there.
 
-    A start of the run may find fewer records than it goes on from, and has said so then: not an
+    A start of the run may find fewer records than it continues from, and has said so then: not an
     error here.
     """
     if not np.isfinite(curves[LOSS]).any():

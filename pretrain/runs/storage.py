@@ -43,7 +43,7 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
         room = f"{room}, but it may hold no more files"
     elif needed:
         room = f"about {size_text(needed)} are needed and {room}"
-    remedy = _REMEDIES.get(error.errno or 0, "mend that")
+    remedy = _REMEDIES.get(error.errno or 0, "fix that")
     reason = error.strerror or type(error).__name__
     return (
         f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on "

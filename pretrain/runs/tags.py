@@ -63,12 +63,12 @@ class Metric:
 
     def of(self, name: str) -> str:
         """Return the tag of a family's member."""
-        assert self.member, f"{self.tag} is no family"
+        assert self.member, f"{self.tag} is not a family"
         return self.tag + name
 
     def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} of a family's members in a record of metrics.jsonl."""
-        assert self.member, f"{self.tag} is no family"
+        assert self.member, f"{self.tag} is not a family"
         own = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
         return {tag.removeprefix(self.tag): record[tag] for tag in own}
 

@@ -147,7 +147,7 @@ def memory_metrics(facts: RunFacts) -> dict[str, float]:
 class LossWindow:
     """The losses of the regular records (steps divisible by `every`) among the last `length` steps.
 
-    It is refilled from the records of metrics.jsonl, so a resumed run goes on with the same
+    It is refilled from the records of metrics.jsonl, so a resumed run continues with the same
     variances as an uninterrupted one, even if a signal caused an extra record.
     """
 

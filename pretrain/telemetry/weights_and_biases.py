@@ -1,6 +1,6 @@
 """The same scalars for Weights & Biases (wandb), an optional package: `telemetry.wandb`.
 
-A run has one id, kept in RUN/wandb/id, so a resumed run goes on where it was. Steps after the
+A run has one id, kept in RUN/wandb/id, so a resumed run continues where it was. Steps after the
 resumed checkpoint that wandb has already are the same numbers again, and wandb leaves them out.
 Where it sends them, or that it only writes files (WANDB_MODE=offline), is said by wandb's own
 environment variables.
@@ -21,13 +21,13 @@ PROJECT = "ora-pretrain"
 
 
 class WandbRun:
-    """An attempt at the run in `run_path`, which goes on after `resume_step`; 0: a new run.
+    """An attempt at the run in `run_path`, which continues after `resume_step`; 0: a new run.
 
     The package is there: `config.refusals` has asked.
 
     Args:
         settings: {name: value}, what wandb's tables tell runs apart by.
-        say: told once if wandb fails on the way. Training goes on: these numbers are also in
+        say: told once if wandb fails on the way. Training continues: these numbers are also in
             metrics.jsonl.
 
     Raises:

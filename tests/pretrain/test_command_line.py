@@ -29,7 +29,7 @@ REFUSED = {
     "vocabulary larger than the tokenizer's": (
         {"model__vocab_size": 1024},
         1,
-        ("model.vocab_size=1024", "512 pieces", "set model.vocab_size=512"),
+        ("model.vocab_size=1024", "512 tokens", "set model.vocab_size=512"),
     ),
 }
 

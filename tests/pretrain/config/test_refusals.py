@@ -207,7 +207,7 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         (["model.vocab_multiple=4097"], ["model.vocab_multiple", "tensor_model_parallel_size=2"]),
         (
             ["model.vocab_multiple=8192"],
-            ["model.vocab_multiple=8192", "without any of the 4096 pieces"],
+            ["model.vocab_multiple=8192", "without any of the 4096 tokens"],
         ),
         (
             ["model.ffn_hidden_size=511"],
