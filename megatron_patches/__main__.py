@@ -51,7 +51,8 @@ def digest(
 
     The text is the same for every tensor-parallel size and, with construction qr, on every machine.
 
-    Example: python -m megatron_patches digest --num-layers 12 --hidden-size 768 --num-attention-heads 12
+    Example: python -m megatron_patches digest --num-layers 12 --hidden-size 768
+    --num-attention-heads 12
     """
     try:
         if head_dim is None:

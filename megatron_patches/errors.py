@@ -2,4 +2,7 @@
 
 
 class MethodError(ValueError):
-    """A request that the method cannot meet (impossible shape, unknown name); the message is one sentence."""
+    """A request that the method cannot meet (impossible shape, unknown name).
+
+    The message is one sentence.
+    """

@@ -6,15 +6,16 @@ With q_h = W_q x of head h (k likewise), in this order:
                                                                at 0, or normal where there is no W
     query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
     qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1; the scale becomes at once
-                                                               the one that orthonormal rows have on average
+                                                               the one that orthonormal rows have on
+                                                               average
     short_convolution  k_t ← Σ_j c_j ∘ k_(t−j), v alike        c_0 starts at 1; for the odd channels of k c_1
     channel_scale      q_h ← exp(s_h) ∘ q_h                    s starts at 0
     logit_scale        q_h ← s_h q_h                           s_h starts at 1
 
-Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All weights but A
-belong to a head and are sharded with it. A is the same on every tensor-parallel rank, and each rank's
-gradient of it covers its own heads only. The projection layer owns A and makes A x in the collective that its
-other products share.
+Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All
+weights but A belong to a head and are sharded with it. A is the same on every tensor-parallel rank,
+and each rank's gradient of it covers its own heads only. The projection layer owns A and makes A x
+in the collective that its other products share.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ Formula = Callable[[Heads, Weights], Heads]
 
 
 def low_rank(heads: Heads, weights: Weights) -> Heads:
-    """Add B A x."""
+    """Add B A x.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
     query, key = _up(for_query, weights["up_query"]), _up(for_key, weights["up_key"])
     if not heads.query.size(2) and query.size(-1):
@@ -63,7 +70,13 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
 
 
 def query_key_bias(heads: Heads, weights: Weights) -> Heads:
-    """Add each head's biases."""
+    """Add each head's biases.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     query, key = heads.query, heads.key
     return heads._replace(
         query=query + weights["query_bias"].view(query.shape[-2:]),
@@ -72,7 +85,13 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
 
 
 def qk_norm(heads: Heads, weights: Weights) -> Heads:
-    """Normalise queries and keys by their root mean square, times the gains."""
+    """Normalise queries and keys by their root mean square, times the gains.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     return heads._replace(
         query=_rms_norm(heads.query, weights["query_gain"]),
         key=_rms_norm(heads.key, weights["key_gain"]),
@@ -80,7 +99,13 @@ def qk_norm(heads: Heads, weights: Weights) -> Heads:
 
 
 def short_convolution(heads: Heads, weights: Weights) -> Heads:
-    """Mix each channel of keys and values with the tokens before."""
+    """Mix each channel of keys and values with the tokens before.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     if "key_taps" in weights:
         heads = heads._replace(key=convolve(heads.key, weights["key_taps"], heads.reach))
     if "value_taps" in weights and heads.value is not None:
@@ -89,14 +114,26 @@ def short_convolution(heads: Heads, weights: Weights) -> Heads:
 
 
 def channel_scale(heads: Heads, weights: Weights) -> Heads:
-    """Multiply each channel of the queries by the exponential of its weight."""
+    """Multiply each channel of the queries by the exponential of its weight.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     return heads._replace(
         query=heads.query * weights["log_scale"].exp().view(heads.query.shape[-2:])
     )
 
 
 def logit_scale(heads: Heads, weights: Weights) -> Heads:
-    """Multiply each head's query by the head's scale."""
+    """Multiply each head's query by the head's scale.
+
+    Args:
+        heads: queries, keys and values.
+        weights: the adapter's tensors by name; a shared one's product with the input stands in its
+            place.
+    """
     return heads._replace(query=heads.query * weights["logit_scale"].unsqueeze(-1))
 
 
@@ -116,7 +153,8 @@ FORMULAS: Mapping[str, Formula] = {
 class HeadAdapters(torch.nn.Module):
     """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
-    They are applied in their order; `num_heads` and `num_groups` are this rank's adapted query and key heads.
+    They are applied in their order; `num_heads` and `num_groups` are this rank's adapted query and
+    key heads.
     """
 
     def __init__(
@@ -141,11 +179,24 @@ class HeadAdapters(torch.nn.Module):
                     self.register_parameter(weight.name, made)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
-        """Correct queries, keys and values; `shared` has the products of x with tensors that heads share."""
+        """Correct queries, keys and values.
+
+        `shared` has the products of x with tensors that heads share.
+
+        Args:
+            heads: queries, keys and values.
+            shared: products of the input with tensors that heads share, by name.
+        """
         return self.apply_some(tuple(self.steps), heads, shared)
 
     def apply_some(self, names: Iterable[str], heads: Heads, shared: Weights) -> Heads:
-        """Apply some of the adapters, in this order and in the type of the heads; see `forward`."""
+        """Apply some of the adapters, in this order and in the type of the heads; see `forward`.
+
+        Args:
+            names: of the adapters, in the order in which they are applied.
+            heads: queries, keys and values.
+            shared: products of the input with tensors that heads share, by name.
+        """
         for name in names:
             weights = {
                 own: shared[own] if own in shared else getattr(self, own).to(heads.query.dtype)
@@ -156,7 +207,10 @@ class HeadAdapters(torch.nn.Module):
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, copied: in that layout gradients take less time on a CPU."""
+    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, copied.
+
+    In that layout gradients take less time on a CPU.
+    """
     return inner @ weight.t().contiguous()
 
 

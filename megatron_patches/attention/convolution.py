@@ -22,7 +22,12 @@ None: always, within the sample.
 
 
 def reach_of(visible: Visible, taps: int) -> Reach:
-    """Return what tokens may look back at, from the form of an attention mask."""
+    """Return what tokens may look back at, from the form of an attention mask.
+
+    Args:
+        visible: form of the attention mask.
+        taps: tokens that the convolution looks at.
+    """
     if visible is None:
         return None
     masks = []
@@ -38,7 +43,13 @@ def reach_of(visible: Visible, taps: int) -> Reach:
 
 
 def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
-    """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first."""
+    """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first.
+
+    Args:
+        inputs: `[seq, batch, heads, head_dim]`.
+        taps: `[heads * head_dim, taps]`.
+        reach: what a token may look back at.
+    """
     if (
         not reach
         and inputs.numel()
@@ -56,7 +67,8 @@ def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> t
 def _convolve_whole_samples(inputs: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
     """Convolve with oneDNN, as an image [1, channels, seq, batch] with the channels next to each other.
 
-    Padded before and not cut after, so that the gradient has no gaps and needs no copy: 0.4 of the loop's.
+    Padded before and not cut after, so that the gradient has no gaps and needs no copy: 0.4 of the
+    loop's.
     """
     image = inputs.flatten(2).unsqueeze(0).permute(0, 3, 1, 2)
     padded = functional.pad(image, (0, 0, taps.size(1) - 1, 0))

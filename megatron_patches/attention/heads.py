@@ -1,8 +1,8 @@
 """Effective Query/Key matrices and attention distributions of each head, for a model on one process.
 
-Both are measured on the live model instead of read from its parameters, so they hold for every variant and
-adapter: W_Q is the layer's response to the unit vectors, and the attention distribution is the output of the
-core attention with the unit vectors as values.
+Both are measured on the live model instead of read from its parameters, so they hold for every
+variant and adapter: W_Q is the layer's response to the unit vectors, and the attention distribution
+is the output of the core attention with the unit vectors as values.
 
 Version-sensitive: calls methods of megatron-core's attention modules one by one.
 """
@@ -27,7 +27,8 @@ from megatron_patches.engine.documents import Documents
 class HeadWeights:
     """Effective projections of one layer, float64 on the CPU, before any rotary embedding.
 
-    query: `[num_attention_heads, head_dim, hidden_size]`; key: `[num_query_groups, head_dim, hidden_size]`.
+    query: `[num_attention_heads, head_dim, hidden_size]`; key: `[num_query_groups, head_dim,
+    hidden_size]`.
     """
 
     query: torch.Tensor
@@ -40,16 +41,19 @@ def has_queries_and_keys(attention: torch.nn.Module) -> bool:
 
 
 def head_weights(attention: SelfAttention) -> HeadWeights | None:
-    """Return the matrices W with q = W x and k = W x, head by head; None where no such matrix exists.
+    """Return the matrices W with q = W x and k = W x, head by head.
 
-    None exists where scores are not made from queries and keys (synthesizers) or are not linear in x
-    before the dot product (a norm of q and k).
+    None where no such matrix exists.
+
+    None exists where scores are not made from queries and keys (synthesizers) or are not linear in
+    x before the dot product (a norm of q and k).
     """
     if not has_queries_and_keys(attention):
         return None
     weight = next(attention.parameters())
     unit = torch.eye(attention.config.hidden_size, dtype=weight.dtype, device=weight.device)
-    # The sum of the unit vectors with random signs: a linear layer maps it to the same sum of their images.
+    # The sum of the unit vectors with random signs: a linear layer maps it to the same sum of their
+    # images.
     signs = torch.randint(0, 2, (1, len(unit)), generator=torch.Generator().manual_seed(0)) * 2 - 1
     probes = torch.cat([unit, signs.to(unit)])[:, None]  # [hidden + 1, batch 1, hidden]
     with torch.no_grad():
@@ -69,7 +73,8 @@ def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
 Observe = Callable[[int, torch.Tensor, torch.Tensor | None], None]
 """(layer from 0, probabilities, scores before the softmax), both `[batch, heads, query, key]` float32.
 
-A score that a query must not see has probability 0. None: a synthesizer's, which has no queries and keys.
+A score that a query must not see has probability 0. None: a synthesizer's, which has no queries and
+keys.
 """
 
 
@@ -77,8 +82,13 @@ A score that a query must not see has probability 0. None: a synthesizer's, whic
 def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
     """Pass each layer's distributions and scores to `observe` in every forward pass inside the context.
 
-    The core attention runs once more on the same queries and keys with the unit vectors as values: row t of
-    its output is then the distribution of query t. The forward pass itself does not change.
+    The core attention runs once more on the same queries and keys with the unit vectors as values:
+    row t of its output is then the distribution of query t. The forward pass itself does not
+    change.
+
+    Args:
+        model: the model.
+        observe: gets each layer's distributions and scores.
     """
     handles = []
     for layer in model.decoder.layers:
@@ -94,7 +104,8 @@ def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
 
 def _hook(layer: int, observe: Observe) -> Callable[..., None]:
     def hook(core: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # Core attentions differ in their arguments (a synthesizer's has no query and key); all have a value.
+        # Core attentions differ in their arguments (a synthesizer's has no query and key); all have
+        # a value.
         arguments = signature(core.forward).bind(*inputs, **named).arguments
         length, batch, groups, _ = arguments["value"].shape
         unit = torch.eye(length, device=arguments["value"].device)[:, None, None]

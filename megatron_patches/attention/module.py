@@ -3,8 +3,9 @@
     attention = FrozenAttention(hidden_size=256, num_attention_heads=4, seed=1, layer=0)
     hidden_states = hidden_states + attention(norm(hidden_states))
 
-One process computes all heads; needs neither megatron-core nor a process group. The rows are those of the
-training program (`projections`) at the same sizes and (seed, layer, role, head), bit for bit.
+One process computes all heads; needs neither megatron-core nor a process group. The rows are those
+of the training program (`projections`) at the same sizes and (seed, layer, role, head), bit for
+bit.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ DRAWN = tuple(
 
 
 class FrozenAttention(nn.Module):
-    """Causal attention softmax(q·k/√head_dim) v: q, k by rows drawn from a seed; v and the output train.
+    """Causal attention softmax(q·k/√head_dim) v.
 
-    The state dict holds the weights of v_proj and o_proj only; the rows are drawn wherever the module is
-    made. So keep seed and layer with a saved model: with other rows the same weights are another model.
+    Q, k by rows drawn from a seed; v and the output train.
+
+    The state dict holds the weights of v_proj and o_proj only; the rows are drawn wherever the
+    module is made. So keep seed and layer with a saved model: with other rows the same weights are
+    another model.
 
     Args:
         seed, layer: of the rows, from 0; give each layer of a model its own number.
@@ -50,8 +54,10 @@ class FrozenAttention(nn.Module):
 
     Attributes:
         recipe: of the rows, for `bank_rows`.
-        query_key_weight: buffer `[rows, hidden]` of queries, then keys, in the module's dtype, or None.
-        query_key_right, query_key_left: buffers, the factors of the rows of a structured variant, or None.
+        query_key_weight: buffer `[rows, hidden]` of queries, then keys, in the module's dtype, or
+            None.
+        query_key_right, query_key_left: buffers, the factors of the rows of a structured variant,
+            or None.
 
     Raises MethodError: another variant, or sizes at which there are no such rows.
     """
@@ -160,7 +166,10 @@ class FrozenAttention(nn.Module):
         return f"variant={self.variant!r}, seed={self.recipe.seed}, layer={self.layer}, shared={self.shared}"
 
     def _draw(self) -> None:
-        """Fill the buffers, in dtype and on the device of the trained weights: cast once, from float64."""
+        """Fill the buffers, in dtype and on the device of the trained weights.
+
+        Cast once, from float64.
+        """
         keys = range(0 if self.shared else self.num_groups)
         heads: dict[Role, range] = {"query": range(self.num_heads), "key": keys}
         weight = self.v_proj.weight
@@ -175,7 +184,10 @@ class FrozenAttention(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> FrozenAttention:
-        """Move or cast the module, but draw its rows again for another dtype: a second cast rounds twice."""
+        """Move or cast the module, but draw its rows again for another dtype.
+
+        A second cast rounds twice.
+        """
         dtype, was_meta = self.v_proj.weight.dtype, self.v_proj.weight.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if dtype != self.v_proj.weight.dtype or was_meta:
@@ -184,7 +196,10 @@ class FrozenAttention(nn.Module):
 
 
 class _Project(torch.autograd.Function):
-    """`monarch.project` by frozen factors: the gradient is of the input only, which need not be kept."""
+    """`monarch.project` by frozen factors.
+
+    The gradient is of the input only, which need not be kept.
+    """
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
 """Products of one input with several column-parallel weights, some of them frozen, in one autograd function.
 
-Together they need the collectives of one product: without sequence parallelism an all-reduce of the input
-gradient; with it an all-gather forward, and an all-gather and a reduce-scatter backward.
+Together they need the collectives of one product: without sequence parallelism an all-reduce of the
+input gradient; with it an all-gather forward, and an all-gather and a reduce-scatter backward.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ def column_parallel_products(
 ) -> tuple[torch.Tensor, ...]:
     """Multiply the input `[seq(/tp), batch, hidden]` by every weight `[rows of this rank, hidden]`.
 
-    `tile`: tile of `monarch.project` as a kernel; None: as two products. `factors_train`: what stands in the
-    place of the frozen weight are factors that train. Returns `[seq, batch, rows]` each; the product with the
-    frozen weight, if there is one, comes first.
+    Args:
+        hidden_states: `[seq(/tp), batch, hidden]`.
+        frozen: weight that gets no gradient, or its factors; None: there is none.
+        tp_group: the tensor-parallel ranks.
+        sequence_parallel: activations outside the products are slices of the sequence.
+        weights: trained weights `[rows of this rank, hidden]`.
+        tile: tile of `monarch.project` as a kernel; None: as two products.
+        factors_train: what stands in the place of the frozen weight are factors that train.
+
+    Returns:
+        `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
     """
     if torch.is_grad_enabled():
         parts = _parts(frozen)
@@ -53,12 +61,16 @@ def column_parallel_products(
             *weights,
         )
         return products
-    # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without its context.
+    # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without
+    # its context.
     return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
 
 
 def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a frozen weight, which autograd must get one by one; `_whole` is the inverse."""
+    """Return the tensors of a frozen weight.
+
+    Autograd must get them one by one; `_whole` is the inverse.
+    """
     if frozen is None:
         return ()
     return frozen if isinstance(frozen, Factors) else (frozen,)
@@ -105,8 +117,8 @@ class _ColumnParallelProducts(torch.autograd.Function):
         factors_train: bool,
         *operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
-        # exists to save.
+        # The local slice is kept for backward, not the gathered sequence: the memory sequence
+        # parallelism exists to save.
         ctx.save_for_backward(hidden_states, *operands)
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
@@ -120,8 +132,8 @@ class _ColumnParallelProducts(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         hidden_states, *operands = ctx.saved_tensors
         frozen, weights = _whole(operands[: ctx.num_frozen]), operands[ctx.num_frozen :]
-        # Each collective overlaps a product that does not depend on it: the gather overlaps the input
-        # gradient, and the reduction of the input gradient overlaps the weight gradients.
+        # Each collective overlaps a product that does not depend on it: the gather overlaps the
+        # input gradient, and the reduction of the input gradient overlaps the weight gradients.
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)

@@ -3,13 +3,14 @@
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
-Rows of some heads or roles may train instead (`HeadSplit`), keys may share the rows of queries, W_q and W_k
-may be trained factors, or missing where low_rank takes their place; and `adapters` may correct the result.
+Rows of some heads or roles may train instead (`HeadSplit`), keys may share the rows of queries, W_q
+and W_k may be trained factors, or missing where low_rank takes their place; and `adapters` may
+correct the result.
 
 All products of x share one autograd function, so that the layer performs exactly the collectives of
-megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the input
-gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward. Two
-column-parallel layers side by side would double them.
+megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the
+input gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward.
+Two column-parallel layers side by side would double them.
 
 Version-sensitive: takes the place of megatron-core's SelfAttention and of its linear_qkv.
 """
@@ -48,10 +49,13 @@ class FrozenQueryKeySelfAttention(SelfAttention):
 
     Args:
         policy: the choice of frozen heads and adapters.
-        recipe: the draw of frozen rows, and of trained ones that start from a bank; None: there are none.
-        frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
+        recipe: the draw of frozen rows, and of trained ones that start from a bank; None: there are
+            none.
+        frozen_groups: global numbers of this layer's key heads that are frozen, with their query
+            heads.
 
-    `recomputes_query_key`: recompute structured queries and keys in backward instead of keeping them.
+    `recomputes_query_key`: recompute structured queries and keys in backward instead of keeping
+    them.
     """
 
     recomputes_query_key = False
@@ -75,7 +79,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
                 raise MethodError(
                     f"frozen queries and keys are made without megatron-core's {field.name}; leave it out"
                 )
-        # linear_qkv does not get the layer number, which is global and from 1; the bank counts from 0.
+        # linear_qkv does not get the layer number, which is global and from 1; the bank counts from
+        # 0.
         linear_qkv = partial(
             FrozenQueryKeyValueLinear,
             policy=policy,
@@ -95,7 +100,15 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Visible, **others: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as megatron-core's SelfAttention; adapters look back within what the mask lets see."""
+        """Attend as megatron-core's SelfAttention.
+
+        Adapters look back within what the mask lets see.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
+                the future included, or documents that stand alone; None: causal.
+        """
         self.linear_qkv.look_back_within(attention_mask)
         attended: tuple[torch.Tensor, torch.Tensor | None]
         attended = super().forward(hidden_states, attention_mask, **others)
@@ -108,7 +121,14 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project `[seq, batch, hidden]` to query, key, value `[seq, batch, heads or groups, head_dim]`."""
+        """Project `[seq, batch, hidden]` to query, key, value `[seq, batch, heads or groups, head_dim]`.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`.
+            key_value_states: megatron-core's, and None.
+            output_gate: megatron-core's, and False.
+            split_qkv: megatron-core's, and True.
+        """
         assert key_value_states is None and not output_gate and split_qkv
         if (
             self.recomputes_query_key
@@ -124,21 +144,22 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     """Column-parallel projection to this rank's queries and keys (frozen) and values (trainable).
 
     Attributes:
-        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in the
-            compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and
-            saves parameters, frozen or not. None where the bank is structured.
-        query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same rows where
-            the bank is structured, else None.
+        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
+            the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
+            broadcasts and saves parameters, frozen or not. None where the bank is structured.
+        query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same
+            rows where the bank is structured, else None.
         value_weight: parameter `[groups * head_dim, hidden]`.
         trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
-        trained_right_query_key, trained_left_query_key: parameters `[m, a, b]` and `[m, a, a]`, trained
-            factors in the place of all rows, or None.
-        shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that heads share,
-            such as low_rank_down.
+        trained_right_query_key, trained_left_query_key: parameters `[m, a, b]` and `[m, a, a]`,
+            trained factors in the place of all rows, or None.
+        shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
+            heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
-        tile: tile of the kernel that multiplies by structured rows; None, the initial value: two products.
-        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order, of
-            the roles of which a layer freezes some heads and trains others.
+        tile: tile of the kernel that multiplies by structured rows; None, the initial value: two
+            products.
+        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads'
+            order, of the roles of which a layer freezes some heads and trains others.
     """
 
     query_key_weight: torch.Tensor | None
@@ -281,8 +302,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
 
-        The rows of a structured bank are multiplied out for this from the factors in memory; if `exact`, in
-        float64, where no product is rounded.
+        The rows of a structured bank are multiplied out for this from the factors in memory; if
+        `exact`, in float64, where no product is rounded.
         """
         rows = self.frozen()
         if isinstance(rows, Factors):
@@ -293,7 +314,10 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         yield "key", key, rows[queries:]
 
     def trained_factors(self) -> Factors | None:
-        """Return the factors of all rows where they train: views of the parameters, in `Factors`' layout."""
+        """Return the factors of all rows where they train.
+
+        Views of the parameters, in `Factors`' layout.
+        """
         right, left = self.trained_right_query_key, self.trained_left_query_key
         if right is None or left is None:
             return None
@@ -334,14 +358,20 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return alone and self.query_key_weight is None
 
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute queries and keys as `forward` does, if `only_structured`; for use without gradients."""
+        """Compute queries and keys as `forward` does, if `only_structured`.
+
+        For use without gradients.
+        """
         (frozen,) = column_parallel_products(
             hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [], self.tile
         )
         return self._split(frozen, self.heads.frozen)
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Multiply the input by every weight of the layer: {name: `[seq, batch, rows of the weight]`}."""
+        """Multiply the input by every weight of the layer.
+
+        {name: `[seq, batch, rows of the weight]`}.
+        """
         own = {"value": self.value_weight, "trained": self.trained_query_key}
         own |= {name: getattr(self, name) for name in self.shared_adapters}
         learned = {name: weight for name, weight in own.items() if weight is not None}

@@ -1,9 +1,9 @@
 """Rotary positions of queries and keys (Su et al. 2021, arXiv:2104.09864), in three passes of memory.
 
-megatron-core computes the cosine and sine of every angle anew in each layer, for queries and for keys, and
-joins the rotated halves by copying. Here cosines and sines are computed once for all layers of a model, and
-each rotation writes its result without another copy. The angles and the pairing of components (i with i +
-head_dim / 2) are megatron-core's.
+megatron-core computes the cosine and sine of every angle anew in each layer, for queries and for
+keys, and joins the rotated halves by copying. Here cosines and sines are computed once for all
+layers of a model, and each rotation writes its result without another copy. The angles and the
+pairing of components (i with i + head_dim / 2) are megatron-core's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 class RotaryAngles:
     """Table of cos and sin of position * base^(-2i / head_dim), for the longest sequence so far.
 
-    The layers of a model share one table. A greater length, another device or data type replaces it.
+    The layers of a model share one table. A greater length, another device or data type replaces
+    it.
     """
 
     def __init__(self, head_dim: int, base: float) -> None:
@@ -35,7 +36,10 @@ class RotaryAngles:
         return rotated
 
     def _fill(self, length: int, like: torch.Tensor) -> None:
-        """Compute the table as megatron-core does: in float32, then cast to the data type of `like`."""
+        """Compute the table as megatron-core does.
+
+        In float32, then cast to the data type of `like`.
+        """
         exponents = (
             torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device)
             / self.head_dim
@@ -48,7 +52,10 @@ class RotaryAngles:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation of x by cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`; gradients turn back."""
+    """Rotation of x by cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`.
+
+    Gradients turn back.
+    """
 
     @staticmethod
     def forward(

@@ -26,12 +26,12 @@ from megatron_patches.engine.recompute import recomputed_in_backward
 class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
 
-    Torch picks the kernel: flash where possible, on the CPU only without dropout. Every variant with queries
-    and keys uses this module, so a comparison between two of them never compares two attention kernels.
-    `rotary`: the rotation of queries and keys by their positions; None: they are not rotated.
-    `recompute_query_key`: function that computes the next forward pass's queries and keys, not rotated, once
-    more. If set, and if attention is causal without a mask, that pass saves the function for backward in
-    place of the queries and keys, and clears the attribute.
+    Torch picks the kernel: flash where possible, on the CPU only without dropout. Every variant
+    with queries and keys uses this module, so a comparison between two of them never compares two
+    attention kernels. `rotary`: the rotation of queries and keys by their positions; None: they are
+    not rotated. `recompute_query_key`: function that computes the next forward pass's queries and
+    keys, not rotated, once more. If set, and if attention is causal without a mask, that pass saves
+    the function for backward in place of the queries and keys, and clears the attribute.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class CausalDotProductAttention(MegatronModule):
 
         Args:
             query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
-            key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not rotated.
-            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
-                included), or documents that stand alone, with their boundaries; None: causal.
+            key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not
+                rotated.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
+                future included), or documents that stand alone, with their boundaries; None:
+                causal.
 
         Returns `[seq, batch, heads * head_dim]`.
         """
@@ -110,7 +112,12 @@ class CausalDotProductAttention(MegatronModule):
         return context.permute(2, 0, 1, 3).flatten(2)
 
     def rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `[seq, batch, heads, head_dim]` turned by their positions, where there is a rotation."""
+        """Return `[seq, batch, heads, head_dim]` turned by their positions, where there is a rotation.
+
+        Args:
+            query: `[seq, batch, heads, head_dim]`.
+            key: `[seq, batch, groups, head_dim]`.
+        """
         if self.rotary is None:
             return query, key
         return self.rotary.rotate(query), self.rotary.rotate(key)

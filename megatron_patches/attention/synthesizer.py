@@ -3,12 +3,12 @@
     P_h = causal softmax(S_h),   o_h = P_h v_h,   v = W_v x
 
 S_h is a learned matrix [seq, seq] of head h, whole (`random`) or as A_h B_hᵀ (`factorized`): see
-`recipes`. There is no query, no key and nothing for a rotary embedding to turn; S_h itself knows the
-positions. V and the output projection are megatron-core's own column- and row-parallel layers, so the
-collectives are those of the ordinary layer. A rank owns the scores of its heads.
+`recipes`. There is no query, no key and nothing for a rotary embedding to turn; S_h itself knows
+the positions. V and the output projection are megatron-core's own column- and row-parallel layers,
+so the collectives are those of the ordinary layer. A rank owns the scores of its heads.
 
-P_h is the same for every sample of a batch, so without a mask and without dropout it is made once and applied
-as one product per group, [heads · seq, seq] × [seq, batch · head_dim].
+P_h is the same for every sample of a batch, so without a mask and without dropout it is made once
+and applied as one product per group, [heads · seq, seq] × [seq, batch · head_dim].
 
 Version-sensitive: has the constructor and the forward of megatron-core's SelfAttention.
 """
@@ -88,10 +88,18 @@ class SynthesizerSelfAttention(MegatronModule):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias; MethodError as `logits`.
+        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias.
 
-        The mask is `[batch, 1, seq, seq]` bool, True where a position must not see another (the future
-        included); None: causal.
+        The mask is `[batch, 1, seq, seq]` bool, True where a position must not see another (the
+        future included); None: causal.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
+                the future included, or documents that stand alone; None: causal.
+
+        Raises:
+            MethodError: as `logits`.
         """
         value, _ = self.linear_v(hidden_states)
         value = value.unflatten(-1, (-1, self.hidden_size_per_attention_head))
@@ -101,8 +109,8 @@ class SynthesizerSelfAttention(MegatronModule):
 class SynthesizerCoreAttention(MegatronModule):
     """Mixture of values by probabilities that belong to the heads, with this rank's score matrices.
 
-    `scores`: `[heads * T, T]`, or None where scores are factorized. `query_factor`, `key_factor`: A and B,
-    `[heads * T, k]` each, or None.
+    `scores`: `[heads * T, T]`, or None where scores are factorized. `query_factor`, `key_factor`: A
+    and B, `[heads * T, k]` each, or None.
 
     The matrices are parameters if trainable, else buffers that are not saved.
     """
@@ -159,9 +167,13 @@ class SynthesizerCoreAttention(MegatronModule):
         return tuple(matrix for _, _, matrix in self.frozen_shards())
 
     def logits(self, length: int) -> torch.Tensor:
-        """Return S of this rank's heads for the first `length` positions: `[heads, length, length]`, ≥ fp32.
+        """Return S of this rank's heads for the first `length` positions.
 
-        MethodError: `length` is greater than that of the score matrices.
+        Returns:
+            `[heads, length, length]`, ≥ fp32.
+
+        Raises:
+            MethodError: `length` is greater than that of the score matrices.
         """
         if length > self.recipe.sequence_length:
             raise MethodError(
@@ -183,10 +195,17 @@ class SynthesizerCoreAttention(MegatronModule):
     def probabilities(
         self, length: int, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return attention probabilities in the type of `logits`; rows sum to 1 over visible positions.
+        """Return attention probabilities in the type of `logits`.
+
+        Rows sum to 1 over visible positions.
 
         They are `[heads, length, length]`, or `[batch, heads, length, length]` with a mask of
         `[batch, 1, length, length]` bool, True where hidden, the future included.
+
+        Args:
+            length: positions of the input.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
+                the future included, or documents that stand alone; None: causal.
         """
         logits = self.logits(length)
         if attention_mask is None:
@@ -196,12 +215,19 @@ class SynthesizerCoreAttention(MegatronModule):
         return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
 
     def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`."""
+        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`.
+
+        Args:
+            value: `[seq, batch, groups, head_dim]`.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
+                the future included, or documents that stand alone; None: causal.
+        """
         length, batch, groups, head_dim = value.shape
         probabilities = self.probabilities(length, attention_mask).to(value.dtype)
         if self.training and self.dropout > 0.0:
             probabilities = self._drop(probabilities, batch)
-        # Heads of group 0, of group 1, ..., each group's stacked: one product per group, nothing repeated.
+        # Heads of group 0, of group 1, ..., each group's stacked: one product per group, nothing
+        # repeated.
         probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
         if probabilities.dim() == 3:
             mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)

@@ -1,14 +1,15 @@
 """Linear algebra in float64 whose *bits* depend on no CPU model, BLAS or thread count.
 
-A BLAS chooses its kernels (vector width, fused multiply-add, order of summation) by the CPU it finds, so the
-last bits of `a @ b` or of a LAPACK factorisation differ between CPU models. Two facts get around that:
+A BLAS chooses its kernels (vector width, fused multiply-add, order of summation) by the CPU it
+finds, so the last bits of `a @ b` or of a LAPACK factorisation differ between CPU models. Two facts
+get around that:
 
-* Elementwise numpy `+ - * / sqrt` are each correctly rounded (IEEE 754) and never fused across calls.
-* A matrix product of integers is exact, hence the same in any order and with any fusing, while every partial
-  sum stays within 2^53. So a real product is made of exact ones: cut both factors into slices of few bits,
-  multiply the slices with the ordinary fast BLAS, and add the results elementwise in a fixed order (Ozaki,
-  Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication by using fast routines of matrix
-  multiplication", Numer. Algorithms 59, 2012).
+* Elementwise numpy `+ - * / sqrt` are each correctly rounded (IEEE 754) and never fused across
+calls. * A matrix product of integers is exact, hence the same in any order and with any fusing,
+while every partial sum stays within 2^53. So a real product is made of exact ones: cut both factors
+into slices of few bits, multiply the slices with the ordinary fast BLAS, and add the results
+elementwise in a fixed order (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix
+multiplication by using fast routines of matrix multiplication", Numer. Algorithms 59, 2012).
 """
 
 from __future__ import annotations
@@ -21,20 +22,28 @@ FloatArray = npt.NDArray[np.float64]
 MANTISSA_BITS = 53
 # Up to this size the elementwise elimination is quicker than recursing into matrix products.
 ELIMINATION_SIZE = 64
-# Above this share (see `orthonormalize_rows`) one pass leaves an error of a few ulp; below, one more is made.
+# Above this share (see `orthonormalize_rows`) one pass leaves an error of a few ulp; below, one
+# more is made.
 GOOD_PIVOT_SHARE = 0.5
-# Below this share the first pass could lose so many digits that the second one no longer repairs it.
+# Below this share the first pass could lose so many digits that the second one no longer repairs
+# it.
 LEAST_PIVOT_SHARE = 2.0**-24
 
 
 def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
     """Multiply two matrices with the same bits on every IEEE machine.
 
-    `a`: [m, k], float64, finite. `b`: [k, n], float64, finite; k at most 2^25. Returns [m, n]; the error of
-    entry (i, j) is a few 2^-53 · k · max|a[i, :]| · max|b[:, j]|, as for an ordinary product. Integer factors
-    (or factors on a common power-of-two grid) that fit one slice are multiplied exactly, in one BLAS call.
+    Args:
+        a: [m, k], float64, finite.
+        b: [k, n], float64, finite; k at most 2^25.
+
+    Returns:
+        [m, n]; the error of entry (i, j) is a few 2^-53 · k · max|a[i, :]| · max|b[:, j]|, as for
+        an ordinary product. Integer factors (or factors on a common power-of-two grid) that fit one
+        slice are multiplied exactly, in one BLAS call.
     """
-    # k products of two slices are at most k · 2^(2 · bits) <= 2^53: every partial sum is an exact integer.
+    # k products of two slices are at most k · 2^(2 · bits) <= 2^53: every partial sum is an exact
+    # integer.
     bits = (MANTISSA_BITS - (a.shape[1] - 1).bit_length()) // 2
     count = -(-(MANTISSA_BITS + 1) // bits)
     a_slices = _slices(a, bits, count, axis=1)
@@ -51,7 +60,8 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
 def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]:
     """Cut `x` into at most `count` matrices that add up to it, except for digits far below its last one.
 
-    Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column (axis 0).
+    Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column
+    (axis 0).
     """
     largest = np.abs(x).max(axis=axis, keepdims=True)
     exponent = np.frexp(largest)[1]
@@ -70,8 +80,8 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive) of a `[n, n]` matrix, reproducibly.
 
-    Returns L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not numerically
-    positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
+    Returns L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not
+    numerically positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
     """
     size = len(gram)
     if size <= ELIMINATION_SIZE:
@@ -103,12 +113,12 @@ def _eliminate(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
 def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     """Compute Qᵀ of the thin QR decomposition rowsᵀ = Q R with diag(R) > 0, reproducibly.
 
-    R is the transposed Cholesky factor of the Gram matrix, so Qᵀ = L⁻¹ · rows. That loses about as many
-    digits as the Gram matrix is ill conditioned, so the result is treated the same way again until its Gram
-    matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, ETNA 44, 2015).
-    Conditioning is told by the smallest pivot share: pivot j as a share of the squared length of row j is the
-    part of it that lies outside the rows before. Returns [m, n] with orthonormal rows, or None if `rows` [m,
-    n] are too close to dependent.
+    R is the transposed Cholesky factor of the Gram matrix, so Qᵀ = L⁻¹ · rows. That loses about as
+    many digits as the Gram matrix is ill conditioned, so the result is treated the same way again
+    until its Gram matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and
+    Fukaya, ETNA 44, 2015). Conditioning is told by the smallest pivot share: pivot j as a share of
+    the squared length of row j is the part of it that lies outside the rows before. Returns [m, n]
+    with orthonormal rows, or None if `rows` [m, n] are too close to dependent.
     """
     while True:
         gram = reproducible_matmul(rows, rows.T)

@@ -2,17 +2,19 @@
 
     W = blockdiag(A_0 … A_(b−1)) P blockdiag(B_0 … B_(a−1)),      hidden_size = a · b
 
-B_i is b × b and reads the i-th piece of b inputs; P puts the j-th result of every piece together; A_j is
-a × a and makes rows j a … (j + 1) a − 1 of them. Every factor is orthogonal, so W Wᵀ = I, and so it is for
-any choice of its rows. As an input reaches an output on one path only, every entry of W is one product,
+B_i is b × b and reads the i-th piece of b inputs; P puts the j-th result of every piece together;
+A_j is a × a and makes rows j a … (j + 1) a − 1 of them. Every factor is orthogonal, so W Wᵀ = I,
+and so it is for any choice of its rows. As an input reaches an output on one path only, every entry
+of W is one product,
 
     W[j a + r, i b + c] = A_j[r, i] · B_i[j, c]
 
-of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent, each from the random stream named by
-(seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM 17, 1980).
+of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent, each from the random stream
+named by (seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM
+17, 1980).
 
-Made of elementwise float64 `+ - * /` and `sqrt` in a fixed order: the bits depend on no BLAS, mathematics
-library, CPU model or thread count, nor on which other blocks were made.
+Made of elementwise float64 `+ - * /` and `sqrt` in a fixed order: the bits depend on no BLAS,
+mathematics library, CPU model or thread count, nor on which other blocks were made.
 """
 
 from __future__ import annotations
@@ -38,8 +40,15 @@ GRID = 2.0**16
 def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     """Choose (a, b): of all a · b = hidden_size whose a divides head_dim, the pair with the least a + b.
 
-    The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a, b) and
-    (b, a) are both possible, a is the smaller one. MethodError: a or b would have to be 1.
+    The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a,
+    b) and (b, a) are both possible, a is the smaller one.
+
+    Args:
+        hidden_size: width of the residual stream.
+        head_dim: width of a head.
+
+    Raises:
+        MethodError: a or b would have to be 1.
     """
     possible = [
         (a, hidden_size // a)
@@ -59,15 +68,18 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
 class LayerFactors:
     """Factors of some heads' rows of W_Q, then of W_K, in one layer, with m blocks in the left factor.
 
-    `right`: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the left
-    factor. `left`: `[m, a, a]`.
+    `right`: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the
+    left factor. `left`: `[m, a, a]`.
     """
 
     right: FloatArray
     left: FloatArray
 
     def rows(self) -> FloatArray:
-        """Return the rows that the factors stand for, `[m * a, hidden_size]`: every entry is one product."""
+        """Return the rows that the factors stand for, `[m * a, hidden_size]`.
+
+        Every entry is one product.
+        """
         blocks, a, _ = self.left.shape
         products = self.left[:, :, :, None] * self.right.transpose(1, 0, 2)[:, None]
         return products.reshape(blocks * a, a * self.right.shape[2])
@@ -80,9 +92,17 @@ def layer_factors(
     head_dim: int,
     heads: Sequence[tuple[int, Sequence[int]]],
 ) -> LayerFactors:
-    """Make the factors of these heads' rows; MethodError as `block_sizes`.
+    """Make the factors of these heads' rows.
 
-    `heads`: (number of a role, numbers of its heads), in the order of the rows.
+    Args:
+        seed: of the random streams.
+        layer: number of the layer, from 0.
+        hidden_size: width of the residual stream.
+        head_dim: width of a head.
+        heads: (number of a role, numbers of its heads), in the order of the rows.
+
+    Raises:
+        MethodError: as `block_sizes`.
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
@@ -105,7 +125,10 @@ def layer_factors(
 
 
 class Block(NamedTuple):
-    """Place of a block among a layer's factors: number of the role, factor, number within the factor."""
+    """Place of a block among a layer's factors.
+
+    Number of the role, factor, number within the factor.
+    """
 
     role: int
     factor: Factor
@@ -116,6 +139,12 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     """Make Haar orthogonal blocks: float64 `[len(blocks), size, size]`, size at least 2.
 
     Blocks made together take less time than one after the other, and have the same bits.
+
+    Args:
+        seed: of the random streams.
+        layer: number of the layer, from 0.
+        blocks: places of the blocks.
+        size: of a block, at least 2.
     """
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.
@@ -137,10 +166,12 @@ def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.rand
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
-    """Multiply reflectors H_0 H_1 …, signs corrected; H_j sends a vector to axis j: `[blocks, size, size]`.
+    """Multiply reflectors H_0 H_1 …, signs corrected.
 
-    The deviates are `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last: every
-    operation then runs along memory.
+    H_j sends a vector to axis j: `[blocks, size, size]`.
+
+    The deviates are `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last:
+    every operation then runs along memory.
     """
     products = np.zeros((size, size, deviates.shape[1]))
     end = len(deviates)
@@ -160,6 +191,9 @@ def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
 
 
 def _sum(terms: FloatArray) -> FloatArray:
-    """Sum over the first of several axes, one term after the other: only along memory numpy sums in pairs."""
+    """Sum over the first of several axes, one term after the other.
+
+    Only along memory numpy sums in pairs.
+    """
     total: FloatArray = np.add.reduce(terms, axis=0)
     return total

@@ -17,7 +17,15 @@ def heads_of_rank(
 ) -> range:
     """Return the global numbers of the heads of a role that a tensor-parallel rank owns.
 
-    MethodError: the size does not divide num_heads (whose key is `name`), or there is no such rank.
+    Args:
+        num_heads: heads of all ranks.
+        rank: tensor-parallel rank.
+        tensor_parallel_size: ranks that share the heads.
+        name: of such heads, for the sentence that refuses them.
+
+    Raises:
+        MethodError: the size does not divide num_heads (whose key is `name`), or there is no such
+            rank.
     """
     if tensor_parallel_size < 1 or num_heads % tensor_parallel_size:
         raise MethodError(
@@ -62,10 +70,19 @@ def split_heads(
     roles: Collection[Role] = ROLES,
     shared: bool = False,
 ) -> HeadSplit:
-    """Split the heads of a rank into those with frozen rows and the others; MethodError as `heads_of_rank`.
+    """Split the heads of a rank into those with frozen rows and the others.
 
-    `frozen_groups`: the groups of which the rows of `roles` are frozen. `shared`: keys have the rows of
-    queries, so that no key head has rows of its own.
+    Args:
+        num_heads: query heads of a layer.
+        num_groups: key heads of a layer.
+        frozen_groups: the groups of which the rows of `roles` are frozen.
+        rank: tensor-parallel rank.
+        tensor_parallel_size: ranks that share the heads.
+        roles: of which rows are frozen.
+        shared: keys have the rows of queries, so that no key head has rows of its own.
+
+    Raises:
+        MethodError: as `heads_of_rank`.
     """
     name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
     groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)

@@ -1,9 +1,10 @@
 """File of initial weights, read instead of drawn: those of a model that was trained before.
 
-The file is safetensors. The name of a tensor is that of the random stream from which its rows would otherwise
-be drawn (see `initialize`), so that any rank reads just its own rows; norms have two tensors, `.weight` and
-`.bias`. The header holds the sizes of the model, and the SHA-256 of every head of W_Q and W_K in float32. The
-SHA-256 of the header thus identifies the whole bank, and every head is checked when it is read.
+The file is safetensors. The name of a tensor is that of the random stream from which its rows would
+otherwise be drawn (see `initialize`), so that any rank reads just its own rows; norms have two
+tensors, `.weight` and `.bias`. The header holds the sizes of the model, and the SHA-256 of every
+head of W_Q and W_K in float32. The SHA-256 of the header thus identifies the whole bank, and every
+head is checked when it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ FORMAT = "ora-initial-weights-1"
 
 
 def bank_name(layer: int, role: str) -> str:
-    """Return the name of the tensor of W_Q or W_K of a layer, `[heads * head_dim, hidden]`."""
+    """Return the name of the tensor of W_Q or W_K of a layer, `[heads * head_dim, hidden]`.
+
+    Args:
+        layer: number of the layer, from 0.
+        role: query or key.
+    """
     return f"layer.{layer}.attention.{role}"
 
 
@@ -75,7 +81,12 @@ class GivenWeights:
         return name in self._stated["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Read rows of a tensor in the given order, `[len(numbers), columns]`, in their stored type."""
+        """Read rows of a tensor in the given order, `[len(numbers), columns]`, in their stored type.
+
+        Args:
+            name: name of the tensor.
+            numbers: numbers of the rows, in the order wanted.
+        """
         import torch
 
         try:
@@ -87,7 +98,14 @@ class GivenWeights:
             raise self._unreadable(f"{name}: {error}") from error
 
     def head(self, layer: int, role: str, head: int, head_dim: int) -> torch.Tensor:
-        """Read W_Q or W_K of one head, float32 `[head_dim, hidden]`, and compare its digest."""
+        """Read W_Q or W_K of one head, float32 `[head_dim, hidden]`, and compare its digest.
+
+        Args:
+            layer: number of the layer, from 0.
+            role: query or key.
+            head: number of the head within its role, from 0.
+            head_dim: width of a head.
+        """
         name = bank_name(layer, role)
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
         digests = self._stated["heads"].get(name, [])

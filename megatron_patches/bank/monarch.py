@@ -5,10 +5,10 @@ With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
     z_n[i] = right[i, n] · x_i        the right factor, `[a, m, b]`
     y_n    = left[n] z_n              the left factor, `[m, a, a]`
 
-and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to another order:
-the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the matrices of both products
-directly, and results are written to their final places. Given a `Tile`, each product is one kernel instead
-(`monarch_kernel`), which keeps the intermediate result on chip.
+and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to
+another order: the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the
+matrices of both products directly, and results are written to their final places. Given a `Tile`,
+each product is one kernel instead (`monarch_kernel`), which keeps the intermediate result on chip.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from megatron_patches.bank.monarch_kernel import Tile, two_products
 
 
 class Factors(NamedTuple):
-    """Structured rows of one rank, as its buffers: `[a, m, b]` and `[m, a, a]`, m·a rows of a·b columns."""
+    """Structured rows of one rank, as its buffers.
+
+    `[a, m, b]` and `[m, a, a]`, m·a rows of a·b columns.
+    """
 
     right: torch.Tensor
     left: torch.Tensor
 
     def rows(self) -> torch.Tensor:
-        """Return the rows of these factors, `[m * a, a * b]`: each entry is one product, in the same type."""
+        """Return the rows of these factors, `[m * a, a * b]`.
+
+        Each entry is one product, in the same type.
+        """
         products = self.left.unsqueeze(-1) * self.right.transpose(0, 1).unsqueeze(1)
         return products.flatten(2).flatten(0, 1)
 
@@ -35,7 +41,13 @@ class Factors(NamedTuple):
 def project(
     hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None
 ) -> torch.Tensor:
-    """Multiply `[..., a * b]` by `factors.rows()` transposed: `[..., m * a]`, contiguous."""
+    """Multiply `[..., a * b]` by `factors.rows()` transposed: `[..., m * a]`, contiguous.
+
+    Args:
+        hidden_states: `[…, hidden]`.
+        factors: of structured rows.
+        tile: tile of the kernel; None: two batched products.
+    """
     right, left = factors
     pieces, blocks, width = right.shape
     if tile is not None:
@@ -52,6 +64,12 @@ def add_input_grad(
     """Add the gradient of `project`'s input to `total` `[tokens, a * b]`, in place unless by the kernel.
 
     `grad` is that of the output, `[..., m * a]`; `total` is contiguous.
+
+    Args:
+        grad: gradient of the product.
+        factors: of structured rows.
+        total: gradient so far, `[tokens, hidden]`; may be overwritten.
+        tile: tile of the kernel; None: two batched products.
     """
     right, left = factors
     if tile is not None:
@@ -62,7 +80,13 @@ def add_input_grad(
 
 
 def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> Factors:
-    """Return the gradients of the factors of `project` of `inputs` `[tokens, a * b]`, from `[..., m * a]`."""
+    """Return the gradients of the factors of `project` of `inputs` `[tokens, a * b]`, from `[..., m * a]`.
+
+    Args:
+        grad: gradient of the product.
+        inputs: `[tokens, hidden]`.
+        factors: of structured rows.
+    """
     right, left = factors
     pieces, blocks, width = right.shape
     by_piece = inputs.reshape(-1, pieces, width)
@@ -95,8 +119,8 @@ def _add_input_grad(
     total.view(-1, pieces, width).transpose(0, 1).baddbmm_(between.mT, right)
 
 
-# To a compiler each is one operator. It would else have every product write a tensor of its own, and copy
-# that to the place where the result belongs.
+# To a compiler each is one operator. It would else have every product write a tensor of its own,
+# and copy that to the place where the result belongs.
 _project_at_once = torch.library.custom_op("ora_pretrain::project", _project, mutates_args=())
 _add_at_once = torch.library.custom_op(
     "ora_pretrain::add_input_grad", _add_input_grad, mutates_args=("total",)

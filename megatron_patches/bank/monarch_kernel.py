@@ -1,7 +1,8 @@
 """Operator of both products with structured rows, opaque to torch.compile, which needs only its shape.
 
-On CUDA it launches the Triton kernel of `monarch_triton`; on the CPU, for tests, it computes the same by two
-batched products in float32. The products with the rows of `monarch.Factors`, and their input gradient:
+On CUDA it launches the Triton kernel of `monarch_triton`; on the CPU, for tests, it computes the
+same by two batched products in float32. The products with the rows of `monarch.Factors`, and their
+input gradient:
 
     two_products(x, right, left, None, tile)              [tokens, a * b] -> [tokens, m * a]
     two_products(grad, left.mT, right.mT, total, tile)    [tokens, m * a] -> total + [tokens, a * b]
@@ -91,7 +92,15 @@ def launch(
     addend: torch.Tensor | None,
     tile: list[int],
 ) -> torch.Tensor:
-    """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets."""
+    """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets.
+
+    Args:
+        x: `[tokens, columns]`.
+        first: the first factor's tensor.
+        second: the second factor's tensor.
+        addend: added to the product; None: nothing is.
+        tile: tile of the kernel; None: two batched products.
+    """
     from triton import cdiv
 
     from megatron_patches.bank import monarch_triton
@@ -121,9 +130,18 @@ def launch(
 def kernel_constants(
     first: Sequence[int], rows: int, tokens: int, add: bool
 ) -> dict[str, int | bool]:
-    """Return the constants of a compilation: the kernel's arguments in capitals, without INTERPRETED.
+    """Return the constants of a compilation.
 
     `first` is the shape of `first`; `rows` those of a block of the result.
+
+    Args:
+        first: the first factor's tensor.
+        rows: rows of the product.
+        tokens: tokens of a tile.
+        add: the kernel adds to what there is.
+
+    Returns:
+        The kernel's arguments in capitals, without INTERPRETED.
     """
     num_p, num_r, width = first
     # The smallest tile of the tensor cores is 16; what is beyond the sizes is masked.

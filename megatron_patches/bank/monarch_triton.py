@@ -2,26 +2,28 @@
 
     out[t, r, m] = Σ_p second[r, m, p] between[t, r, p],    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
 
-is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a block and
-m a row of the block. The same kernel computes the input gradient with first = left and second = right,
-transposed by their strides, where p is a block and r a piece. Queries and keys are blocks of one `Factors`,
-so one pass makes both.
+is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a
+block and m a row of the block. The same kernel computes the input gradient with first = left and
+second = right, transposed by their strides, where p is a block and r a piece. Queries and keys are
+blocks of one `Factors`, so one pass makes both.
 
-Between the two products p and r change places: the first gives all r of one p, the second needs all p of
-one r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS tokens, and
-takes the p by CHUNK: the program makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p
-is the batch), permutes it through shared memory, and adds its batched product with `second` (r is the batch)
-to what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
-the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours, so
-x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
-tokens. (All of x in registers, or one r at a time, would need too many of them, or starve the tensor cores.)
+Between the two products p and r change places: the first gives all r of one p, the second needs all
+p of one r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS
+tokens, and takes the p by CHUNK: the program makes the cube [CHUNK, TOKENS, GROUP] of `between` as
+one batched product (p is the batch), permutes it through shared memory, and adds its batched
+product with `second` (r is the batch) to what it holds. Nothing is computed twice, `between` never
+leaves the chip, and its cube does not grow with the hidden size. The price: every GROUP of the r
+reads x again. Programs of the same tokens are neighbours, so x is to come from DRAM once and from
+L2 after that, like the factors, which are read once for every TOKENS tokens. (All of x in
+registers, or one r at a time, would need too many of them, or starve the tensor cores.)
 
-In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to one, it
-would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as TF32, which no
-tensor core does: it is slow on purpose.
+In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to
+one, it would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as
+TF32, which no tensor core does: it is slow on purpose.
 
-INTERPRETED works round Triton's interpreter, which multiplies the bits of bf16 as integers and cuts off where
-it should round. Only what Triton 3.5 (of torch 2.9) and 3.7 (of torch 2.13) have in common is used.
+INTERPRETED works round Triton's interpreter, which multiplies the bits of bf16 as integers and cuts
+off where it should round. Only what Triton 3.5 (of torch 2.9) and 3.7 (of torch 2.13) have in
+common is used.
 """
 
 # mypy: allow-untyped-defs
@@ -59,11 +61,14 @@ def two_products(
     CHUNK: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Compute out `[num_tokens, R * M]` of x `[num_tokens, P * K]`; a program: TOKENS tokens, GROUP of the r.
+    """Compute out `[num_tokens, R * M]` of x `[num_tokens, P * K]`.
+
+    A program: TOKENS tokens, GROUP of the r.
 
     Args:
         x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
-        first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k], second[r, m, p].
+        first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k],
+            second[r, m, p].
         ADD: add `addend`, of the shape of out.
     """
     groups = tl.cdiv(R, GROUP)

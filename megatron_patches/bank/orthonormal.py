@@ -1,9 +1,10 @@
 """The frozen Query/Key bank: (seed, layer, role, head) -> rows. Pure, CPU, float64.
 
-Every head has a counter-based random stream of its own, so no head depends on which others were made, nor on
-their place or order. With the default construction, `qr`, and with `hadamard`, `dct` and `monarch`, the
-bits are also the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`,
-`factors`): a run may move between CPU models and tensor-parallel sizes and find its bank again.
+Every head has a counter-based random stream of its own, so no head depends on which others were
+made, nor on their place or order. With the default construction, `qr`, and with `hadamard`, `dct`
+and `monarch`, the bits are also the same on every IEEE machine whatever its BLAS and thread count
+(see `exact`, `structured`, `factors`): a run may move between CPU models and tensor-parallel sizes
+and find its bank again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ ROLES: tuple[Role, ...] = ("query", "key")
 FACTORED = ("monarch",)
 """Constructions of two factors instead of a matrix (see `factors`)."""
 
-# First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
+# First word of each stream's key: head and layer streams never coincide, nor with another use of
+# the seed.
 STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
-# Normal deviates are rounded to multiples of 1/GRID: entries of at most 19 bits, whose Gram matrix is exact
-# (one slice in `exact`) up to hidden_size 2^15.
+# Normal deviates are rounded to multiples of 1/GRID: entries of at most 19 bits, whose Gram matrix
+# is exact (one slice in `exact`) up to hidden_size 2^15.
 GRID = 2.0**16
 
 
@@ -43,14 +45,17 @@ class BankRecipe:
 
     Attributes:
         seed: not negative.
-        hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups is the
-            number of key heads).
+        hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups
+            is the number of key heads).
         init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `shards`), not drawn.
-        scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a `layer`'s role.
+        scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a
+            `layer`'s role.
         construction: for `orthogonal`: one of CONSTRUCTIONS.
-        gaussian_std: for `gaussian`; None is 1/sqrt(hidden_size), which makes E|q|² that of orthonormal rows.
+        gaussian_std: for `gaussian`; None is 1/sqrt(hidden_size), which makes E|q|² that of
+            orthonormal rows.
         given_sha256: for `pretrained`: the SHA-256 of the file's header.
-        given_path: for `pretrained`: the path of the file, which is not part of the bank's identity.
+        given_path: for `pretrained`: the path of the file, which is not part of the bank's
+            identity.
 
     Raises MethodError: an impossible shape or an unknown name; the message says which.
     """
@@ -136,15 +141,37 @@ class BankRecipe:
 
 
 def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
-    """Draw W of one head: float64 [head_dim, hidden_size]; layers and heads of a role count from 0."""
+    """Draw W of one head.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        head: number of the head within its role, from 0.
+
+    Returns:
+        Float64 [head_dim, hidden_size]; layers and heads of a role count from 0.
+    """
     return rows_of_heads(recipe, layer, role, [head])
 
 
 def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
-    """Draw W of several heads of one role, stacked: float64 [len(heads) * head_dim, hidden_size].
+    """Draw W of several heads of one role, stacked.
 
-    The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only once.
-    MethodError as `check_place`.
+    The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only
+    once.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        heads: numbers of the heads, from 0.
+
+    Returns:
+        Float64 [len(heads) * head_dim, hidden_size].
+
+    Raises:
+        MethodError: as `check_place`.
     """
     check_place(recipe, layer, role, heads)
     assert recipe.init != "pretrained", "these rows are read, not drawn: see `shards`"
@@ -153,7 +180,8 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     head_dim, hidden_size = recipe.head_dim, recipe.hidden_size
     construct = _gaussian_head if recipe.init == "gaussian" else _CONSTRUCTORS[recipe.construction]
     rows = np.empty((len(heads), head_dim, hidden_size))
-    # With more threads LAPACK changes the last bits of the other constructions; qr only gains no speed.
+    # With more threads LAPACK changes the last bits of the other constructions; qr only gains no
+    # speed.
     with threadpool_limits(limits=1, user_api="blas"):
         if recipe.init == "orthogonal" and recipe.scope == "layer":
             num_heads = recipe.num_heads(role)
@@ -173,9 +201,17 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 def factors_of_heads(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
-    """Make the factors of several heads' W, where the recipe is `structured`; MethodError as `check_place`.
+    """Make the factors of several heads' W, where the recipe is `structured`.
 
     `heads` are (role, numbers of heads) in the order of the rows.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        heads: (role, numbers of heads), in the order of the rows.
+
+    Raises:
+        MethodError: as `check_place`.
     """
     assert recipe.structured
     for role, some in heads:
@@ -185,7 +221,17 @@ def factors_of_heads(
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
-    """Raise MethodError if there is no such layer, role or head."""
+    """Raise MethodError if there is no such layer, role or head.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        heads: numbers of the heads, from 0.
+
+    Raises:
+        MethodError: what does not exist.
+    """
     if role not in ROLES:
         raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
     if layer < 0:
@@ -199,7 +245,10 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 
 
 def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.random.Generator:
-    """Return the random stream of a head, or of a layer's role: Philox keyed by a hash of its place."""
+    """Return the random stream of a head, or of a layer's role.
+
+    Philox keyed by a hash of its place.
+    """
     place = (STREAM_DOMAINS[scope], layer, ROLES.index(role), *head)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
 
@@ -207,9 +256,10 @@ def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.ran
 def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:
     """Draw A [hidden_size, columns] of N(0, 1), rounded to multiples of 1/GRID.
 
-    The rounding moves an entry by at most 8e-6, adds 2e-11 to the variance and cannot be seen in any
-    statistic of a model. It makes Gram matrices exact, and hides the last-bit differences between mathematics
-    libraries that numpy's generator can show in the 0.03 % of entries beyond 3.65 (those take a logarithm).
+    The rounding moves an entry by at most 8e-6, adds 2e-11 to the variance and cannot be seen in
+    any statistic of a model. It makes Gram matrices exact, and hides the last-bit differences
+    between mathematics libraries that numpy's generator can show in the 0.03 % of entries beyond
+    3.65 (those take a logarithm).
     """
     return np.rint(stream.standard_normal((hidden_size, columns)) * GRID) / GRID
 
@@ -219,11 +269,13 @@ def _gaussian_head(stream: np.random.Generator, hidden_size: int, num_rows: int)
 
 
 def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw Qᵀ of A = Q R with diag(R) > 0: Haar (Mezzadri, Notices AMS 54, 2007), the same bits everywhere.
+    """Draw Qᵀ of A = Q R with diag(R) > 0.
 
-    A draw too close to singular is drawn again. Only (nearly) square shapes have such draws: about 1 in 1000
-    at 64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so of this choice: it
-    stays Haar.
+    Haar (Mezzadri, Notices AMS 54, 2007), the same bits everywhere.
+
+    A draw too close to singular is drawn again. Only (nearly) square shapes have such draws: about
+    1 in 1000 at 64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so
+    of this choice: it stays Haar.
     """
     while True:
         rows = orthonormalize_rows(_normal(stream, hidden_size, num_rows).T)
@@ -232,16 +284,21 @@ def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatAr
 
 
 def _svd(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw (U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. Last bits depend on LAPACK."""
+    """Draw (U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A.
+
+    Haar. Last bits depend on LAPACK.
+    """
     left, _, right = np.linalg.svd(_normal(stream, hidden_size, num_rows), full_matrices=False)
     return (left @ right).T
 
 
 def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw the first columns of a product of reflectors, signs corrected: Haar (Stewart, SINUM 17, 1980).
+    """Draw the first columns of a product of reflectors, signs corrected.
 
-    Reflector j sends a Gaussian vector in the last hidden_size − j dimensions to the axis; the sign of column
-    j makes its entry of R positive. The last bits depend on the BLAS in use.
+    Haar (Stewart, SINUM 17, 1980).
+
+    Reflector j sends a Gaussian vector in the last hidden_size − j dimensions to the axis; the sign
+    of column j makes its entry of R positive. The last bits depend on the BLAS in use.
     """
     normal = _normal(stream, hidden_size, num_rows)
     columns = np.eye(hidden_size, num_rows)
@@ -257,11 +314,13 @@ def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -
 
 
 def _cayley(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw the first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size): O(hidden_size³).
+    """Draw the first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size).
+
+    O(hidden_size³).
 
     Not Haar. With this variance the mean diagonal of the result tends to 0, which is Haar's: the
-    eigenvalues iλ of S fill a semicircle of variance 2, over which (1 − λ²)/(1 + λ²) has mean 0. The last
-    bits depend on the LAPACK in use.
+    eigenvalues iλ of S fill a semicircle of variance 2, over which (1 − λ²)/(1 + λ²) has mean 0.
+    The last bits depend on the LAPACK in use.
     """
     lower = np.tril(_normal(stream, hidden_size, hidden_size), -1) * math.sqrt(2 / hidden_size)
     skew = lower - lower.T

@@ -1,6 +1,7 @@
 """Shards of the frozen bank for tensor-parallel ranks: rows of a rank's heads (`head_split`), their digests.
 
-A rank makes its own heads only, which costs 1/N of the whole bank, and the bits of a head do not depend on N.
+A rank makes its own heads only, which costs 1/N of the whole bank, and the bits of a head do not
+depend on N.
 """
 
 from __future__ import annotations
@@ -27,9 +28,19 @@ from megatron_patches.bank.orthonormal import (
 
 
 def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
-    """Return W of heads of one role, drawn or from a file: float64 `[len(heads) * head_dim, hidden_size]`.
+    """Return W of heads of one role, drawn or from a file.
 
-    MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        heads: numbers of the heads, from 0.
+
+    Returns:
+        Float64 `[len(heads) * head_dim, hidden_size]`.
+
+    Raises:
+        MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
     """
     if recipe.given_path is None:
         return rows_of_heads(recipe, layer, role, heads)
@@ -48,11 +59,25 @@ def layer_shard(
     dtype: torch.dtype,
     frozen_groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Return the frozen rows of one role that a rank owns, in order: `[local_heads * head_dim, hidden_size]`.
+    """Return the frozen rows of one role that a rank owns, in order.
 
-    The float64 rows are cast once, on the CPU. Layers count from 0. MethodError: tensor_parallel_size does
-    not divide num_query_groups; no such layer, role or rank. `frozen_groups`: global numbers of the key heads
-    whose group is frozen; None: all of them.
+    The float64 rows are cast once, on the CPU. Layers count from 0.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        rank: tensor-parallel rank.
+        tensor_parallel_size: ranks that share the heads.
+        dtype: type that the float64 rows are cast to.
+        frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
+
+    Returns:
+        `[local_heads * head_dim, hidden_size]`.
+
+    Raises:
+        MethodError: tensor_parallel_size does not divide num_query_groups; no such layer, role or
+            rank.
     """
     groups = range(recipe.num_query_groups) if frozen_groups is None else frozen_groups
     split = split_heads(
@@ -64,9 +89,22 @@ def layer_shard(
 def head_rows_in(
     recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the rows of several heads of one role as in training: CPU `[heads * head_dim, hidden_size]`.
+    """Return the rows of several heads of one role as in training.
 
-    For a structured bank the factors are cast and then multiplied. MethodError as `bank_rows`.
+    For a structured bank the factors are cast and then multiplied.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        role: query or key.
+        heads: numbers of the heads, from 0.
+        dtype: type that the float64 rows are cast to.
+
+    Returns:
+        CPU `[heads * head_dim, hidden_size]`.
+
+    Raises:
+        MethodError: as `bank_rows`.
     """
     if recipe.structured:
         return _factors(recipe, layer, [(role, heads)], dtype).rows()
@@ -76,14 +114,32 @@ def head_rows_in(
 def rank_factors(
     recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
 ) -> Factors:
-    """Return the CPU factors of some heads' rows, queries above keys; the recipe is `structured`."""
+    """Return the CPU factors of some heads' rows, queries above keys.
+
+    The recipe is `structured`.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        heads: {role: numbers of its heads}.
+        dtype: type that the float64 rows are cast to.
+    """
     return _factors(recipe, layer, [(role, heads[role]) for role in ROLES], dtype)
 
 
 def query_key_rows(
     recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
 ) -> torch.Tensor | Factors:
-    """Return the CPU rows of some heads, queries above keys; of a `structured` recipe their factors."""
+    """Return the CPU rows of some heads, queries above keys.
+
+    Of a `structured` recipe their factors.
+
+    Args:
+        recipe: of the bank.
+        layer: number of the layer, from 0.
+        heads: {role: numbers of its heads}.
+        dtype: type that the float64 rows are cast to.
+    """
     if recipe.structured:
         return rank_factors(recipe, layer, heads, dtype)
     return torch.cat([head_rows_in(recipe, layer, role, heads[role], dtype) for role in ROLES])
@@ -106,12 +162,19 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def head_digests(shard: torch.Tensor, head_dim: int) -> list[str]:
-    """Return the `digest` of each head of a shard `[heads * head_dim, hidden_size]`, in order."""
+    """Return the `digest` of each head of a shard `[heads * head_dim, hidden_size]`, in order.
+
+    Args:
+        shard: `[heads * head_dim, hidden]`.
+        head_dim: width of a head.
+    """
     return [digest(head) for head in shard.split(head_dim)]
 
 
 def role_digest(digests: Iterable[str]) -> str:
-    """Return the SHA-256 of a (layer, role): of the joined `head_digests` of its heads in global order.
+    """Return the SHA-256 of a (layer, role).
+
+    Of the joined `head_digests` of its heads in global order.
 
     The result does not depend on how the heads were spread over ranks.
     """
@@ -119,7 +182,14 @@ def role_digest(digests: Iterable[str]) -> str:
 
 
 def orthonormality_errors(shard: torch.Tensor, head_dim: int) -> list[float]:
-    """Return the largest |W Wᵀ − I| of each head of a shard, computed in float64; the same on any machine."""
+    """Return the largest |W Wᵀ − I| of each head of a shard, computed in float64.
+
+    The same on any machine.
+
+    Args:
+        shard: `[heads * head_dim, hidden]`.
+        head_dim: width of a head.
+    """
     return [
         orthonormality_error(head.double().cpu().numpy()) for head in shard.detach().split(head_dim)
     ]

@@ -1,15 +1,17 @@
 """Structured orthonormal rows: rows of a fixed orthogonal matrix behind random signs, W = S M D.
 
-M is a [hidden_size, hidden_size] orthogonal matrix with a fast transform (Walsh-Hadamard or DCT-II), D a
-diagonal of random signs, S a random choice of num_rows of M's rows, all distinct: W Wᵀ = S M D D Mᵀ Sᵀ = I. D
-and S are drawn from the stream of the head (scope `head`) or of the layer's role (scope `layer`: then no two
-heads share a row, and rows are orthonormal across heads too). With one D and the same contiguous rows for
-queries and keys, W_qᵀ W_k would collapse into a fold of few entries (Hadamard at 128 × 32: 512 of 16,384);
-with choices of their own it is as dense as chance allows (about 14,100 there).
+M is a [hidden_size, hidden_size] orthogonal matrix with a fast transform (Walsh-Hadamard or
+DCT-II), D a diagonal of random signs, S a random choice of num_rows of M's rows, all distinct: W Wᵀ
+= S M D D Mᵀ Sᵀ = I. D and S are drawn from the stream of the head (scope `head`) or of the layer's
+role (scope `layer`: then no two heads share a row, and rows are orthonormal across heads too). With
+one D and the same contiguous rows for queries and keys, W_qᵀ W_k would collapse into a fold of few
+entries (Hadamard at 128 × 32: 512 of 16,384); with choices of their own it is as dense as chance
+allows (about 14,100 there).
 
-Everything here is made of comparisons, sign changes and elementwise float64 `+ - * /` and `sqrt`, each
-correctly rounded by IEEE 754: the bits depend on no BLAS, mathematics library, CPU model or thread count. The
-random numbers are the raw output of the counter-based generator, which no numpy version may change.
+Everything here is made of comparisons, sign changes and elementwise float64 `+ - * /` and `sqrt`,
+each correctly rounded by IEEE 754: the bits depend on no BLAS, mathematics library, CPU model or
+thread count. The random numbers are the raw output of the counter-based generator, which no numpy
+version may change.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import numpy.typing as npt
 
 from megatron_patches.bank.exact import FloatArray
 
-# cos and sin on [0, pi/4] by their Taylor polynomials up to x^22: the first term left out is below 2^-80.
+# cos and sin on [0, pi/4] by their Taylor polynomials up to x^22: the first term left out is below
+# 2^-80.
 TAYLOR_ORDER = 22
 
 
@@ -33,9 +36,14 @@ def is_power_of_two(number: int) -> bool:
 def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
     """Draw rows [num_rows, hidden_size] of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix of Sylvester.
 
-    H[i, j] = (−1)^(number of ones in the binary i AND j); hidden_size is a power of two. All entries are
-    ±1/sqrt(hidden_size): exact in bf16 (and any other binary format) when hidden_size is a power of 4, so
-    that W Wᵀ = I without error there.
+    H[i, j] = (−1)^(number of ones in the binary i AND j); hidden_size is a power of two. All
+    entries are ±1/sqrt(hidden_size): exact in bf16 (and any other binary format) when hidden_size
+    is a power of 4, so that W Wᵀ = I without error there.
+
+    Args:
+        stream: random numbers of the head or layer.
+        hidden_size: width of the residual stream.
+        num_rows: rows to draw.
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     rows = np.ones((num_rows, 1))
@@ -48,10 +56,17 @@ def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) 
 
 
 def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw rows [num_rows, hidden_size] of C D, C the orthonormal DCT-II matrix: any hidden_size.
+    """Draw rows [num_rows, hidden_size] of C D, C the orthonormal DCT-II matrix.
 
-    C[k, n] = sqrt(2/hidden_size) cos(pi (2n + 1) k / (2 hidden_size)), and row 0 divided by sqrt(2) (Ahmed,
-    Natarajan and Rao, IEEE Trans. Computers C-23, 1974). |W Wᵀ − I| is a few 2^-53 · sqrt(hidden_size).
+    C[k, n] = sqrt(2/hidden_size) cos(pi (2n + 1) k / (2 hidden_size)), and row 0 divided by sqrt(2)
+    (Ahmed, Natarajan and Rao, IEEE Trans. Computers C-23, 1974). |W Wᵀ − I| is a few 2^-53 ·
+    sqrt(hidden_size).
+
+    Args:
+        stream: random numbers of the head or layer.
+        hidden_size: width of the residual stream.
+        num_rows: rows to draw.
+
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     odd = 2 * np.arange(hidden_size, dtype=np.int64) + 1

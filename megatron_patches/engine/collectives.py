@@ -6,7 +6,8 @@ Each is started and later finished, so that the work in between overlaps it:
     ...
     total = finish(total, work)
 
-In a compiled graph a collective is a node (torch's functional collectives), and a group stands as its name.
+In a compiled graph a collective is a node (torch's functional collectives), and a group stands as
+its name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ Work = Any
 
 
 def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """Start gathering slices `[seq/tp, batch, hidden]` along the sequence into `[seq, batch, hidden]`."""
+    """Start gathering slices `[seq/tp, batch, hidden]` along the sequence into `[seq, batch, hidden]`.
+
+    Args:
+        local: this rank's slice, `[seq/tp, batch, hidden]`.
+        group: the ranks.
+    """
     if torch.compiler.is_compiling():
         return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
@@ -31,7 +37,12 @@ def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[tor
 
 
 def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """Start summing `partial` over the ranks; in eager mode the sum is written into `partial`."""
+    """Start summing `partial` over the ranks; in eager mode the sum is written into `partial`.
+
+    Args:
+        partial: this rank's term, overwritten in eager mode.
+        group: the ranks.
+    """
     if torch.compiler.is_compiling():
         return _functional.all_reduce(partial, "sum", group.group_name), None
     return partial, dist.all_reduce(partial, group=group, async_op=True)
@@ -40,7 +51,12 @@ def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[t
 def start_reduce_scatter(
     partial: torch.Tensor, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, Work]:
-    """Start summing `[seq, batch, hidden]` over the ranks into this rank's `[seq/tp, batch, hidden]`."""
+    """Start summing `[seq, batch, hidden]` over the ranks into this rank's `[seq/tp, batch, hidden]`.
+
+    Args:
+        partial: this rank's term, `[seq, batch, hidden]`.
+        group: the ranks.
+    """
     if torch.compiler.is_compiling():
         return _functional.reduce_scatter_tensor(
             partial, "sum", group.size(), group.group_name
@@ -50,7 +66,12 @@ def start_reduce_scatter(
 
 
 def finish(result: torch.Tensor, work: Work) -> torch.Tensor:
-    """Wait for the collective and return its `result`."""
+    """Wait for the collective and return its `result`.
+
+    Args:
+        result: of the start.
+        work: of the start; None for a collective that has ended.
+    """
     if torch.compiler.is_compiling():
         waited: torch.Tensor = _functional.wait_tensor(result)
         return waited
@@ -62,14 +83,26 @@ def finish(result: torch.Tensor, work: Work) -> torch.Tensor:
 def start_input_grad(
     grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
 ) -> tuple[torch.Tensor, Work]:
-    """Start summing the gradient of a column-parallel product's input; see `finish_input_grad`."""
+    """Start summing the gradient of a column-parallel product's input; see `finish_input_grad`.
+
+    Args:
+        grad: this rank's term, `[seq, batch, hidden]`.
+        group: the ranks.
+        sequence_parallel: activations outside the products are slices of the sequence.
+    """
     if group.size() == 1:
         return grad, None
     return start_reduce_scatter(grad, group) if sequence_parallel else start_all_reduce(grad, group)
 
 
 def finish_input_grad(grad: torch.Tensor, work: Work, group: dist.ProcessGroup) -> torch.Tensor:
-    """Wait for the sum over the ranks; under sequence parallelism for this rank's slice of it."""
+    """Wait for the sum over the ranks; under sequence parallelism for this rank's slice of it.
+
+    Args:
+        grad: of the start.
+        work: of the start; None for a collective that has ended.
+        group: the ranks.
+    """
     return grad if group.size() == 1 else finish(grad, work)
 
 

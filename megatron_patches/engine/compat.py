@@ -1,15 +1,16 @@
 """Compatibility with megatron-core and torch: version checks, stand-ins on a CPU, differences of versions.
 
-megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
-(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
-`prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
-on CUDA nothing is replaced. The limits of torch.compile are set here too.
+megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the
+CPU (`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
+`prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is
+the CPU: on CUDA nothing is replaced. The limits of torch.compile are set here too.
 
-Its supported versions differ in `mark_tensor_parallel`, in `mlp_spec`, and in the argument `name` that every
-module gets from 0.18 on: None, unless the model has a name. Ours accept the argument and do not use it.
+Its supported versions differ in `mark_tensor_parallel`, in `mlp_spec`, and in the argument `name`
+that every module gets from 0.18 on: None, unless the model has a name. Ours accept the argument and
+do not use it.
 
-Version-sensitive, like every file of this package that imports megatron-core: each states after this word
-which internals it relies on. To support another version, read them all.
+Version-sensitive, like every file of this package that imports megatron-core: each states after
+this word which internals it relies on. To support another version, read them all.
 """
 
 from __future__ import annotations
@@ -29,15 +30,22 @@ import torch.distributed as dist
 from megatron_patches.errors import MethodError
 
 TESTED_MEGATRON_CORE = ("0.16.1", "0.19.2")
-"""The oldest and the newest megatron-core whose internals this package was tested with. From 0.17 on it needs
-Python 3.12."""
+"""The oldest and the newest megatron-core whose internals this package was tested with. From 0.17
+on it needs Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
 """The oldest and the newest torch with which `make test-oldest` and `make test-newest` have passed."""
 _torch_compile = torch.compile
 
 
 def check_megatron_core_version(installed: str | None = None) -> None:
-    """Raise MethodError for a megatron-core older or newer than those whose internals were tested."""
+    """Refuse a megatron-core older or newer than those whose internals were tested.
+
+    Args:
+        installed: the version; None: the installed one.
+
+    Raises:
+        MethodError: it was not tested.
+    """
     installed = installed or version("megatron-core")
     oldest, newest = TESTED_MEGATRON_CORE
     if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
@@ -50,7 +58,8 @@ def check_megatron_core_version(installed: str | None = None) -> None:
 def untested_torch(installed: str = torch.__version__) -> str | None:
     """Return a sentence for the user if torch `installed` is newer than any that was tested, else None.
 
-    MethodError: torch is older than any that was tested.
+    Raises:
+        MethodError: torch is older than any that was tested.
     """
     oldest, newest = TESTED_TORCH
     tested = f"this program was tested with torch {oldest} to {newest}"
@@ -93,8 +102,8 @@ def prepare_imports() -> None:
 def without_unused_packages() -> Iterator[None]:
     """Let megatron-core or DeepSpeed be imported inside as if boto3, and without a GPU Triton, were missing.
 
-    They try these, for buckets and for kernels, and do without. They take a third of a second of a start.
-    Whoever imports one later, this program's own kernel too, gets it.
+    They try these, for buckets and for kernels, and do without. They take a third of a second of a
+    start. Whoever imports one later, this program's own kernel too, gets it.
     """
     names = ("boto3",) if torch.cuda.is_available() else ("boto3", "triton")
     hidden = [name for name in names if name not in sys.modules]
@@ -109,8 +118,8 @@ def without_unused_packages() -> Iterator[None]:
 def _compile_when_called(model: Any = None, **settings: Any) -> Any:
     """Stand in for torch.compile as decorator of functions of megatron-core and DeepSpeed.
 
-    They decorate some forty functions, of which this program calls none, and the first decoration imports
-    torch's whole compiler: a second. A function of anybody else is compiled as always.
+    They decorate some forty functions, of which this program calls none, and the first decoration
+    imports torch's whole compiler: a second. A function of anybody else is compiled as always.
     """
     if model is None:
         return partial(_compile_when_called, **settings)
@@ -127,9 +136,10 @@ def _compile_when_called(model: Any = None, **settings: Any) -> Any:
 def one_group_per_ranks() -> Iterator[None]:
     """Let megatron-core's `initialize_model_parallel` make one process group for each set of ranks.
 
-    It makes one for each kind of parallelism, 43 on one rank, most of them of the same ranks, and each has
-    threads and sockets, or an NCCL communicator. Of these kinds this program uses two, tensor and data
-    parallelism, and theirs are the same ranks only where it is one rank, which nobody has to wait for.
+    It makes one for each kind of parallelism, 43 on one rank, most of them of the same ranks, and
+    each has threads and sockets, or an NCCL communicator. Of these kinds this program uses two,
+    tensor and data parallelism, and theirs are the same ranks only where it is one rank, which
+    nobody has to wait for.
     """
     new_group, made = dist.new_group, {}
 
@@ -150,7 +160,8 @@ def prepare_megatron_core(device: torch.device) -> None:
     """Make megatron-core usable on `device`; call once per process, after the process groups exist.
 
     On CUDA this only creates megatron-core's own random-number tracker. On the CPU it also answers
-    `torch.cuda.current_device()` with the CPU device and puts a tracker over the CPU generator in place.
+    `torch.cuda.current_device()` with the CPU device and puts a tracker over the CPU generator in
+    place.
     """
     check_megatron_core_version()
     from megatron.core.tensor_parallel import random as megatron_random
@@ -166,15 +177,24 @@ def prepare_megatron_core(device: torch.device) -> None:
 def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
     """Mark a weight as this rank's slice along `dim`, for checkpoints and DeepSpeed's gradient norm.
 
-    The attributes are megatron-core's. Its own function for them refuses a weight that is marked already, and
-    from 0.18 on its layers mark their weights themselves.
+    The attributes are megatron-core's. Its own function for them refuses a weight that is marked
+    already, and from 0.18 on its layers mark their weights themselves.
+
+    Args:
+        weight: the parameter.
+        dim: dimension that is cut.
     """
     weight.tensor_model_parallel = True  # type: ignore[attr-defined]
     weight.partition_dim, weight.partition_stride = dim, 1  # type: ignore[attr-defined]
 
 
 def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
-    """Return the spec of megatron-core's MLP of two linear layers, as its TransformerLayer wants it."""
+    """Return the spec of megatron-core's MLP of two linear layers, as its TransformerLayer wants it.
+
+    Args:
+        linear_fc1: class of the first linear layer.
+        linear_fc2: class of the second.
+    """
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -187,7 +207,8 @@ def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
 def allow_graphs(count: int) -> None:
     """Allow torch.compile that many graphs of one function.
 
-    All layers run the same function: each kind of layer, in training and in evaluation, is a graph of it.
+    All layers run the same function: each kind of layer, in training and in evaluation, is a graph
+    of it.
     """
     import torch._dynamo  # takes a second
 
@@ -197,12 +218,12 @@ def allow_graphs(count: int) -> None:
 def mend_inductor() -> None:
     """Keep the inductor of torch 2.13 from a wrong result and from a refusal.
 
-    The key of its cache on disk leaves the CPU's vector width out: on nodes that share a cache, or with
-    ATEN_CPU_CAPABILITY set, a graph compiled for vectors of 16 numbers is reused where vectors have 8, and
-    gives NaN. So the width is added. On GPUs it asks whether sums over rows and over columns can be joined,
-    and ends in an AssertionError where a kernel has sums of unlike lengths: of a convolution's taps, and of
-    query_key_bias with shared rows. So it does not ask; that costs 5 % of a layer's elementwise traffic with
-    dropout, and nothing without.
+    The key of its cache on disk leaves the CPU's vector width out: on nodes that share a cache, or
+    with ATEN_CPU_CAPABILITY set, a graph compiled for vectors of 16 numbers is reused where vectors
+    have 8, and gives NaN. So the width is added. On GPUs it asks whether sums over rows and over
+    columns can be joined, and ends in an AssertionError where a kernel has sums of unlike lengths:
+    of a convolution's taps, and of query_key_bias with shared rows. So it does not ask; that costs
+    5 % of a layer's elementwise traffic with dropout, and nothing without.
     """
     import torch.compiler.config
     from torch._inductor import config
@@ -242,15 +263,22 @@ def _cpu_rng_tracker() -> object:
 
 
 def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
-    """Seed both dropout streams: the one that the tensor-parallel ranks share, and this rank's own.
+    """Seed both dropout streams.
 
     megatron-core draws dropout on replicated activations from the default generator (equal on all
-    tensor-parallel ranks) and on sharded activations from its tracker. Seeding them before every micro batch
-    makes masks a function of the seeds, so a resumed run needs no saved generator state.
+    tensor-parallel ranks) and on sharded activations from its tracker. Seeding them before every
+    micro batch makes masks a function of the seeds, so a resumed run needs no saved generator
+    state.
+
+    Args:
+        shared_seed: of the stream that the tensor-parallel ranks share.
+        tensor_parallel_seed: of this rank's own.
+
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    # torch.manual_seed would seed every kind of device, and format a traceback for each that is not in use.
+    # torch.manual_seed would seed every kind of device, and format a traceback for each that is not
+    # in use.
     torch.default_generator.manual_seed(shared_seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(shared_seed)

@@ -1,10 +1,11 @@
 """Attention of documents that share a sample and must not see each other, without a mask of seq × seq.
 
-Flash attention takes documents of any lengths one behind the other, with the places where they begin. On a
-GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the same numbers, which shows that
-the documents are cut at the right places.
+Flash attention takes documents of any lengths one behind the other, with the places where they
+begin. On a GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the same
+numbers, which shows that the documents are cut at the right places.
 
-Version-sensitive: calls torch's `_flash_attention_forward`, which torch 2.9 to 2.15 have and do not document.
+Version-sensitive: calls torch's `_flash_attention_forward`, which torch 2.9 to 2.15 have and do not
+document.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ FEWEST = 16
 class Documents:
     """Documents of a batch: a token attends to tokens of its own document only.
 
-    `starts`: `[batch, seq]` int64, the place in its sample where a token's document begins. `boundaries`:
-    int32, the place of each document's beginning among all `batch * seq` tokens, sample by sample, padded at
-    the end with the number of tokens, at least once; None before `with_boundaries`.
+    `starts`: `[batch, seq]` int64, the place in its sample where a token's document begins.
+    `boundaries`: int32, the place of each document's beginning among all `batch * seq` tokens,
+    sample by sample, padded at the end with the number of tokens, at least once; None before
+    `with_boundaries`.
     """
 
     starts: torch.Tensor
@@ -38,7 +40,10 @@ class Documents:
         return other_document | (index[None, :] > index[:, None])
 
     def with_boundaries(self) -> Documents:
-        """Return a copy with `boundaries`; on a GPU this waits: the number of documents decides a shape."""
+        """Return a copy with `boundaries`.
+
+        On a GPU this waits: the number of documents decides a shape.
+        """
         index = torch.arange(self.starts.size(1), device=self.starts.device)
         begins = (self.starts == index).flatten().nonzero()[:, 0]
         size = max(FEWEST, 1 << len(begins).bit_length())
@@ -64,6 +69,14 @@ def attend_within_documents(
     """Attend causally within each document, with boundaries: `[batch * seq, heads, head_dim]`.
 
     The query is of that shape, sample by sample; key and value are `[batch * seq, groups, …]`.
+
+    Args:
+        query: `[seq, batch, heads, head_dim]`.
+        key: `[seq, batch, groups, head_dim]`.
+        value: `[seq, batch, groups, head_dim]`.
+        documents: where each document begins.
+        dropout: of the attention probabilities.
+        scale: of the scores.
     """
     assert documents.boundaries is not None
     if query.device.type == "cpu":

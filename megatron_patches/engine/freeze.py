@@ -1,7 +1,7 @@
 """Parameter groups for DeepSpeed, trainable weights only, and the audit of the weights in its live engine.
 
-Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in `_zero_partitions` and
-under the names in `LOW_PRECISION_GROUPS`.
+Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in
+`_zero_partitions` and under the names in `LOW_PRECISION_GROUPS`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer groups of the trainable parameters, none of them empty.
 
-    Parameters with the same mark `optimizer_group` form a group after the others: weights that become
-    trainable later have a step count of their own, and leave the earlier groups as they were. Weight
-    decay is for matrices without the mark `no_weight_decay`. Marks follow from the inventory, see
-    `megatron_patches.model.initialize`.
+    Parameters with the same mark `optimizer_group` form a group after the others: weights that
+    become trainable later have a step count of their own, and leave the earlier groups as they
+    were. Weight decay is for matrices without the mark `no_weight_decay`. Marks follow from the
+    inventory, see `megatron_patches.model.initialize`.
 
     Args:
         model: with parameters that require gradients.
@@ -58,15 +58,23 @@ def parameter_groups(
 
 
 def rate_factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the factor of a parameter's learning rate: of the first pattern that its name matches, or 1."""
+    """Return the factor of a parameter's learning rate.
+
+    Args:
+        name: of the parameter.
+        factors: {name pattern: factor}.
+
+    Returns:
+        The factor of the first pattern that the name matches, or 1.
+    """
     return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
     """Sum partial gradients of replicated parameters over tensor-parallel ranks.
 
-    Gradients are partial for parameters marked `partial_gradient`: a rank has seen only its slice of
-    the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
+    Gradients are partial for parameters marked `partial_gradient`: a rank has seen only its slice
+    of the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
     `deepspeed.initialize`: tensor hooks run in the order in which they were added.
 
     Args:
@@ -119,11 +127,12 @@ def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
 def audit_rank(engine: Any) -> dict[str, Any]:
     """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
 
-    Returns `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes} each;
-    `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen weights
-    that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step, its entry has
-    `implied` true and the numbers are those that the ZeRO stage will allocate. `gradients` is the buffer of
-    accumulation; autograd's own gradients exist beside it until they are added.
+    Returns `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements,
+    bytes} each; `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`:
+    elements of frozen weights that ZeRO owns, named in `violations`. Where a buffer is only
+    allocated by the first step, its entry has `implied` true and the numbers are those that the
+    ZeRO stage will allocate. `gradients` is the buffer of accumulation; autograd's own gradients
+    exist beside it until they are added.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
@@ -146,7 +155,13 @@ def audit_rank(engine: Any) -> dict[str, Any]:
 def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     """Gather `audit_rank` from all ranks (collective) and prove that ZeRO holds no frozen weight.
 
-    MethodError, on every rank: names a parameter, if any rank's optimizer holds a frozen weight.
+    Args:
+        engine: deepspeed.DeepSpeedEngine after its initialisation.
+        tp_group: the tensor-parallel ranks.
+
+    Raises:
+        MethodError: on every rank: names a parameter, if any rank's optimizer holds a frozen
+            weight.
     """
     own = audit_rank(engine)
     ranks: list[Any] = [None] * dist.get_world_size()
@@ -179,7 +194,12 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
-    """Count the parameters of the whole model, each once (collective: ranks may hold unequal shares)."""
+    """Count the parameters of the whole model, each once, over ranks with unequal shares (collective).
+
+    Args:
+        model: the model.
+        tp_group: the tensor-parallel ranks.
+    """
     sharded = replicated = 0
     for parameter in model.parameters():
         if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):
@@ -222,7 +242,10 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """Return the tensors that the inner AdamW updates: fp32 partitions under ZeRO, else the parameters."""
+    """Return the tensors that the inner AdamW updates.
+
+    Fp32 partitions under ZeRO, else the parameters.
+    """
     if hasattr(
         engine.optimizer, "fp32_partitioned_groups_flat"
     ):  # stage 3 steps through sub-groups

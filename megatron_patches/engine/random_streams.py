@@ -1,16 +1,18 @@
 """Random streams: one for each row of an initial weight, and two for dropout.
 
-Initial values. Each row of each full weight matrix has a stream named by (seed, name of the weight, row), so
-a rank draws its own rows only and their values do not depend on the layout.
+Initial values. Each row of each full weight matrix has a stream named by (seed, name of the weight,
+row), so a rank draws its own rows only and their values do not depend on the layout.
 
-Dropout. Replicated activations, which all tensor-parallel ranks hold alike, are dropped alike, with numbers
-of the default generator. Sharded activations are dropped with numbers of the rank's own stream, in
-megatron-core's tracker. Sequence parallelism shards all activations, and megatron-core enters the rank's own
-stream around all layers; with one tensor-parallel rank the two streams need not differ.
+Dropout. Replicated activations, which all tensor-parallel ranks hold alike, are dropped alike, with
+numbers of the default generator. Sharded activations are dropped with numbers of the rank's own
+stream, in megatron-core's tracker. Sequence parallelism shards all activations, and megatron-core
+enters the rank's own stream around all layers; with one tensor-parallel rank the two streams need
+not differ.
 
-In eager mode the attention enters the rank's own stream itself. A compiled graph cannot: it draws all numbers
-from the default generator. Around a compiled layer the two streams are therefore exchanged, and the masks of
-replicated activations come from an operator that the compiler treats as opaque.
+In eager mode the attention enters the rank's own stream itself. A compiled graph cannot: it draws
+all numbers from the default generator. Around a compiled layer the two streams are therefore
+exchanged, and the masks of replicated activations come from an operator that the compiler treats as
+opaque.
 
 Version-sensitive: reads and sets the states of megatron-core's random-number tracker.
 """
@@ -35,9 +37,19 @@ States = tuple[torch.Tensor, dict[str, torch.Tensor]]
 def normal_rows(
     seed: int, name: str, rows: Iterable[int], columns: int, std: float
 ) -> torch.Tensor:
-    """Draw rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
+    """Draw rows of the full matrix called `name`.
 
     A row depends on (seed, name, row number, columns) only, never on which other rows are drawn.
+
+    Args:
+        seed: of the random streams.
+        name: name of the weight.
+        rows: numbers of the rows.
+        columns: of the full matrix.
+        std: standard deviation.
+
+    Returns:
+        N(0, std²) entries, float32 `[len(rows), columns]`.
     """
     key = np.frombuffer(
         hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64
@@ -56,7 +68,12 @@ def random_states(device: torch.device) -> States:
 
 
 def set_random_states(states: States, device: torch.device) -> None:
-    """Set the states of all streams."""
+    """Set the states of all streams.
+
+    Args:
+        states: of `random_states`.
+        device: whose default generator is meant.
+    """
     default, streams = states
     _set_default_state(default, device)
     get_cuda_rng_tracker().set_states(dict(streams))
@@ -64,7 +81,12 @@ def set_random_states(states: States, device: torch.device) -> None:
 
 @contextmanager
 def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
-    """Start all streams at `states` inside the context, and restore them after it."""
+    """Start all streams at `states` inside the context, and restore them after it.
+
+    Args:
+        states: of `random_states`.
+        device: whose default generator is meant.
+    """
     before = random_states(device)
     set_random_states(states, device)
     try:
@@ -88,7 +110,10 @@ def has_own_stream(config: TransformerConfig) -> bool:
 
 @contextmanager
 def own_stream_by_default(device: torch.device) -> Iterator[None]:
-    """Exchange the streams: the default generator draws the rank's own, `replicated_mask` the shared one."""
+    """Exchange the streams.
+
+    The default generator draws the rank's own, `replicated_mask` the shared one.
+    """
     tracker = get_cuda_rng_tracker()
     default, streams = random_states(device)
     tracker.set_states(streams | {REPLICATED: default})
@@ -104,7 +129,12 @@ def own_stream_by_default(device: torch.device) -> Iterator[None]:
 
 @torch.library.custom_op("ora_pretrain::replicated_mask", mutates_args=())
 def replicated_mask(like: torch.Tensor, keep: float) -> torch.Tensor:
-    """Draw booleans of the shape of `like`, true with probability `keep`, within `own_stream_by_default`."""
+    """Draw booleans of the shape of `like`, true with probability `keep`, within `own_stream_by_default`.
+
+    Args:
+        like: tensor of the shape wanted.
+        keep: probability of True.
+    """
     with get_cuda_rng_tracker().fork(REPLICATED):
         return torch.empty_like(like).bernoulli_(keep).bool()
 

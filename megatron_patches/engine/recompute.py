@@ -1,6 +1,7 @@
 """Recomputation of activations in backward, instead of keeping them, with the same random numbers.
 
-Version-sensitive: `recomputed_in_backward` asks torch for the saved-tensor hooks of the code around it.
+Version-sensitive: `recomputed_in_backward` asks torch for the saved-tensor hooks of the code around
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from megatron_patches.engine.random_streams import random_numbers_from, random_s
 def recomputed(
     function: Callable[..., torch.Tensor], hidden_states: torch.Tensor, attention_mask: Visible
 ) -> torch.Tensor:
-    """Return `function(hidden_states, attention_mask)`, keeping only the arguments for backward."""
+    """Return `function(hidden_states, attention_mask)`, keeping only the arguments for backward.
+
+    Args:
+        function: of hidden states and mask.
+        hidden_states: `[seq(/tp), batch, hidden]`.
+        attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another, the
+            future included, or documents that stand alone; None: causal.
+    """
     device = hidden_states.device
     states = random_states(device)
 
@@ -42,9 +50,17 @@ def recomputed(
 def recomputed_in_backward(
     tensors: Sequence[torch.Tensor], recompute: Callable[[], Sequence[torch.Tensor]]
 ) -> Iterator[None]:
-    """Save none of `tensors` for the backward of operations inside the context; recompute them there.
+    """Save none of `tensors` for the backward of operations inside the context.
 
-    `recompute` returns all of them with the same bits; it is called once a backward pass, without gradients.
+    Recompute them there.
+
+    `recompute` returns all of them with the same bits; it is called once a backward pass, without
+    gradients.
+
+    Args:
+        tensors: not to be kept.
+        recompute: returns all of them with the same bits; called once a backward pass, without
+            gradients.
     """
     # Hooks replace those of the code around them, which still apply to all other tensors.
     outer = torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -1,7 +1,7 @@
 """megatron-core's GPTModel with an output layer that computes the loss.
 
-Version-sensitive: relies on the parts of megatron-core's GPTModel and on the work of its constructor, and
-knows which options of its TransformerConfig the layers here apply.
+Version-sensitive: relies on the parts of megatron-core's GPTModel and on the work of its
+constructor, and knows which options of its TransformerConfig the layers here apply.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class GPT(GPTModel):
     """GPTModel with our `OutputLayer`; names and shapes of parameters are GPTModel's.
 
     Args:
-        pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never predicted.
+        pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never
+            predicted.
         cross_entropy: the form of the cross-entropy: see `output`.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
         inventory: every parameter and buffer of the model.
@@ -133,9 +134,10 @@ class GPT(GPTModel):
         Args:
             input_ids, position_ids: `[batch, seq]`.
             labels: `[batch, seq]`.
-            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
-                included), or documents that stand alone; None: causal.
-            at: `[batch]`, a position of each row; with it only the logits there, `[batch, vocabulary/tp]`.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
+                future included), or documents that stand alone; None: causal.
+            at: `[batch]`, a position of each row; with it only the logits there, `[batch,
+                vocabulary/tp]`.
         """
         if isinstance(attention_mask, Documents):
             attend_alone = self.flash_documents
@@ -163,8 +165,8 @@ class GPT(GPTModel):
     ) -> torch.Tensor:
         """Return logits `[batch, vocabulary/tp]` at a position of each row of `[seq(/tp), batch, hidden]`."""
         length, row = hidden_states.size(0), torch.arange(at.size(0), device=at.device)
-        # With sequence parallelism the output layer joins one position of every rank's part, and one of these
-        # is the position asked for.
+        # With sequence parallelism the output layer joins one position of every rank's part, and
+        # one of these is the position asked for.
         logits, _ = self.output_layer(hidden_states[at % length, row][None], weight=weight)
         chosen: torch.Tensor = logits[at // length, row]
         return chosen

@@ -1,12 +1,12 @@
 """Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
 
-megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer
-would give other initial values to all other weights. Here each *row* of each full weight matrix has a random
-stream of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a
-frozen variant equals V of vanilla.
+megatron-core draws weights from a global generator in module order, so a variant with one parameter
+fewer would give other initial values to all other weights. Here each *row* of each full weight
+matrix has a random stream of its own, keyed by (seed, name of the weight, row): a rank draws just
+the rows it owns, and V of a frozen variant equals V of vanilla.
 
-Which weights there are, what they start from and what DeepSpeed must know of them is declared in the
-inventory (`megatron_patches.recipe.tensors`); this is a loop over it.
+Which weights there are, what they start from and what DeepSpeed must know of them is declared in
+the inventory (`megatron_patches.recipe.tensors`); this is a loop over it.
 
 Version-sensitive: asks megatron-core's GPTModel for its tensor-parallel group.
 """
@@ -60,7 +60,13 @@ def initialize_parameters(
 
 
 def mark(weight: torch.nn.Parameter, tensor: Tensor, sequence_parallel: bool) -> None:
-    """Mark a parameter with what its declaration says; `freeze` and DeepSpeed read the marks."""
+    """Mark a parameter with what its declaration says; `freeze` and DeepSpeed read the marks.
+
+    Args:
+        weight: the parameter.
+        tensor: its declaration.
+        sequence_parallel: activations outside the products are slices of the sequence.
+    """
     marks = {
         "no_weight_decay": not tensor.decay,
         "optimizer_group": tensor.phase,
@@ -96,7 +102,12 @@ class _Initializer:
 
     @torch.no_grad()
     def fill(self, weight: torch.nn.Parameter, tensor: Tensor) -> None:
-        """Fill a parameter with this rank's part of the tensor."""
+        """Fill a parameter with this rank's part of the tensor.
+
+        Args:
+            weight: the parameter.
+            tensor: its declaration.
+        """
         if tensor.start in ("right_factor", "left_factor"):
             assert tensor.layer is not None and tensor.groups is not None
             factors = self._factors_of(tensor.layer, tensor.parts, tensor.groups)
@@ -118,7 +129,10 @@ class _Initializer:
     def _rows(
         self, weight: torch.nn.Parameter, tensor: Tensor, name: str, length: int
     ) -> torch.Tensor | None:
-        """Return this rank's rows of a part, from the bank, from the file or drawn; None: all are equal."""
+        """Return this rank's rows of a part, from the bank, from the file or drawn.
+
+        None: all are equal.
+        """
         role = name.rpartition(".")[2]
         if tensor.start in ("bank", "bank_by_fp32") and role in ROLES:
             assert self.recipe is not None and tensor.layer is not None
@@ -160,7 +174,12 @@ class _Initializer:
 
 @torch.no_grad()
 def fill_evenly(weight: torch.Tensor, start: Start) -> None:
-    """Fill a weight with initial values that are the same for every head, and not drawn."""
+    """Fill a weight with initial values that are the same for every head, and not drawn.
+
+    Args:
+        weight: filled in place.
+        start: declared initial values.
+    """
     if start in ("current", "half_previous"):
         weight.zero_()
         weight[:, 0] = 1.0

@@ -1,6 +1,7 @@
 """Specs of a policy's layers: our modules in the places of megatron-core's, never by monkey-patching.
 
-Version-sensitive: writes down megatron-core's spec of a GPT layer, with our modules in their places.
+Version-sensitive: writes down megatron-core's spec of a GPT layer, with our modules in their
+places.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def gpt_block_spec(
         recipe: of the policy's bank or score matrices, if it has any.
         shape: sizes and parts of the model.
         phase: of the policy's schedule, from 0.
-        rotary: rotation of queries and keys by their positions, if the model has one. It takes the place of
-            megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
+        rotary: rotation of queries and keys by their positions, if the model has one. It takes the
+            place of megatron-core's: the `GPTModel` around the block then has
+            position_embedding_type "none".
 
     Returns:
         What megatron-core's GPTModel takes as `transformer_layer_spec`.

@@ -1,7 +1,7 @@
 """The transformer layer: attention and MLP, each behind a norm and added to its input.
 
-Version-sensitive: has the parts of megatron-core's TransformerLayer, the forward that its TransformerBlock
-calls.
+Version-sensitive: has the parts of megatron-core's TransformerLayer, the forward that its
+TransformerBlock calls.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from megatron_patches.engine.recompute import recomputed
 class Layer(TransformerLayer):
     """megatron-core's TransformerLayer without experts, pipeline stages and inference.
 
-    `recompute`: the part whose activations are recomputed in backward instead of kept: `none`, `attention`
-    (the attention with its norm) or `full`; see `recompute_in_backward`.
+    `recompute`: the part whose activations are recomputed in backward instead of kept: `none`,
+    `attention` (the attention with its norm) or `full`; see `recompute_in_backward`.
     """
 
     recompute = "none"
@@ -41,7 +41,9 @@ class Layer(TransformerLayer):
             self.self_attention.recomputes_query_key = what == "query_key"
 
     def compile_parts(self, backend: str) -> None:
-        """Run compiled from now on: as one graph, or as one for each part where a part is recomputed.
+        """Run compiled from now on.
+
+        As one graph, or as one for each part where a part is recomputed.
 
         torch raises an error where a graph would break.
         """
@@ -64,9 +66,18 @@ class Layer(TransformerLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Visible = None, **unused: Any
     ) -> tuple[torch.Tensor, None]:
-        """Apply attention and MLP: `[seq(/tp), batch, hidden]` -> the same shape, and no context.
+        """Apply attention and MLP.
 
-        The mask has the form of the core attention's. The other arguments are megatron-core's, and None.
+        The mask has the form of the core attention's. The other arguments are megatron-core's, and
+        None.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
+                the future included, or documents that stand alone; None: causal.
+
+        Returns:
+            `[seq(/tp), batch, hidden]` -> the same shape, and no context.
         """
         assert all(value is None for value in unused.values()), unused.keys()
         recompute = self.recompute if torch.is_grad_enabled() else "none"

@@ -1,10 +1,11 @@
 """Parallel linear layers of megatron-core, in a form that a compiler can trace too.
 
-In eager mode they run megatron-core's own code. Its functions look up process groups, warn, and wait for
-running collectives, each of which breaks a graph in two. In a compiled graph these layers compute the same
-with the same collectives by `products` and `collectives`.
+In eager mode they run megatron-core's own code. Its functions look up process groups, warn, and
+wait for running collectives, each of which breaks a graph in two. In a compiled graph these layers
+compute the same with the same collectives by `products` and `collectives`.
 
-Version-sensitive: subclasses of megatron-core's ColumnParallelLinear and RowParallelLinear without bias.
+Version-sensitive: subclasses of megatron-core's ColumnParallelLinear and RowParallelLinear without
+bias.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Multiply `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and no bias."""
+        """Multiply `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and no bias.
+
+        Args:
+            input_: `[seq(/tp), batch, hidden]`.
+            weight: None: the layer's own.
+            runtime_gather_output: megatron-core's, and not set.
+        """
         if not torch.compiler.is_compiling():
             return super().forward(input_, weight, runtime_gather_output)
         assert self.bias is None and not runtime_gather_output
@@ -59,7 +66,10 @@ class RowParallelLinear(layers.RowParallelLinear):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over the ranks, replicated; under sequence parallelism only this rank's slice of the sequence."""
+    """Sum over the ranks, replicated.
+
+    Under sequence parallelism only this rank's slice of the sequence.
+    """
 
     @staticmethod
     def forward(

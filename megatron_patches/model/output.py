@@ -2,19 +2,19 @@
 
     loss = log Σ_v exp(x·w_v) − x·w_y,      ∂loss/∂(x·w_v) = p_v − 1[v = y]
 
-megatron-core converts all logits to fp32, and keeps the softmax in that type for backward. Two forms avoid
-both:
+megatron-core converts all logits to fp32, and keeps the softmax in that type for backward. Two
+forms avoid both:
 
     in_place   the logits stay in the compute dtype and become their own gradient, some tokens at a time
     chunked    logits exist for some tokens at a time only, and are recomputed in backward (a fourth product
                where there are three)
 
-In both, the exponentials and their sum over the vocabulary are taken in fp32, and the gradient of each
-token's logits is scaled by the gradient of its loss, so that sums, means and masked losses are all exact.
-Compiled (`OutputLayer.compile_passes`), `in_place` is two kernels over all logits, which read them twice and
-write them once: what is in fp32 stays on the chip.
-Tensor-parallel ranks, each with a part of the vocabulary, exchange two numbers a token, in one collective
-where megatron-core has three. The collectives of the product itself are megatron-core's.
+In both, the exponentials and their sum over the vocabulary are taken in fp32, and the gradient of
+each token's logits is scaled by the gradient of its loss, so that sums, means and masked losses are
+all exact. Compiled (`OutputLayer.compile_passes`), `in_place` is two kernels over all logits, which
+read them twice and write them once: what is in fp32 stays on the chip. Tensor-parallel ranks, each
+with a part of the vocabulary, exchange two numbers a token, in one collective where megatron-core
+has three. The collectives of the product itself are megatron-core's.
 
 Version-sensitive: takes the place of megatron-core's ColumnParallelLinear at the end of a GPTModel.
 """
@@ -44,8 +44,8 @@ class OutputLayer(ColumnParallelLinear):
     """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
     Args:
-        pieces: rows of the weight after these have the logit −∞, so that they are never predicted and get no
-            gradient. On every rank some are before them.
+        pieces: rows of the weight after these have the logit −∞, so that they are never predicted
+            and get no gradient. On every rank some are before them.
         tied: the weight is the embedding's and comes with every call.
         in_place: use the form `in_place` of the module; False: `chunked`.
     """
@@ -92,6 +92,12 @@ class OutputLayer(ColumnParallelLinear):
         """Map `[seq(/tp), batch, hidden]` to logits `[seq, batch, vocabulary/tp]`, and no bias.
 
         With labels, `[batch, seq]` ids, the result is the losses, `[batch, seq]` nats in fp32.
+
+        Args:
+            input_: `[seq(/tp), batch, hidden]`.
+            weight: None: the layer's own.
+            runtime_gather_output: megatron-core's, and not set.
+            labels: `[batch, seq]` ids; None: return logits.
         """
         if labels is None:
             logits, bias = super().forward(input_, weight, runtime_gather_output)

@@ -1,6 +1,7 @@
 """Modules of the parts that `megatron_patches.recipe.parts` declares, by their names there.
 
-Version-sensitive: has the constructor that megatron-core gives to a norm, and the settings of its MLP.
+Version-sensitive: has the constructor that megatron-core gives to a norm, and the settings of its
+MLP.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from megatron.core.transformer import TransformerConfig
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm behind megatron-core's constructor; input and output `[seq, batch, hidden]`.
+    """torch's LayerNorm behind megatron-core's constructor.
 
-    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism
-    every tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a
-    partial sum, as the inventory says of it. `freeze.reduce_partial_gradients` completes it.
+    Input and output `[seq, batch, hidden]`.
+
+    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence
+    parallelism every tensor-parallel rank normalises its own slice of the sequence, so each rank's
+    weight gradient is a partial sum, as the inventory says of it. `freeze.reduce_partial_gradients`
+    completes it.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:

@@ -2,12 +2,12 @@
 
     P = λ Σ_heads (‖W_q W_qᵀ − I‖²_F + ‖W_k W_kᵀ − I‖²_F),      ∂P/∂W = 4 λ (W Wᵀ − I) W
 
-over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we gain more from orthogonality
-regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the term of its own heads to
-its loss: no weight leaves its module, so the term is right under tensor parallelism (each head
-counts on one rank) and under ZeRO-3 (weights are whole only inside their module's forward and backward).
-The training loop takes the term of every micro batch; the mean over micro batches and data-parallel ranks
-then counts the term once an optimizer step.
+over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we gain more from
+orthogonality regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the
+term of its own heads to its loss: no weight leaves its module, so the term is right under tensor
+parallelism (each head counts on one rank) and under ZeRO-3 (weights are whole only inside their
+module's forward and backward). The training loop takes the term of every micro batch; the mean over
+micro batches and data-parallel ranks then counts the term once an optimizer step.
 
 Version-sensitive: knows how megatron-core interleaves queries, keys and values in its fused weight.
 """
@@ -26,8 +26,9 @@ NAME = "orthogonal_penalty"
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
-    `penalty`: λ, of a class that `penalized` makes. `auxiliary_loss`: (name, this rank's part of the penalty)
-    of the last forward that had gradients, until `take_auxiliary_losses` collects it; else None.
+    `penalty`: λ, of a class that `penalized` makes. `auxiliary_loss`: (name, this rank's part of
+    the penalty) of the last forward that had gradients, until `take_auxiliary_losses` collects it;
+    else None.
     """
 
     penalty: float
@@ -39,7 +40,14 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Project `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and the bias."""
+        """Project `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and the bias.
+
+        Args:
+            input_: `[seq(/tp), batch, hidden]`.
+            weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
+                hidden]`.
+            runtime_gather_output: megatron-core's, and not set.
+        """
         output, bias = super().forward(input_, weight, runtime_gather_output)
         if torch.is_grad_enabled():
             num_groups = self.config.num_query_groups // self.tp_group.size()
@@ -51,7 +59,10 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
 
 
 def penalized(penalty: float) -> type[PenalizedQueryKeyValueLinear]:
-    """Return the class of projections with this λ: megatron-core builds them with its own arguments only."""
+    """Return the class of projections with this λ.
+
+    Megatron-core builds them with its own arguments only.
+    """
     return type(
         PenalizedQueryKeyValueLinear.__name__, (PenalizedQueryKeyValueLinear,), {"penalty": penalty}
     )
@@ -60,8 +71,9 @@ def penalized(penalty: float) -> type[PenalizedQueryKeyValueLinear]:
 class OrthogonalityPenalty(torch.autograd.Function):
     """(output, W) -> (output, P): the output unchanged, and the penalty of the weight that made it.
 
-    The output passes through so that the penalty's backward runs with the layer's own: only then has ZeRO-3
-    gathered the weight. Kept for backward is W Wᵀ − I, `[heads, head_dim, head_dim]`, not a copy of W's size.
+    The output passes through so that the penalty's backward runs with the layer's own: only then
+    has ZeRO-3 gathered the weight. Kept for backward is W Wᵀ − I, `[heads, head_dim, head_dim]`,
+    not a copy of W's size.
     """
 
     @staticmethod
@@ -75,8 +87,16 @@ class OrthogonalityPenalty(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and P.
 
-        The weight has megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
-        for every group its query heads, its key head, its value head.
+        The weight has megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
+        hidden]`: for every group its query heads, its key head, its value head.
+
+        Args:
+            output: passed through.
+            weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
+                hidden]`.
+            num_groups: key heads of this rank.
+            head_dim: width of a head.
+            penalty: λ.
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT

@@ -1,11 +1,12 @@
 """Declarations of the adapters: small trainable corrections of queries, keys and values. Pure Python.
 
-An adapter is declared here by a class with its weights and its costs, and computed by the function of the
-same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight decay and
-checkpoints follow from the declaration.
+An adapter is declared here by a class with its weights and its costs, and computed by the function
+of the same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding,
+weight decay and checkpoints follow from the declaration.
 
-The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm;
-smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for short_convolution.
+The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for
+qk_norm; smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for
+short_convolution.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from typing_extensions import override
 
 from megatron_patches.bank.orthonormal import Role
 from megatron_patches.recipe.parts import (
@@ -57,9 +60,10 @@ class AdapterWeight:
 
     Attributes:
         name: of the live parameter.
-        role: the role whose frozen heads have a part of the tensor each, sharded with the heads. None: the
-            tensor is multiplied by the layer's input, shared by the heads and whole on every rank. An adapter
-            has at most one such tensor, drawn from the random stream of the adapter's name.
+        role: the role whose frozen heads have a part of the tensor each, sharded with the heads.
+            None: the tensor is multiplied by the layer's input, shared by the heads and whole on
+            every rank. An adapter has at most one such tensor, drawn from the random stream of the
+            adapter's name.
         shape: of one head's part, rows first; of the whole tensor without a role.
         start: initial values, the same for every head unless they are drawn.
     """
@@ -99,10 +103,12 @@ class Adapter(ABC):
 
     Attributes:
         name: in `attention.adapters`.
-        passes: reads and writes of all queries and keys, an element each, in a forward and backward pass: by
-            kernels of their own, and by those that torch.compile joins (`python -m benchmarks.gpu_dry.layers`).
-        linear: corrected queries and keys are linear in the layer's input, so export can fold the adapter
-            into frozen rows. For one that is not linear an export has code (see `pretrain.export`).
+        passes: reads and writes of all queries and keys, an element each, in a forward and backward
+            pass: by kernels of their own, and by those that torch.compile joins (`python -m
+            benchmarks.gpu_dry.layers`).
+        linear: corrected queries and keys are linear in the layer's input, so export can fold the
+            adapter into frozen rows. For one that is not linear an export has code (see
+            `pretrain.export`).
     """
 
     name: ClassVar[str]
@@ -115,7 +121,12 @@ class Adapter(ABC):
 
     @abstractmethod
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        """Follow queries and keys through the adapter: save what its backward pass needs."""
+        """Follow queries and keys through the adapter: save what its backward pass needs.
+
+        Args:
+            trace: the activations.
+            sizes: that the weights of adapters depend on.
+        """
 
 
 class LogitScale(Adapter):
@@ -124,9 +135,11 @@ class LogitScale(Adapter):
     name = "logit_scale"
     passes = (4, 1)
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("scaled queries", trace.queries)
@@ -139,6 +152,7 @@ class QueryKeyNorm(Adapter):
     passes = (24, 5)
     linear = False
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         gain = (sizes.head_dim,)
         return (
@@ -146,6 +160,7 @@ class QueryKeyNorm(Adapter):
             AdapterWeight("key_gain", "key", gain, "ones"),
         )
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         both = trace.queries + trace.keys
         if trace.element == FP32:
@@ -158,14 +173,18 @@ class QueryKeyNorm(Adapter):
 
 
 class LowRank(Adapter):
-    """q_h += B_qh A_q x, k_h += B_kh A_k x; A `[rank, hidden]` is shared by the heads, B starts at 0.
+    """q_h += B_qh A_q x, k_h += B_kh A_k x.
 
-    Alone, without a W to be added to, B starts normal: queries then have the scale of orthonormal rows.
+    A `[rank, hidden]` is shared by the heads, B starts at 0.
+
+    Alone, without a W to be added to, B starts normal: queries then have the scale of orthonormal
+    rows.
     """
 
     name = "low_rank"
     passes = (5, 3)
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         up = (sizes.head_dim, sizes.rank)
         start: Start = "fan_in" if sizes.alone else "zeros"
@@ -175,6 +194,7 @@ class LowRank(Adapter):
             AdapterWeight("up_key", "key", up, start),
         )
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
         trace.query = Storage("queries + low rank", trace.queries)
@@ -188,6 +208,7 @@ class QueryKeyBias(Adapter):
     passes = (6, 2)
     linear = False
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         size = (sizes.head_dim,)
         return (
@@ -195,18 +216,23 @@ class QueryKeyBias(Adapter):
             AdapterWeight("key_bias", "key", size, "zeros"),
         )
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.query = Storage("queries + bias", trace.queries)
         trace.key = Storage("keys + bias", trace.keys)
 
 
 class ShortConvolution(Adapter):
-    """k_t ← Σ_j c_j ∘ k_(t−j), v alike: causal, of each channel, within a sample and its documents."""
+    """k_t ← Σ_j c_j ∘ k_(t−j), v alike.
+
+    Causal, of each channel, within a sample and its documents.
+    """
 
     name = "short_convolution"
     passes = (20, 11)
     linear = False
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         taps = (sizes.head_dim, sizes.taps)
         both = (
@@ -215,6 +241,7 @@ class ShortConvolution(Adapter):
         )
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         if sizes.convolved != "value":
             trace.save(trace.key)
@@ -230,9 +257,11 @@ class ChannelScale(Adapter):
     name = "channel_scale"
     passes = (4, 1)
 
+    @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
 
+    @override
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("queries scaled by channel", trace.queries)
@@ -270,6 +299,7 @@ class Corrections(Part):
     sizes: AdapterSizes
     groups: tuple[bool, ...]
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the tensors of all adapters: of all heads together, or shared by the heads."""
         keys = sum(self.groups)
@@ -294,6 +324,7 @@ class Corrections(Part):
                     layer=at.layer,
                 )
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Follow queries, keys and values through all adapters."""
         assert isinstance(trace, HeadTrace)

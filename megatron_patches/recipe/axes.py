@@ -1,8 +1,9 @@
 """Declarations of the axes of the attention policy, each once, at its field of `policy.QKPolicy`.
 
-A declaration gives the meaning of the axis, the range of its values and the variants to which it applies. The
-key of the attention section, its refusals, the resolved config, `show` and a checkpoint's identity follow
-from the declaration. `policy` and `pretrain.config.attention` read the declarations.
+A declaration gives the meaning of the axis, the range of its values and the variants to which it
+applies. The key of the attention section, its refusals, the resolved config, `show` and a
+checkpoint's identity follow from the declaration. `policy` and `pretrain.config.attention` read the
+declarations.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from megatron_patches.errors import MethodError
 class Rule:
     """Condition under which an axis may be set.
 
-    `holds`: the condition, on the policy so far and the requested value. `sentence`: the refusal where the
-    condition does not hold; `{variant}` and `{value}` are filled in.
+    `holds`: the condition, on the policy so far and the requested value. `sentence`: the refusal
+    where the condition does not hold; `{variant}` and `{value}` are filled in.
     """
 
     holds: Callable[[Any, Any], bool]
@@ -32,7 +33,8 @@ class Axis:
 
     Attributes:
         meaning: purpose of the key of the attention section, as `show` prints it.
-        rules: all must hold, else the axis does not apply. Without rules the axis applies to every variant.
+        rules: all must hold, else the axis does not apply. Without rules the axis applies to every
+            variant.
         ge, gt, le: range of a number.
         min_length, max_length: entries of a list or mapping.
     """
@@ -46,11 +48,27 @@ class Axis:
     max_length: int | None = None
 
     def fits(self, policy: Any, value: Any) -> bool:
-        """Return whether the policy may have the value. An empty list, which sets nothing, always may."""
+        """Return whether the policy may have the value. An empty list.
+
+        An empty list, which sets nothing, always fits.
+
+        Args:
+            policy: the policy so far.
+            value: the requested value.
+        """
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
-        """Refuse a value that does not fit: MethodError, with the sentence of the first rule broken."""
+        """Refuse a value that does not fit.
+
+        Args:
+            policy: the policy so far.
+            value: the requested value.
+            variant: name of the variant.
+
+        Raises:
+            MethodError: the sentence of the first rule that is broken.
+        """
         if value == ():
             return
         for rule in self.rules:
@@ -62,6 +80,10 @@ def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
     """Declare a field of a policy that is also a key of the attention section, of the annotated type.
 
     `limits` are those of `Axis`.
+
+    Args:
+        default: of the variants that do not say.
+        meaning: purpose of the key, as `show` prints it.
     """
     return field(default=default, metadata={"axis": Axis(meaning, rules, **limits)})
 

@@ -1,9 +1,9 @@
 """Parameter and FLOP counts of a model: sums over its tensors, nothing measured.
 
-Symbols: L num_layers, d hidden_size, H query heads, G key/value heads, h head_dim, F ffn_hidden_size,
-V vocab_size, s sequence_length, c the share of the score matrix that is counted (1/2 when causal, 1 when
-full). One multiply-add is 2 FLOPs.
-Norms, softmax, GELU, embedding look-ups and the optimizer are not counted, as is usual.
+Symbols: L num_layers, d hidden_size, H query heads, G key/value heads, h head_dim, F
+ffn_hidden_size, V vocab_size, s sequence_length, c the share of the score matrix that is counted
+(1/2 when causal, 1 when full). One multiply-add is 2 FLOPs. Norms, softmax, GELU, embedding
+look-ups and the optimizer are not counted, as is usual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ FORWARD_AND_BACKWARD = 3
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Weights of the whole model, each once; a frozen bank counts although it is stored in buffers."""
+    """Weights of the whole model, each once.
+
+    A frozen bank counts although it is stored in buffers.
+    """
 
     total: int
     frozen: int
@@ -42,8 +45,14 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
 
         total = 2 V d + L [d (2 H + 2 G) h + 2 d F + 4 d] + 2 d
 
-    where 4 d and 2 d are LayerNorms. Structured rows of W_Q and W_K are a + b numbers in place of d = a b; a
-    synthesizer has L H s² or 2 L H s k elements of score matrices in the place of W_Q and W_K.
+    where 4 d and 2 d are LayerNorms. Structured rows of W_Q and W_K are a + b numbers in place of d
+    = a b; a synthesizer has L H s² or 2 L H s k elements of score matrices in the place of W_Q and
+    W_K.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        phase: of the schedule that makes frozen layers trainable, from 0.
     """
     every = tensors(shape, policy, phase)
     total = sum(tensor.elements for tensor in every)
@@ -53,11 +62,19 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
 def model_flops_per_token(
     shape: ModelShape, policy: QKPolicy = VARIANTS[ORDINARY], causal_share: float = CAUSAL
 ) -> float:
-    """Return the FLOPs per token of a training step if all weights train: 3 × forward. `mfu` is made of this.
+    """Return the FLOPs per token of a training step if all weights train.
 
     Adapters do not count, and structured rows count as whole ones: for all but a synthesizer it is
 
         3 (L [2 d (2 H + 2 G) h  +  4 d F  +  4 c s H h]  +  2 d V)
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        causal_share: c, the share of the score matrix that is counted.
+
+    Returns:
+        3 × forward. `mfu` is made of this.
     """
     rank = policy.synthesizer_rank
     ordinary = QKPolicy(init="default", trainable=True, scores=policy.scores, synthesizer_rank=rank)
@@ -69,10 +86,16 @@ def executed_flops_per_token(
 ) -> float:
     """Return the FLOPs per token that a training step really executes. `hfu` is made of this.
 
-    Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else: the
-    gradient still flows through the scores to the layer's input. For ordinary multi-head attention that is 4
-    L d². Freezing score matrices removes the gradient of the probabilities, 2 c s H h a layer. Structured
-    rows cost 2 (a + b) FLOPs in place of 2 d, forward and backward.
+    Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else:
+    the gradient still flows through the scores to the layer's input. For ordinary multi-head
+    attention that is 4 L d². Freezing score matrices removes the gradient of the probabilities, 2 c
+    s H h a layer. Structured rows cost 2 (a + b) FLOPs in place of 2 d, forward and backward.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        phase: of the schedule that makes frozen layers trainable, from 0.
+        causal_share: c, the share of the score matrix that is counted.
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
     if policy.synthesizer:
@@ -84,7 +107,15 @@ def executed_flops_per_token(
 
 
 def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> int:
-    """Return the sum of `executed_flops_per_token` over the steps of a run, each in its phase; exact."""
+    """Return the sum of `executed_flops_per_token` over the steps of a run, each in its phase.
+
+    Exact.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        steps: optimizer steps of the run.
+    """
     bounds = pairwise([0, *last_steps(policy.unfreeze, steps), steps])
     costs = (round(executed_flops_per_token(shape, policy, phase)) for phase in count())
     return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=False))
@@ -95,9 +126,15 @@ def forward_flops_per_token(
 ) -> float:
     """Return the FLOPs of a forward pass, per token, with adapters, and factors in place of structured rows.
 
-    The default c = 1/2 counts the scores that a causal model needs; a kernel that makes the full matrix and
-    masks it does more. Making a synthesizer's S_h of its factors happens once a micro batch, not for each
-    token, and is not counted.
+    The default c = 1/2 counts the scores that a causal model needs; a kernel that makes the full
+    matrix and masks it does more. Making a synthesizer's S_h of its factors happens once a micro
+    batch, not for each token, and is not counted.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        phase: of the schedule that makes frozen layers trainable, from 0.
+        causal_share: c, the share of the score matrix that is counted.
     """
     products = 1 if policy.synthesizer else 2  # of probabilities with values; of queries with keys
     scores = products * shape.num_layers * score_products(shape, causal_share)
@@ -110,5 +147,13 @@ def multiplications(some: Iterable[Tensor]) -> int:
 
 
 def score_products(shape: ModelShape, causal_share: float = CAUSAL) -> float:
-    """Return 2 c s H h: FLOPs per token of a layer's products q·k, or of probabilities with values."""
+    """Return 2 c s H h.
+
+    Args:
+        shape: sizes of the model.
+        causal_share: c, the share of the score matrix that is counted.
+
+    Returns:
+        FLOPs per token of a layer's products q·k, or of probabilities with values.
+    """
     return 2 * causal_share * shape.sequence_length * shape.query_size

@@ -68,7 +68,12 @@ ADAMW = Rule("adamw", states=("exp_avg", "exp_avg_sq"))
 
 
 def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
-    """Return the rule that updates a tensor: the first that takes it."""
+    """Return the rule that updates a tensor: the first that takes it.
+
+    Args:
+        tensor: its declaration.
+        rules: of the run's optimizer, in order.
+    """
     return next(rule for rule in rules if rule.takes(tensor))
 
 

@@ -1,10 +1,11 @@
 """Parts of the model as data: what each is made of, keeps, moves, and is called elsewhere. No torch.
 
-A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay), what its
-backward pass keeps, what it moves through memory, and its names in transformers' classes. Everything else
-loops over the declarations: initial values and marks, parameter groups, counts, `plan`, the audit, the
-blocks of a checkpoint, comparability, the profile, export and import. `megatron_patches.model.parts` has the
-modules of the same names; `adapters` has the parts that correct queries, keys and values.
+A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay), what
+its backward pass keeps, what it moves through memory, and its names in transformers' classes.
+Everything else loops over the declarations: initial values and marks, parameter groups, counts,
+`plan`, the audit, the blocks of a checkpoint, comparability, the profile, export and import.
+`megatron_patches.model.parts` has the modules of the same names; `adapters` has the parts that
+correct queries, keys and values.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+from typing_extensions import override
+
 Kind = Literal["ordinary", "norm", "frozen", "adapter", "penalised", "scores"]
-"""Weights of the ordinary model; its norms; a frozen bank; adapters; W_QKV under the orthogonality penalty;
-score matrices of a synthesizer, trained or frozen.
+"""Weights of the ordinary model; its norms; a frozen bank; adapters; W_QKV under the orthogonality
+penalty; score matrices of a synthesizer, trained or frozen.
 """
 
 Start = Literal[
@@ -36,22 +39,25 @@ Start = Literal[
 ]
 """Initial values.
 
-`normal`: N(0, init_std²); `residual`: the same by 1/√(2 · layers), for what is added to the residual stream;
-`fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel on, and `half_previous`
-gives the channels of odd numbers the token before. `bank`: the rows of queries and keys are the bank's,
-cast once to the compute type, and all others `normal`; `bank_by_fp32`: they pass through fp32;
-`right_factor`, `left_factor`: a factor of these rows. `own`: the module fills its weight itself.
+`normal`: N(0, init_std²); `residual`: the same by 1/√(2 · layers), for what is added to the
+residual stream; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel
+on, and `half_previous` gives the channels of odd numbers the token before. `bank`: the rows of
+queries and keys are the bank's, cast once to the compute type, and all others `normal`;
+`bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of these rows.
+`own`: the module fills its weight itself.
 """
 
 Partial = Literal["sequence", "heads"]
-"""What a tensor-parallel rank's gradient of a replicated tensor is of: its slice of the sequence, under
-sequence parallelism, or its heads.
+"""What a tensor-parallel rank's gradient of a replicated tensor is of: its slice of the sequence,
+under sequence parallelism, or its heads.
 """
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model and the names of its parts: all that its tensors depend on beside the policy.
+    """Sizes of a model and the names of its parts.
+
+    All that its tensors depend on beside the policy.
 
     Attributes:
         num_layers: transformer layers.
@@ -106,18 +112,18 @@ class Tensor:
         shape: of the whole tensor.
         kind: see Kind.
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole tensor.
-        parts: (name of a weight, how much of it) along the dimension that is cut, the first without a cut. A
-            rank has its share of every part, one behind the other. A weight's name is that of its random
-            stream, and of its values in files of initial weights and in exports.
-        groups: for each key head whether the tensor has rows of it, or of its query heads: ranks may have
-            unequal shares. None: every rank has an equal share.
+        parts: (name of a weight, how much of it) along the dimension that is cut, the first without
+            a cut. A rank has its share of every part, one behind the other. A weight's name is that
+            of its random stream, and of its values in files of initial weights and in exports.
+        groups: for each key head whether the tensor has rows of it, or of its query heads: ranks
+            may have unequal shares. None: every rank has an equal share.
         phase: the training phase from which the tensor trains; None: a buffer.
         decay: weight decay applies.
         multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
         start: initial values, see Start.
-        repeats: how often the sequence of parts is repeated along the cut, a piece of each at a time, as in
-            megatron-core's W_QKV, [q … q k v] for each key head. Then a rank's share is contiguous. None:
-            each part is in one piece.
+        repeats: how often the sequence of parts is repeated along the cut, a piece of each at a
+            time, as in megatron-core's W_QKV, [q … q k v] for each key head. Then a rank's share is
+            contiguous. None: each part is in one piece.
         partial: see Partial; None: every rank has the whole gradient.
         layer: number of the layer, from 0; None: outside of the layers.
     """
@@ -152,7 +158,13 @@ class Tensor:
         return self.elements if self.multiplied else 0
 
     def share(self, length: int, rank: int, size: int) -> int:
-        """Return the share that tensor-parallel `rank` of `size` has in a length along the cut dimension."""
+        """Return the share that tensor-parallel `rank` of `size` has in a length along the cut dimension.
+
+        Args:
+            length: along the cut dimension.
+            rank: tensor-parallel rank.
+            size: tensor-parallel size.
+        """
         if self.cut is None:
             return length
         if self.groups is None:
@@ -169,8 +181,10 @@ class Tensor:
             size: tensor-parallel size.
 
         Returns:
-            The numbers in order; all of them where columns are cut, or nothing is. Rows of heads that are
-            missing in the tensor have numbers too, so that a head's rows do not depend on the others.
+            The numbers in order; all of them where columns are cut, or nothing is. Rows of heads
+            that are
+            missing in the tensor have numbers too, so that a head's rows do not depend on the
+            others.
         """
         if self.cut != 0:
             return range(length)
@@ -182,14 +196,24 @@ class Tensor:
         return [group * rows + row for group in mine for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
-        """Return the shape of what tensor-parallel `rank` of `size` has."""
+        """Return the shape of what tensor-parallel `rank` of `size` has.
+
+        Args:
+            rank: tensor-parallel rank.
+            size: tensor-parallel size.
+        """
         if self.cut is None:
             return self.shape
         length = self.share(self.shape[self.cut], rank, size)
         return (*self.shape[: self.cut], length, *self.shape[self.cut + 1 :])
 
     def rank_elements(self, rank: int, size: int) -> int:
-        """Return the elements of what tensor-parallel `rank` of `size` has."""
+        """Return the elements of what tensor-parallel `rank` of `size` has.
+
+        Args:
+            rank: tensor-parallel rank.
+            size: tensor-parallel size.
+        """
         return math.prod(self.rank_shape(rank, size))
 
 
@@ -205,13 +229,14 @@ class Storage:
 class Trace:
     """A rank's activations on their way through the parts of a layer, and what autograd has saved of them.
 
-    Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves what it
-    reads or leaves it, and writes a new storage.
+    Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves
+    what it reads or leaves it, and writes a new storage.
 
     Attributes:
         tokens: of a micro batch.
         element: bytes of the compute type.
-        between: tokens that the rank has outside of attention and MLP: its slice under sequence parallelism.
+        between: tokens that the rank has outside of attention and MLP: its slice under sequence
+            parallelism.
         statistic: bytes of one of a norm's statistics of a token.
         size: tensor-parallel size.
         hidden: the hidden states, where they are now.
@@ -250,10 +275,11 @@ class Part(ABC):
 
     Attributes:
         name: in the configuration.
-        passes: reads and writes of all that the part transforms, an element each, in a forward and backward
-            pass: by kernels of their own, and by those that torch.compile joins. None: as many as joined
-            kernels move of everything on average.
-        kernels: regular expression of what the names of its own kernels contain; empty: it has none.
+        passes: reads and writes of all that the part transforms, an element each, in a forward and
+            backward pass: by kernels of their own, and by those that torch.compile joins. None: as
+            many as joined kernels move of everything on average.
+        kernels: regular expression of what the names of its own kernels contain; empty: it has
+            none.
     """
 
     name: ClassVar[str]
@@ -262,11 +288,21 @@ class Part(ABC):
 
     @abstractmethod
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield the parameters and buffers of the part at a place."""
+        """Yield the parameters and buffers of the part at a place.
+
+        Args:
+            at: its place.
+            shape: sizes of the model.
+        """
 
     @abstractmethod
     def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Follow the activations through the part: save what its backward pass needs."""
+        """Follow the activations through the part: save what its backward pass needs.
+
+        Args:
+            trace: the activations.
+            shape: sizes of the model.
+        """
 
 
 class Norm(Part):
@@ -288,11 +324,13 @@ class LayerNorm(Norm):
     passes = (7, None)
     kernels = r"layer_?norm"
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield weight and bias."""
         yield norm_vector(at, "weight", shape.hidden_size, "ones")
         yield norm_vector(at, "bias", shape.hidden_size, "zeros")
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save the input, mean and standard deviation of each token."""
         statistics = 2 * trace.between * trace.statistic
@@ -307,6 +345,7 @@ class Gelu(Mlp):
     passes = (5, None)
     kernels = "gelu"
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield W_1 and W_2."""
         hidden, inner = shape.hidden_size, shape.ffn_hidden_size
@@ -317,6 +356,7 @@ class Gelu(Mlp):
             f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
         )
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save the input, and the inner width before and after GELU."""
         inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
@@ -330,6 +370,7 @@ MLPS: Mapping[str, Mlp] = {part.name: part for part in (Gelu(),)}
 class Embeddings(Part):
     """Vectors of tokens, and of positions where these are learned."""
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the table of tokens, and that of positions."""
         word, hidden = f"{at.module}.word_embeddings.weight", shape.hidden_size
@@ -342,6 +383,7 @@ class Embeddings(Part):
                 positions, (count, hidden), "ordinary", cut=None, parts=stream, multiplied=False
             )
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save nothing but ids."""
 
@@ -349,11 +391,13 @@ class Embeddings(Part):
 class Projection(Part):
     """The attention's output projection."""
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield W_O."""
         size = (shape.hidden_size, shape.query_size)
         yield into_residual(f"{at.module}.weight", at.stream, size, at.layer)
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save the heads' context vectors."""
         context = trace.tokens * (shape.query_size // trace.size) * trace.element
@@ -363,10 +407,12 @@ class Projection(Part):
 class Output(Part):
     """The output layer, where it has a weight of its own."""
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the weight."""
         yield matrix(f"{at.module}.weight", at.stream, (shape.vocab_size, shape.hidden_size))
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save nothing here: what logits need depends on `performance.cross_entropy`."""
 
@@ -396,13 +442,29 @@ def matrix(
 
 
 def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | None) -> Tensor:
-    """Return a matrix whose columns are cut and whose product is added to the residual stream."""
+    """Return a matrix whose columns are cut and whose product is added to the residual stream.
+
+    Args:
+        name: of the parameter.
+        stream: name of its random stream.
+        shape: `[rows, columns]`.
+        layer: number of the layer, from 0.
+    """
     parts = ((stream, shape[0]),)
     return Tensor(name, shape, "ordinary", cut=1, parts=parts, start="residual", layer=layer)
 
 
 def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:
-    """Return a norm's vector, whole on every rank; its gradient is of the rank's slice of the sequence."""
+    """Return a norm's vector, whole on every rank.
+
+    Its gradient is of the rank's slice of the sequence.
+
+    Args:
+        at: its place.
+        name: weight or bias.
+        size: width of the hidden states.
+        start: declared initial values.
+    """
     return Tensor(
         f"{at.module}.{name}",
         (size,),

@@ -3,8 +3,9 @@
     phase 0        steps 1 … s_1          every layer frozen, learning rate × 1
     phase i        steps s_i + 1 … s_i+1  also the layers of entry i trainable, learning rate × factor_i
 
-with s_i = the part `at` of the run's steps, rounded. A layer that has become trainable stays so, and starts
-from its frozen rows. The factor multiplies the whole learning-rate schedule, in place of the factor before.
+with s_i = the part `at` of the run's steps, rounded. A layer that has become trainable stays so,
+and starts from its frozen rows. The factor multiplies the whole learning-rate schedule, in place of
+the factor before.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ _RANGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(%?)(?:-(\d{1,9}(?:\.\d{1,9})?)(%?)
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """Return the layers that `text` names, counted from 0; MethodError if the model does not have them.
+    """Return the layers that `text` names, counted from 0.
 
-    "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the layers between these parts of the
-    depth, each end rounded to a whole number of layers, so that "0%-50%" and "50%-100%" share none.
+    "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the layers between these parts
+    of the depth, each end rounded to a whole number of layers, so that "0%-50%" and "50%-100%"
+    share none.
+
+    Args:
+        text: the notation.
+        num_layers: layers of the model.
+
+    Raises:
+        MethodError: the text is no such notation, or the model does not have these layers.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -49,8 +58,15 @@ def layer_range(text: str, num_layers: int) -> range:
 def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     """Choose a fraction of `num_groups` heads, spread evenly, so that tensor-parallel ranks get equal shares.
 
-    Half of four are (1, 3). The number is rounded to whole heads; MethodError if that makes none or all of a
-    fraction between 0 and 1.
+    Half of four are (1, 3). The number is rounded to whole heads; MethodError if that makes none or
+    all of a fraction between 0 and 1.
+
+    Args:
+        fraction: of the heads, from 0 to 1.
+        num_groups: key heads of a layer.
+
+    Raises:
+        MethodError: a fraction between 0 and 1 rounds to none or all, or it is not between 0 and 1.
     """
     if not 0 <= fraction <= 1:
         raise MethodError(f"{fraction} is not a fraction of the heads; give a number from 0 to 1")
@@ -71,9 +87,10 @@ class Unfreeze:
 
     Attributes:
         at: part of the run's steps after which the phase begins, between 0 and 1.
-        layers: the layers that become trainable, in the notation of `layers`; layers that already are may
-            be named again.
-        learning_rate_factor: factor of the learning-rate schedule from there on, in place of the one before.
+        layers: the layers that become trainable, in the notation of `layers`; layers that already
+            are may be named again.
+        learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
+            one before.
     """
 
     at: float
@@ -82,7 +99,14 @@ class Unfreeze:
 
 
 def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int | None]:
-    """Return for each layer the phase (from 1) in which the layer becomes trainable; None: never."""
+    """Return for each layer the phase (from 1) in which the layer becomes trainable.
+
+    None: never.
+
+    Args:
+        schedule: entries of attention.unfreeze.
+        num_layers: layers of the model.
+    """
     phases: list[int | None] = [None] * num_layers
     for phase, entry in enumerate(schedule, start=1):
         for layer in _layers(entry, num_layers):
@@ -92,7 +116,13 @@ def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int 
 
 
 def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -> list[int]:
-    """Return the layers that become trainable at the beginning of a phase."""
+    """Return the layers that become trainable at the beginning of a phase.
+
+    Args:
+        schedule: entries of attention.unfreeze.
+        phase: from 1.
+        num_layers: layers of the model.
+    """
     return [
         layer
         for layer, begin in enumerate(phases_of_layers(schedule, num_layers))
@@ -101,12 +131,26 @@ def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -
 
 
 def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:
-    """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1."""
+    """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1.
+
+    Args:
+        schedule: entries of attention.unfreeze.
+        total_steps: optimizer steps of the run.
+    """
     return [round(entry.at * total_steps) for entry in schedule]
 
 
 def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> None:
-    """Raise MethodError for a schedule with an entry that changes nothing, or at no step of the run."""
+    """Raise MethodError for a schedule with an entry that changes nothing, or at no step of the run.
+
+    Args:
+        schedule: entries of attention.unfreeze.
+        num_layers: layers of the model.
+        total_steps: optimizer steps of the run.
+
+    Raises:
+        MethodError: which entry, and why.
+    """
     steps = last_steps(schedule, total_steps)
     before = 0
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):

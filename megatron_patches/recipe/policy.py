@@ -1,8 +1,8 @@
 """The attention policy: a variant of attention as data, and the table of named variants.
 
-A variant is a point on a few independent axes (the kind of scores, the initial values of W_Q and W_K, which
-of them train, additions to the frozen ones). Only this table knows a variant by name: `install` and
-`initialize` read the axes.
+A variant is a point on a few independent axes (the kind of scores, the initial values of W_Q and
+W_K, which of them train, additions to the frozen ones). Only this table knows a variant by name:
+`install` and `initialize` read the axes.
 
 A new axis is one more field of `QKPolicy`, declared with `axis`, and the code that reads it.
 """
@@ -25,8 +25,9 @@ Convolved = Literal["both", "key", "value"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 
-# Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of
-# a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.
+# Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ
+# − I‖_F of a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten
+# times more cost loss.
 DEFAULT_PENALTY = 0.01
 
 _ORTHONORMAL = Rule(
@@ -60,18 +61,22 @@ def _freezes_rows(name: str) -> Rule:
 class QKPolicy:
     """Choice on every Query/Key axis.
 
-    The fields declared with `axis` are also keys of the attention section, with their meanings. The other two
-    are set by the variant only.
+    The fields declared with `axis` are also keys of the attention section, with their meanings. The
+    other two are set by the variant only.
 
     Attributes:
-        init: initial values of W_Q and W_K. `default`: N(0, init_std²) like every other weight; `orthogonal`:
-            orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`;
-            `pretrained`: those of a trained model (see `initial_weights_file`); `low_rank`: there is no W,
+        init: initial values of W_Q and W_K. `default`: N(0, init_std²) like every other weight;
+            `orthogonal`:
+            orthonormal rows; `gaussian`: independent normal entries of standard deviation
+            `gaussian_std`;
+            `pretrained`: those of a trained model (see `initial_weights_file`); `low_rank`: there
+                is no W,
             queries and keys are those of the adapter low_rank alone, q_h = B_qh A_q x.
-        scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
-            the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
-            W_K: `trainable` is then about the score matrices (see `recipes`).
-        trains_factors: W_Q and W_K are products of two factors that train, instead of trained matrices.
+        scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for
+            each head, the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two
+            have no W_Q and no W_K: `trainable` is then about the score matrices (see `recipes`).
+        trains_factors: W_Q and W_K are products of two factors that train, instead of trained
+            matrices.
     """
 
     init: Init
@@ -133,9 +138,9 @@ class QKPolicy:
         ),
         gt=0,
     )
-    # Where `trainable` is false, (layers, fraction of their heads) that are frozen, in the notation of
-    # `layers`; all other heads start by `default` and train. Empty: every head is frozen. With grouped-query
-    # attention the fraction is of the groups, each with its query heads.
+    # Where `trainable` is false, (layers, fraction of their heads) that are frozen, in the notation
+    # of `layers`; all other heads start by `default` and train. Empty: every head is frozen. With
+    # grouped-query attention the fraction is of the groups, each with its query heads.
     frozen_heads: tuple[tuple[str, float], ...] = axis(
         (),
         "Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
@@ -171,8 +176,8 @@ class QKPolicy:
         "What the adapter short_convolution is applied to: key, value or both; unset: both.",
         _belongs_to("short_convolution", "convolved"),
     )
-    # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever sees.
-    # A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
+    # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever
+    # sees. A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
     trainable: bool = axis(
         False,
         "Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
@@ -251,7 +256,10 @@ class QKPolicy:
 
     @property
     def has_rows(self) -> bool:
-        """Return whether there are rows W_Q and W_K at all; without, low_rank makes queries and keys."""
+        """Return whether there are rows W_Q and W_K at all.
+
+        Without, low_rank makes queries and keys.
+        """
         return self.init != "low_rank"
 
     @property
@@ -271,7 +279,12 @@ class QKPolicy:
         return in_order(self.adapters if self.has_rows else (*self.adapters, "low_rank"))
 
     def adapter_sizes(self, hidden_size: int, head_dim: int) -> AdapterSizes:
-        """Return what the weights of adapters depend on."""
+        """Return what the weights of adapters depend on.
+
+        Args:
+            hidden_size: width of the residual stream.
+            head_dim: width of a head.
+        """
         return AdapterSizes(
             hidden_size, head_dim, self.low_rank, not self.has_rows, self.taps, self.convolved
         )
@@ -284,7 +297,15 @@ class QKPolicy:
         return ROLES if self.frozen_roles == "both" else (self.frozen_roles,)
 
     def adapted_groups(self, frozen_groups: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
-        """Return the groups of a layer that adapters correct: the frozen ones, or all if nothing freezes."""
+        """Return the groups of a layer that adapters correct.
+
+        Args:
+            frozen_groups: numbers of the key heads that are frozen, with their query heads.
+            num_groups: key heads of a layer.
+
+        Returns:
+            The frozen groups, or all of them if nothing freezes.
+        """
         return tuple(range(num_groups)) if self.trainable else frozen_groups
 
     @property
@@ -295,9 +316,18 @@ class QKPolicy:
     def frozen_groups(
         self, num_layers: int, num_groups: int, phase: int = 0
     ) -> list[tuple[int, ...]]:
-        """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
+        """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads.
 
-        MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of heads.
+        All from 0.
+
+        Args:
+            num_layers: layers of the model.
+            num_groups: key heads of a layer.
+            phase: of the schedule that makes frozen layers trainable, from 0.
+
+        Raises:
+            MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole
+                number of heads.
         """
         if self.trainable or self.synthesizer:
             return [()] * num_layers
@@ -376,8 +406,15 @@ ORDINARY = "vanilla"
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """Return the policy of a named variant, with the given axes (not None) replaced.
 
-    Axes are checked and replaced in the order of AXES, each against the policy with those before it.
-    MethodError: unknown variant, or axes that contradict each other.
+    Axes are checked and replaced in the order of AXES, each against the policy with those before
+    it.
+
+    Args:
+        variant: name of the variant.
+        axes: {axis: value}; None: the variant's own.
+
+    Raises:
+        MethodError: unknown variant, or axes that contradict each other.
     """
     if variant not in VARIANTS:
         raise MethodError(

@@ -5,8 +5,8 @@ A Synthesizer's head h has, with T the sequence length that the model is trained
     random      S_h ∈ R^{T × T}                         entries N(0, 1)
     factorized  S_h = A_h B_hᵀ,  A_h, B_h ∈ R^{T × k}   entries N(0, 1/√k): S_h then has variance 1
 
-Standard deviation 1 is the scale that scores of orthonormal W_Q and W_K have at the start. A comparison of
-the two thus compares how scores are made, not how sharp they are.
+Standard deviation 1 is the scale that scores of orthonormal W_Q and W_K have at the start. A
+comparison of the two thus compares how scores are made, not how sharp they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class ScoreRecipe:
 
     @property
     def matrices(self) -> Mapping[str, int]:
-        """Name and columns of each matrix of a layer; a head owns `sequence_length` rows of each."""
+        """Name and columns of each matrix of a layer.
+
+        A head owns `sequence_length` rows of each.
+        """
         if self.rank is None:
             return {"scores": self.sequence_length}
         return {"query_factor": self.rank, "key_factor": self.rank}
@@ -71,8 +74,18 @@ def bank_recipe(
 ) -> BankRecipe | None:
     """Return the recipe of the policy's Q and K rows, or None where they start like every other weight.
 
-    MethodError: `pretrained` without its file `given` or with one that cannot be read; the policy is
-    impossible at these sizes.
+    Args:
+        policy: kind of attention.
+        seed: of the bank.
+        hidden_size: width of the residual stream.
+        head_dim: width of a head.
+        num_attention_heads: query heads of a layer.
+        num_query_groups: key heads of a layer.
+        given: file of the rows, for `pretrained`.
+
+    Raises:
+        MethodError: `pretrained` without its file `given` or with one that cannot be read; the
+            policy is impossible at these sizes.
     """
     if policy.init in ("default", "low_rank"):
         return None
@@ -99,7 +112,14 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys."""
+    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys.
+
+    Args:
+        policy: kind of attention.
+        seed: of the score matrices.
+        num_attention_heads: query heads of a layer.
+        sequence_length: tokens of a sample.
+    """
     if not policy.synthesizer:
         return None
     return ScoreRecipe(

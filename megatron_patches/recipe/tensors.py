@@ -1,14 +1,17 @@
 """The inventory: every parameter and buffer of a model, for sizes, a policy and a training phase. No torch.
 
-It is what the parts of the model (`parts`, `adapters`, and queries, keys and values here) declare, in their
-order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks of a checkpoint
-are sums and loops over it. A test compares it with the parameters and buffers of live engines.
+It is what the parts of the model (`parts`, `adapters`, and queries, keys and values here) declare,
+in their order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
+of a checkpoint are sums and loops over it. A test compares it with the parameters and buffers of
+live engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
 from megatron_patches.recipe.adapters import AdapterSizes, Corrections
@@ -47,7 +50,8 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
         Parameters and buffers.
 
     Raises:
-        MethodError: the policy names layers or heads that this shape lacks, or is impossible at its sizes.
+        MethodError: the policy names layers or heads that this shape lacks, or is impossible at its
+            sizes.
     """
     return tuple(
         tensor
@@ -88,7 +92,12 @@ def parts_of_model(
 def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     """Return True if a layer has W_V apart from W_Q and W_K; else megatron-core's fused W_QKV.
 
-    A layer that becomes trainable later keeps the class of its attention, and so the names of its weights.
+    A layer that becomes trainable later keeps the class of its attention, and so the names of its
+    weights.
+
+    Args:
+        policy: kind of attention.
+        frozen_groups: numbers of the key heads that are frozen, with their query heads.
     """
     if policy.synthesizer:
         return False
@@ -98,7 +107,12 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
 
 
 def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on."""
+    """Return the sizes that the weights of adapters depend on.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+    """
     return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
@@ -114,10 +128,12 @@ class QueryKeyValue(Part):
     policy: QKPolicy
     frozen_groups: tuple[int, ...]
 
+    @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
         """Save the input; what queries, keys and values need depends on the kernel, see `plan`."""
         trace.save(trace.hidden)
 
+    @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield W_V, and W_Q and W_K or score matrices; MethodError as `tensors`."""
         value = (shape.key_size, shape.hidden_size)

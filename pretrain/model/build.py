@@ -28,7 +28,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
     """Build this rank's shard of the model, initialised, on its device, in the compute dtype.
 
-    `phase`: of a run in which layers become trainable on the way (see `config.schedule`).
+    Args:
+        config: of the run.
+        context: process groups and device of this rank.
+        phase: of a run in which layers become trainable on the way (see `config.schedule`).
     """
     recipe, policy = config.recipe, config.policy
     transformer = transformer_config(config)
@@ -59,12 +62,19 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         recipe=recipe if isinstance(recipe, BankRecipe) else None,
         given=config.given_weights,
     )
-    # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
+    # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation
+    # has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
 
 
 def flash_documents(config: Config, device: torch.device) -> bool:
-    """Return whether separate documents are attended without a mask: `performance.document_attention`."""
+    """Return whether separate documents are attended without a mask.
+
+    Args:
+        config: of the run.
+        device: of the model.
+
+    """
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
     return (
         config.performance.document_attention == "flash"
@@ -76,8 +86,13 @@ def flash_documents(config: Config, device: torch.device) -> bool:
 def compile_layers(model: GPT, backend: str) -> None:
     """Run the layers of `model`, and its loss, compiled from now on.
 
-    `backend`: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
-    Raises UserError: inductor has no compiler to make kernels for the CPU with.
+    Args:
+        model: the model.
+        backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with
+            torch's own.
+
+    Raises:
+        UserError: inductor has no compiler to make kernels for the CPU with.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     if (
@@ -142,10 +157,14 @@ def token_losses(
 ) -> torch.Tensor:
     """Return the cross-entropy of every next-token prediction.
 
-    `tokens`: `[batch, sequence_length + 1]` int64 on the model's device. `boundary`: the end-of-document id,
-    if documents stand alone (see `packing`); None: packed as one text.
+    Args:
+        model: the model.
+        tokens: `[batch, sequence_length + 1]` int64 on the model's device.
+        boundary: the end-of-document id, if documents stand alone (see `packing`); None: packed as
+            one text.
 
-    Returns `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
+    Returns:
+        `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
     """
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     if boundary is None:
@@ -161,8 +180,12 @@ def logits_at(
 ) -> torch.Tensor:
     """Return logits `[batch, vocabulary/tp]` of the token after one position of each row.
 
-    `inputs`: `[batch, seq]` int64 on the model's device; nothing after the position has any effect. `at`:
-    `[batch]` int64, the positions.
+    Args:
+        model: the model.
+        inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any
+            effect.
+        at: `[batch]` int64, the positions.
+        boundary: the end-of-document id, if documents stand alone; None: packed as one text.
     """
     if boundary is None:
         positions = torch.arange(inputs.size(1), device=inputs.device).expand_as(inputs)

@@ -1,13 +1,15 @@
 """Documents inside a sample: where each begins, which positions see each other, which predictions count.
 
-GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the end-of-document id
-is a token like any other. With data.reset_at_document_end every document stands alone: positions restart at
-0, attention does not reach back into the documents before, and the one prediction that would have to guess
-how an unrelated document begins, the one made at the end-of-document id, is left out of the loss.
+GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the
+end-of-document id is a token like any other. With data.reset_at_document_end every document stands
+alone: positions restart at 0, attention does not reach back into the documents before, and the one
+prediction that would have to guess how an unrelated document begins, the one made at the
+end-of-document id, is left out of the loss.
 
-Rotary embeddings need no restart. They enter attention only through the difference of two positions, and both
-are in the same document. So megatron-core's GPTModel, which counts rotary positions from the sample's start
-whatever position ids it is given, makes the same scores up to rounding. Learned positions do need it.
+Rotary embeddings need no restart. They enter attention only through the difference of two
+positions, and both are in the same document. So megatron-core's GPTModel, which counts rotary
+positions from the sample's start whatever position ids it is given, makes the same scores up to
+rounding. Learned positions do need it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ class DocumentLayout:
 
 
 def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
-    """Return the layout of `[batch, seq]` ids; an end-of-document id belongs to the document it ends."""
+    """Return the layout of `[batch, seq]` ids.
+
+    An end-of-document id belongs to the document it ends.
+
+    Args:
+        inputs: `[batch, seq]` ids.
+        eod_id: the end-of-document id.
+    """
     ends = inputs == eod_id
     index = torch.arange(inputs.size(1), device=inputs.device)
     begins = torch.zeros_like(ends)
@@ -44,6 +53,13 @@ def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
 
 
 def count_predictions(tokens: torch.Tensor, eod_id: int | None) -> int:
-    """Count the predictions of `[..., seq + 1]` ids that are trained on; without `eod_id` all are."""
+    """Count the predictions of `[..., seq + 1]` ids that are trained on.
+
+    Without `eod_id` all are.
+
+    Args:
+        tokens: `[…, seq + 1]` ids.
+        eod_id: if documents stand alone; None: every prediction counts.
+    """
     inputs = tokens[..., :-1]
     return inputs.numel() if eod_id is None else int((inputs != eod_id).sum())

@@ -1,7 +1,7 @@
 """Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
 
-Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for all ranks:
-see `performance.structured_products`. environment.json keeps the result.
+Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for
+all ranks: see `performance.structured_products`. environment.json keeps the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class StructuredProducts:
     Attributes:
         tile: of the kernel; None: two batched products.
         reason: a few words.
-        milliseconds: by way, of one layer's product and input gradient on rank 0; empty: not measured.
+        milliseconds: by way, of one layer's product and input gradient on rank 0; empty: not
+            measured.
     """
 
     tile: Tile | None
@@ -63,7 +64,12 @@ def structured_layers(model: torch.nn.Module) -> list[FrozenQueryKeyValueLinear]
 
 
 def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts | None) -> None:
-    """Set every layer of `model` to compute as chosen."""
+    """Set every layer of `model` to compute as chosen.
+
+    Args:
+        model: the model.
+        chosen: of `choose_structured_products`.
+    """
     if chosen is not None:
         for linear in structured_layers(model):
             linear.tile = chosen.tile
@@ -74,8 +80,16 @@ def choose_structured_products(
 ) -> StructuredProducts | None:
     """Resolve `performance.structured_products`, the same on all ranks (collective).
 
-    Returns none where no rank has structured rows. Raises UserError: on every rank: the kernel is asked for,
-    and one of them cannot run it.
+    Args:
+        model: the model.
+        config: of the run.
+        context: process groups and device of this rank.
+
+    Returns:
+        The choice; None where no rank has structured rows.
+
+    Raises:
+        UserError: on every rank: the kernel is asked for, and one of them cannot run it.
     """
     layers = structured_layers(model)
     if agree([float(len(layers))], context.device)[0] == 0:
@@ -109,7 +123,13 @@ def choose_structured_products(
 
 
 def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> StructuredProducts:
-    """Measure the kernel with every tile, and two products for None, on the device of `factors`."""
+    """Measure the kernel with every tile, and two products for None, on the device of `factors`.
+
+    Args:
+        factors: of structured rows.
+        tokens: of a micro batch.
+        tiles: to be measured; None: two products.
+    """
     rows, inputs = (
         factors.left.size(0) * factors.left.size(1),
         factors.right.size(0) * factors.right.size(2),
@@ -152,7 +172,15 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
 
 
 def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Measure the milliseconds of each on `device`: the median of ROUNDS, in each of which all take turns."""
+    """Measure the milliseconds of each on `device`.
+
+    Args:
+        works: {name: what is measured}.
+        device: of the tensors.
+
+    Returns:
+        The median of ROUNDS, in each of which all take turns.
+    """
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(1 + ROUNDS):  # the first one warms up
         for name, work in works.items():
@@ -180,7 +208,8 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
         return 1e3 * (time.perf_counter() - started) / TIMES
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
-    # Meanwhile the host gets ahead, as it is in a training: its part of a launch must not be measured.
+    # Meanwhile the host gets ahead, as it is in a training: its part of a launch must not be
+    # measured.
     torch.cuda._sleep(HEAD_START)
     begin.record()
     for _ in range(TIMES):

@@ -14,7 +14,10 @@ from megatron_patches.engine.compat import prepare_imports, prepare_megatron_cor
 
 @pytest.fixture(scope="package")
 def one_rank() -> Iterator[dist.ProcessGroup]:
-    """The tensor-parallel group of a world of one gloo rank on the CPU; gone after the package's tests."""
+    """The tensor-parallel group of a world of one gloo rank on the CPU.
+
+    Gone after the package's tests.
+    """
     prepare_imports()
     from megatron.core import parallel_state
 

@@ -59,7 +59,10 @@ def tensors(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def interpret(directory: Path) -> None:
-    """Every case in both types, by the kernel in Triton's interpreter: {case, type: what came out}."""
+    """Every case in both types, by the kernel in Triton's interpreter.
+
+    {case, type: what came out}.
+    """
     out = {}
     for number, case in enumerate(CASES):
         for dtype in (torch.float32, torch.bfloat16):
@@ -72,7 +75,10 @@ def interpret(directory: Path) -> None:
 
 
 def compile_for_gpus(directory: Path) -> None:
-    """The kernel's machine code for cards that are not here: what it takes of them, into compiled.json."""
+    """The kernel's machine code for cards that are not here.
+
+    What it takes of them, into compiled.json.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -69,8 +69,8 @@ def test_layer_scope_gives_no_row_to_two_heads(construction: str) -> None:
 def test_every_row_and_sign_is_drawn_equally_often(construction: str) -> None:
     recipe = recipe_of(16, 4, 2000, construction=construction)
     heads = rows_of_heads(recipe, 0, "query", range(2000)).reshape(2000, 4, 16)
-    # Given the size of one entry's sign, E[W] = 0; each row of M is in a head with probability 4/16, so
-    # E[WᵀW] = I · 4/16 whatever M is.
+    # Given the size of one entry's sign, E[W] = 0; each row of M is in a head with probability
+    # 4/16, so E[WᵀW] = I · 4/16 whatever M is.
     assert np.abs(heads.mean(axis=0)).max() < 5 / math.sqrt(16 * 2000)
     gram = np.einsum("hrc,hrd->cd", heads, heads) / 2000
     assert np.abs(gram - np.eye(16) / 4).max() < 0.02
@@ -124,7 +124,10 @@ def test_cosines_are_good_to_the_last_digits(hidden_size: int) -> None:
 
 
 def spread(query: FloatArray, key: FloatArray) -> float:
-    """(Σ w²)² / Σ w⁴ of W_qᵀ W_k over its n entries: 1 if all are of one size, k/n if only k count."""
+    """(Σ w²)² / Σ w⁴ of W_qᵀ W_k over its n entries.
+
+    1 if all are of one size, k/n if only k count.
+    """
     square = (query.T @ key) ** 2
     return float(square.sum() ** 2 / (square**2).sum() / square.size)
 
@@ -132,7 +135,10 @@ def spread(query: FloatArray, key: FloatArray) -> float:
 @pytest.mark.parametrize("scope", ["head", "layer"])
 @pytest.mark.parametrize("construction", STRUCTURED)
 def test_queries_and_keys_do_not_collapse(construction: str, scope: str) -> None:
-    """W_qᵀ W_k stays dense; one D and the same contiguous rows for both roles would leave 512 of 16,384."""
+    """W_qᵀ W_k stays dense.
+
+    One D and the same contiguous rows for both roles would leave 512 of 16,384.
+    """
     recipe = recipe_of(128, 32, 4, scope=scope, construction=construction)
     for head in range(4):
         query, key = head_rows(recipe, 0, "query", head), head_rows(recipe, 0, "key", head)
