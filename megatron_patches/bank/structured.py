@@ -66,7 +66,6 @@ def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> Fl
         stream: random numbers of the head or layer.
         hidden_size: width of the residual stream.
         num_rows: rows to draw.
-
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     odd = 2 * np.arange(hidden_size, dtype=np.int64) + 1

@@ -273,7 +273,6 @@ def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
     Args:
         shared_seed: of the stream that the tensor-parallel ranks share.
         tensor_parallel_seed: of this rank's own.
-
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 

@@ -48,7 +48,7 @@ class Axis:
     max_length: int | None = None
 
     def fits(self, policy: Any, value: Any) -> bool:
-        """Return whether the policy may have the value. An empty list.
+        """Return whether the policy may have the value.
 
         An empty list, which sets nothing, always fits.
 

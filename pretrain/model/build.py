@@ -73,7 +73,6 @@ def flash_documents(config: Config, device: torch.device) -> bool:
     Args:
         config: of the run.
         device: of the model.
-
     """
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
     return (
