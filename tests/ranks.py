@@ -1,6 +1,6 @@
 """Real ranks (gloo processes) for tests, from a server that has imported torch and the rest once.
 
-    answer = run_ranks(4, "tests.distributed.workers.parity:losses", {"layouts": [...]})
+    answer = run_ranks(4, "tests.distributed.workers.designs:descents", {"runs": [...]})
     done = train_on_warm_ranks(overrides, ranks=4)
     done = warm_cli(["evaluate", "diversity", run])
 

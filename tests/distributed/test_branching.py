@@ -24,7 +24,6 @@ from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(900)
 TRUNK, STEPS, POINT = 24, 12, 8  # steps 10 to 12 decay, and the trunk has checkpoints at 4, 8, 12 …
-LAYOUTS = {"one-rank": (1, {}), "tp2-dp2-zero1": (4, {"parallel__tensor_model_parallel_size": 2})}
 
 
 class Family:
@@ -72,14 +71,20 @@ class Family:
         assert [place for place in ours if not equal(ours[place], theirs[place])] == []
 
 
-@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
-def family(
-    request: pytest.FixtureRequest, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Family:
-    return Family(tiny_shards, tmp_path_factory.mktemp("horizons"), *request.param)
+@pytest.fixture(scope="module")
+def family(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family(tiny_shards, tmp_path_factory.mktemp("alone"), ranks=1, layout={})
 
 
-def test_a_branch_is_the_run_of_its_own_length(family: Family) -> None:
+@pytest.fixture(scope="module")
+def parallel(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    layout: dict[str, object] = {"parallel__tensor_model_parallel_size": 2}
+    return Family(tiny_shards, tmp_path_factory.mktemp("tp2-dp2-zero1"), ranks=4, layout=layout)
+
+
+@pytest.mark.parametrize("layout", ["family", "parallel"])
+def test_a_branch_is_the_run_of_its_own_length(layout: str, request: pytest.FixtureRequest) -> None:
+    family: Family = request.getfixturevalue(layout)
     before = files_under(family.trunk)
     branch = family.train("branch", schedule__branch_from=family.trunk, checkpoint__every=2)
     assert files_under(family.trunk) == before

@@ -94,9 +94,8 @@ def curves(
             )
             for number, case in enumerate(cases)
         ]
-        answers = run_ranks(
-            ranks, "tests.distributed.workers.parity:train_all", {"runs": overrides}
-        )
+        asked = [{"overrides": own, "interrupted": False} for own in overrides]
+        answers = run_ranks(ranks, "tests.distributed.workers.designs:train_all", {"runs": asked})
         found.update(zip(cases, answers, strict=True))
     return found
 

@@ -23,7 +23,7 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 WORKER = "tests.distributed.workers.performance"
-LAYOUTS = [(1, False), (2, False), (2, True), (4, True)]  # tensor parallel, sequence parallel
+LAYOUTS = [(1, False), (2, False), (4, True)]  # tensor parallel, sequence parallel
 
 
 def overrides(**changes: object) -> list[str]:
@@ -127,7 +127,7 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
 ) -> None:
     """With dropout: aot_eager draws the same numbers. A graph that breaks would be an error."""
     kinds = [(design, False) for design in designs]
-    kinds += [(design, True) for design in designs[:2] if tensor_parallel > 1]
+    kinds += [(design, True) for design in designs[:1] if tensor_parallel > 1]
     cases = [
         {
             "overrides": overrides(
@@ -179,7 +179,7 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
         )
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
+@pytest.mark.parametrize("tensor_parallel", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) -> None:
     """576 rows for 512 pieces: the losses and gradient norms of three steps are those of 512 rows."""
     runs = [
@@ -198,20 +198,20 @@ def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) ->
         assert len(plain) == 6 and filled == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_cross_entropy_under_zero(stage: int) -> None:
+def test_cross_entropy_under_zero() -> None:
+    """Every stage, every other one with an output layer of its own."""
     runs = [
         overrides(
             deepspeed__config=f"zero{stage}",
             data__global_batch_size=4,
-            model__tied_embeddings=tied,
+            model__tied_embeddings=str(stage % 2 == 0).lower(),
             performance__cross_entropy=way,
         )
-        for tied in ("true", "false")
+        for stage in range(4)
         for way in ("megatron", "in_place", "chunked")
     ]
     found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
-    for reference, *others in (found[:3], found[3:]):
+    for reference, *others in (found[start : start + 3] for start in range(0, 12, 3)):
         assert len(reference) == 6 and reference[-2] != reference[0]
         for other in others:
             assert other == pytest.approx(reference, rel=1e-5)
@@ -308,7 +308,7 @@ def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(
     assert torch.compiler.config.cache_key_tag == f"ours {kernels}"
 
 
-@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS[:3])
+@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), [(1, False), (2, True)])
 def test_documents_attended_one_by_one_are_those_behind_a_mask(
     tensor_parallel: int, sequence_parallel: bool
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def run(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tiny_shards, tmp_path_factory.mktemp("replay"), "parallel")
 
 
+@pytest.fixture(scope="module")
+def one(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run on one rank."""
+    return trained(tiny_shards, tmp_path_factory.mktemp("one"), "one")
+
+
 def made_again(past: Past, overrides: Sequence[str] = (), ranks: int = 0) -> tuple[str, dict]:
     with replayed(past, overrides, ranks) as (_, answer):
         return agreement(past.record, *answer["trace"][-1][1:]), answer
@@ -136,8 +143,8 @@ def test_the_first_difference_of_two_runs_is_found(
         assert made_again(look_up(other, step))[0] == "bit-equal to the record"
 
 
-def test_the_stage_that_auto_chose_then_is_taken_again(tiny_shards: Path, tmp_path: Path) -> None:
-    own = trained(tiny_shards, tmp_path, "one")
+def test_the_stage_that_auto_chose_then_is_taken_again(one: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(one, tmp_path / "one")
     file = own / "environment.json"
     assert "deepspeed.config=zero0" in look_up(own, 3).settings
     facts = json.loads(file.read_text())
@@ -159,17 +166,15 @@ def test_a_hundred_steps_of_ten_runs(tiny_shards: Path, tmp_path: Path) -> None:
     assert [each for each in words if each[-1] != "bit-equal to the record"] == []
 
 
-def test_the_verbs_write_their_pages(run: Path, tiny_shards: Path, tmp_path: Path) -> None:
-    """Replay with the launcher's own processes, of a run that has few."""
-    two = trained(tiny_shards, tmp_path, "zero3")
-    done = warm_cli(["replay", str(two), "--step", "5", "--out", str(tmp_path / "page")])
+def test_the_verbs_write_their_pages(run: Path, one: Path, tmp_path: Path) -> None:
+    """Replay with the launcher's own processes, of a run that has one."""
+    done = warm_cli(["replay", str(one), "--step", "5", "--out", str(tmp_path / "page")])
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "bit-equal to the record (from step 4 on, the layout of the run" in (
         " ".join(done.stdout.split())
     )
     page = (tmp_path / "page/report.md").read_text()
     assert "## Gradient norm by part" in page and "### 1. " in page
-    one = trained(tiny_shards, tmp_path, "one")
     app(["diff", str(one), str(run), "--out", str(tmp_path / "diff")], standalone_mode=False)
     content = json.loads((tmp_path / "diff/diff.json").read_text())
     assert "parallel.tensor_model_parallel_size: 1 and 2" in content["causes"]
