@@ -242,7 +242,7 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """Return the tensors that the inner AdamW updates.
+    """Return the tensors that our own optimizer updates.
 
     Fp32 partitions under ZeRO, else the parameters.
     """
@@ -278,16 +278,16 @@ def _gradients(
 
 def _optimizer_state(engine: Any, partitions: list[torch.Tensor]) -> dict[str, Any]:
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    moments = [
+    states = [
         value
         for state in inner.state.values()
         for value in state.values()
         if torch.is_tensor(value) and value.ndim > 0
     ]
-    if moments:
-        return _size(moments) | {"implied": False}
-    adam = _size(partitions)  # AdamW will keep two moments of each element it updates
-    return {"elements": 2 * adam["elements"], "bytes": 2 * adam["bytes"], "implied": True}
+    if states:
+        return _size(states) | {"implied": False}
+    implied = [partition for partition in partitions for _ in inner.states_of(partition)]
+    return _size(implied) | {"implied": True}
 
 
 def _size(tensors: list[Any]) -> dict[str, Any]:

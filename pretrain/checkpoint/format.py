@@ -1,32 +1,42 @@
 """The format of a checkpoint: its files, their content, and the checks that find a damaged file.
 
-    step_00000123/rank_00000.safetensors ...   1-D fp32 slices: master/NAME, exp_avg/NAME, exp_avg_sq/NAME
-                  parameters.json              logical parameter -> shape, step of its AdamW state, slices
+    step_00000123/rank_00000.safetensors ...   1-D fp32 slices: master/NAME, and STATE/NAME for
+                                               each state that the optimizer keeps of NAME
+                  parameters.json              logical parameter -> shape, states, step, slices
                   checkpoint.json              identity of the run, position in training, layout
                   COMPLETE                     size and SHA-256 of every other file; written last
 
-docs/checkpoints.md describes it for other readers.
+docs/checkpoints.md describes the format for other readers. Whatever is read goes through a pydantic
+form with bounds, so that a file with anything in it is used or refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
+from megatron_patches.recipe.optimizers import FP32
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER
-from pretrain.runs.position import Position
+from pretrain.runs.position import Count, Position
 
-FORMAT = 1
-KINDS = ("master", "exp_avg", "exp_avg_sq")
+FORMAT: Literal[2] = 2
+READS = (1, 2)
+"""Formats that this version reads. In format 1 every parameter has the states of FORMAT_1_STATES."""
+FORMAT_1_STATES = ("exp_avg", "exp_avg_sq")
+MASTER = "master"
+"""The kind of the fp32 weights; the others are the states that an optimizer keeps beside them."""
 PARAMETERS, ABOUT = "parameters.json", "checkpoint.json"
+
+T = TypeVar("T")
 
 
 class DamagedCheckpoint(UserError):
@@ -34,43 +44,60 @@ class DamagedCheckpoint(UserError):
 
 
 def damaged(file: Path, problem: str) -> DamagedCheckpoint:
-    """Return the error for a damaged file; `problem` is a clause that follows the file's name."""
+    """Return the error for a damaged file.
+
+    Args:
+        file: in the checkpoint's directory.
+        problem: a clause that follows the file's name.
+    """
     return DamagedCheckpoint(
-        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep {file.parent.name} aside "
-        "and go on from the checkpoint before"
+        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep {file.parent.name} "
+        "aside and go on from the checkpoint before"
     )
 
 
 def unreadable(file: Path, error: OSError) -> DamagedCheckpoint:
-    """Return the error for a file that the system does not let be read."""
+    """Return the error for a file that the system does not let us read.
+
+    Args:
+        file: in the checkpoint's directory.
+        error: of the attempt.
+    """
     return damaged(file, f"cannot be read ({error.strerror})")
 
 
 def rank_file(rank: int) -> str:
+    """Return the name of a rank's file."""
     return f"rank_{rank:05d}.safetensors"
 
 
 def tensor_key(kind: str, name: str) -> str:
-    """Return the key of a slice of the logical parameter `name` in a rank's file."""
+    """Return the key of a slice in a rank's file.
+
+    Args:
+        kind: MASTER, or a state of the optimizer.
+        name: of the logical parameter.
+    """
     return f"{kind}/{name}"
 
 
 def safetensors_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the head of a safetensors file: the length of a JSON object in 8 bytes, and that object.
+    """Return the head of a safetensors file: the length of a JSON object in 8 bytes, and the object.
 
-    Written here because the safetensors package copies every tensor before it writes, and cannot hash.
-    `tensors`: (name, the format's name of the type, shape, bytes) in the order of the file.
+    Written here because the safetensors package copies every tensor before it writes, and cannot
+    hash.
+
+    Args:
+        tensors: (name, the format's name of the type, shape, bytes) in the order of the file.
+        metadata: entries for other readers.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, dtype, shape, size in tensors:
-        entries[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
-        }
+        offsets = [offset, offset + size]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         offset += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -81,12 +108,13 @@ def safetensors_header(
 class Block:
     """A block of a tensor: the elements whose index along `dim` is in [first, last)."""
 
-    dim: int
-    first: int
-    last: int
+    dim: Count
+    first: Count
+    last: Count
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Block:
+        """Return the block that is a whole tensor."""
         return cls(0, 0, shape[0])
 
     def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,7 +122,10 @@ class Block:
         return (*full[: self.dim], self.last - self.first, *full[self.dim + 1 :])
 
     def rows(self, full: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return the block's range [start, stop) in the flattened tensor; None if it is not contiguous."""
+        """Return the block's range [start, stop) in the flattened tensor of shape `full`.
+
+        None if the block is not contiguous there.
+        """
         if self.shape(full) == full:
             return 0, math.prod(full)
         row = math.prod(full[1:])
@@ -103,28 +134,44 @@ class Block:
 
 @dataclass(frozen=True)
 class StoredFile:
-    bytes: int
+    """Size and digest of a file, as COMPLETE names them."""
+
+    bytes: Count
     sha256: str
 
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """A slice: elements [start, start + length) of a flattened block; `file` has all three kinds of them."""
+    """Elements [start, start + length) of a flattened block; `file` has every kind of them."""
 
     file: str
     block: Block
-    start: int
-    length: int
+    start: Count
+    length: Count
 
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A logical parameter: its whole shape, the step count of its AdamW state, and its slices."""
+    """A logical parameter.
 
-    shape: tuple[int, ...]
-    step: int
+    Attributes:
+        shape: of the whole parameter.
+        step: count of the updates that its states have seen; None if its optimizer counts none.
+        slices: where its elements are.
+        states: what the optimizer keeps of it beside the master weight.
+        dtype: of every kind in the file.
+    """
+
+    shape: Annotated[tuple[Count, ...], Field(min_length=1)]
+    step: Count | None
     slices: tuple[StoredSlice, ...]
-    dtype: str = "float32"
+    states: tuple[str, ...] = FORMAT_1_STATES
+    dtype: Literal["float32"] = "float32"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return what the files have of every element: the master weight, then the states."""
+        return (MASTER, *self.states)
 
     def blocks(self) -> dict[Block, list[StoredSlice]]:
         """Return {block: its slices}, blocks and slices in order."""
@@ -134,53 +181,120 @@ class StoredParameter:
         return blocks
 
     def gap(self) -> str | None:
-        """Return a clause about elements that no slice has, or two have; None if each is there once."""
+        """Return a clause about elements that no slice has, or two have; None if there are none."""
         blocks = self.blocks()
-        reached, dims = 0, {block.dim for block in blocks}
+        reached = 0
+        dims = {block.dim for block in blocks}
         if len(dims) != 1 or min(dims) not in range(len(self.shape)):
             return "its slices do not lie along one dimension"
         for block, pieces in blocks.items():
             if block.first != reached or block.last > self.shape[block.dim]:
                 return f"nothing lies at {reached} of dimension {block.dim}"
-            reached, elements = block.last, 0
+            reached = block.last
+            elements = 0
             for piece in pieces:
                 if piece.start != elements:
-                    return f"nothing lies at element {elements} of its part from {block.first} on"
+                    break
                 elements += piece.length
-            if elements != math.prod(block.shape(self.shape)):
-                return f"nothing lies at element {elements} of its part from {block.first} on"
+            else:
+                if elements == math.prod(block.shape(self.shape)):
+                    continue
+            return f"nothing lies at element {elements} of its part from {block.first} on"
         size = self.shape[min(dims)]
         return None if reached == size else f"nothing lies at {reached} of dimension {min(dims)}"
+
+
+class Counters(TypedDict):
+    """DeepSpeed's own counters of an engine."""
+
+    global_steps: Count
+    global_samples: Count
+    micro_steps: Count
+    skipped_steps: Count
+
+
+class FrozenBank(TypedDict):
+    """The recipe of the frozen Query/Key bank, and {(layer, role) as text: SHA-256}."""
+
+    recipe: dict[str, Any] | None
+    sha256: dict[str, str]
+
+
+class _Source(TypedDict):
+    documents: Count
+    tokens: Count
+    sha256: str
+
+
+class _Directory(TypedDict):
+    directory: str
+    fingerprint: str
+    sources: dict[str, _Source]
+
+
+class _Part(TypedDict):
+    fingerprint: str
+    source: str | None
+    share: str
+
+
+class Data(TypedDict):
+    """The blend of the training data, as `Blend.describe` returns it."""
+
+    tokenizer: str
+    directories: list[_Directory]
+    parts: list[_Part]
 
 
 @dataclass(frozen=True)
 class About:
     """The content of checkpoint.json.
 
-    `keys`, `data`, `frozen_bank`: the run's identity, from `identity.run_identity`.
+    Attributes:
+        keys: settings that make the checkpoint the run's own (`identity.run_identity`).
+        data: the blend that it was trained on.
+        frozen_bank: recipe and digests of the frozen bank.
+        position: progress of the run.
+        counters: DeepSpeed's own.
+        layout: that wrote the checkpoint, as `identity.Layout.as_dict` returns it.
+        format: of the checkpoint.
     """
 
     keys: dict[str, Any]
-    data: dict[str, Any]
-    frozen_bank: dict[str, Any]
+    data: Data
+    frozen_bank: FrozenBank
     position: Position
-    counters: dict[str, int]
-    layout: dict[str, Any]
-    format: int = FORMAT
+    counters: Counters
+    layout: dict[str, bool | Count | str]
+    format: Literal[1, 2] = FORMAT
 
 
-_FILE = TypeAdapter(StoredFile)
+@dataclass(frozen=True)
+class Sidecar:
+    """What one rank wrote: its file, and its slices by logical parameter."""
+
+    file: StoredFile
+    parameters: dict[str, StoredParameter]
+
+
+class _Numbered(TypedDict):
+    format: Count
+
+
 _FILES = TypeAdapter(dict[str, StoredFile])
 _INDEX = TypeAdapter(dict[str, StoredParameter])
 _ABOUT = TypeAdapter(About)
+_NUMBERED = TypeAdapter(_Numbered)
+_SIDECAR = TypeAdapter(Sidecar)
 
 
 def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
     """Return {name: size and SHA-256} of every file of a checkpoint, from COMPLETE.
 
-    Raises UserError: COMPLETE cannot be read, or has another content.
+    Raises:
+        UserError: COMPLETE cannot be read, or has another content.
     """
-    files = _parse(_FILES, checkpoint, MARKER, _read_json(checkpoint, MARKER))
+    files = _read(_FILES, checkpoint / MARKER)
     wrong = [name for name in files if Path(name).name != name or name in (MARKER, "..")]
     if wrong or not {PARAMETERS, ABOUT} <= files.keys():
         raise damaged(checkpoint / MARKER, "does not name the files of a checkpoint")
@@ -188,88 +302,105 @@ def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
 
 
 def read_about(checkpoint: Path) -> About:
-    """Read checkpoint.json. Raises UserError: it cannot be read, or is of another format."""
-    content = _read_json(checkpoint, ABOUT)
-    number = content.get("format")
-    if number != FORMAT:
+    """Read checkpoint.json.
+
+    Raises:
+        UserError: it cannot be read, or is of another format.
+    """
+    number = _read(_NUMBERED, checkpoint / ABOUT)["format"]
+    if number not in READS:
         raise UserError(
-            f"{checkpoint} has format {number} and this version of the program reads {FORMAT}; use the "
-            "version that wrote it, or choose another run.name to start afresh"
+            f"{checkpoint} has format {number} and this version of the program reads "
+            f"{' and '.join(map(str, READS))}; use the version that wrote it, or choose another "
+            "run.name to start afresh"
         )
-    return _parse(_ABOUT, checkpoint, ABOUT, content)
+    return _read(_ABOUT, checkpoint / ABOUT)
 
 
 def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
     """Read parameters.json and check that the slices make whole parameters.
 
-    Raises UserError: the file cannot be read, elements of a parameter are missing, or a file is not named.
+    Returns:
+        {logical name: the stored parameter}.
+
+    Raises:
+        UserError: the file cannot be read, elements of a parameter are missing, or a file is not
+            named in COMPLETE or is too short for them.
     """
-    content = _read_json(checkpoint, PARAMETERS)
-    index = _parse(_INDEX, checkpoint, PARAMETERS, content)
+    place = checkpoint / PARAMETERS
+    index = _read(_INDEX, place)
     files = read_marker(checkpoint)
+    needed: Counter[str] = Counter()
     for name, parameter in index.items():
         gap = parameter.gap()
         if gap is not None:
-            raise damaged(checkpoint / PARAMETERS, f"does not have all of '{name}': {gap}")
+            raise damaged(place, f"does not have all of '{name}': {gap}")
         for piece in parameter.slices:
-            if piece.file not in files:
-                raise damaged(
-                    checkpoint / PARAMETERS, f"names {piece.file}, which {MARKER} does not"
-                )
+            needed[piece.file] += FP32 * len(parameter.kinds) * piece.length
+    for file, size in needed.items():
+        if file not in files:
+            raise damaged(place, f"names {file}, which {MARKER} does not")
+        if size > files[file].bytes:
+            raise damaged(place, f"names {size} bytes of {file}, which has fewer")
     return index
 
 
-def read_sidecar(file: Path) -> tuple[StoredFile, dict[str, StoredParameter]]:
-    """Return what one rank wrote: its file, and its slices by logical parameter."""
-    content = json.loads(file.read_bytes())
-    return _FILE.validate_python(content["file"]), _INDEX.validate_python(content["parameters"])
+def read_sidecar(file: Path) -> Sidecar:
+    """Return what one rank wrote.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return _read(_SIDECAR, file)
 
 
 def entries_json(entries: Mapping[str, Any]) -> str:
-    """Return the content of parameters.json, or of COMPLETE, of the data classes that they hold."""
+    """Return the content of parameters.json, or of COMPLETE, from the data classes in it."""
     return json.dumps({name: asdict(entry) for name, entry in sorted(entries.items())}, indent=1)
 
 
 def about_json(about: About) -> str:
+    """Return the content of checkpoint.json."""
     return json.dumps(asdict(about), indent=1)
 
 
-def _read_json(checkpoint: Path, name: str) -> dict[str, Any]:
+def _read(form: TypeAdapter[T], file: Path) -> T:
+    """Read a JSON file of a checkpoint in a form, or refuse it in one sentence."""
     try:
-        content = json.loads((checkpoint / name).read_bytes())
+        return form.validate_json(file.read_bytes(), strict=True)
     except FileNotFoundError:
-        raise damaged(checkpoint / name, "is missing") from None
+        raise damaged(file, "is missing") from None
     except OSError as error:
-        raise unreadable(checkpoint / name, error) from None
-    except (ValueError, RecursionError):
-        raise damaged(checkpoint / name, "is damaged: it is not JSON") from None
-    if not isinstance(content, dict):
-        raise damaged(checkpoint / name, "is damaged: it is no JSON object")
-    return content
-
-
-def _parse(adapter: TypeAdapter[Any], checkpoint: Path, name: str, content: dict[str, Any]) -> Any:
-    try:
-        return adapter.validate_python(content)
+        raise unreadable(file, error) from None
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise damaged(file, "is damaged: it is not JSON") from None
         place = ".".join(map(str, first["loc"])) or "it"
-        raise damaged(checkpoint / name, f"is damaged: {place}: {first['msg'].lower()}") from None
+        raise damaged(file, f"is damaged: {place}: {first['msg'].lower()}") from None
 
 
 def merged(
     checkpoint: Path, of_ranks: Iterable[Mapping[str, StoredParameter]]
 ) -> dict[str, StoredParameter]:
-    """Merge the ranks' indices into one. Raises RuntimeError: they are not of one model."""
+    """Merge the ranks' indices into one.
+
+    Args:
+        checkpoint: named in errors.
+        of_ranks: of each rank, {logical name: what it wrote of the parameter}.
+
+    Raises:
+        RuntimeError: the ranks do not have one model, all together.
+    """
     index: dict[str, StoredParameter] = {}
     for parameters in of_ranks:
         for name, own in parameters.items():
-            had = index.setdefault(name, StoredParameter(own.shape, own.step, ()))
-            if (had.shape, had.step) != (own.shape, own.step):
+            had = index.setdefault(name, replace(own, slices=()))
+            if replace(own, slices=()) != replace(had, slices=()):
                 raise RuntimeError(
-                    f"{checkpoint}: two ranks disagree about the shape or step of '{name}'"
+                    f"{checkpoint}: two ranks disagree about the shape, step or states of '{name}'"
                 )
-            index[name] = StoredParameter(own.shape, own.step, (*had.slices, *own.slices))
+            index[name] = replace(own, slices=(*had.slices, *own.slices))
     gaps = [f"'{name}': {gap}" for name, parameter in index.items() if (gap := parameter.gap())]
     if gaps:
         raise RuntimeError(f"{checkpoint}: what the ranks wrote does not have all of {gaps[0]}")

@@ -3,11 +3,11 @@
     for name, weight in full_weights(Path("runs/NAME/checkpoints/step_00000123")):
         ...    # fp32, on the CPU, one parameter at a time; no engine, no process groups
 
-When a run resumes, every rank loads its own part of each parameter. The model's weights come first, before
-DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which may be more precise
-than the model's, and AdamW's state are overwritten slice by slice. Of a file only the slices that are needed
-are read, if the range is contiguous in the stored blocks; else the whole parameter is assembled, one at a
-time.
+When a run resumes, every rank loads its own part of each parameter. The model's weights come first,
+before DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which may
+be more precise than the model's, and the optimizer's states are overwritten slice by slice. Of a
+file only the slices that are needed are read, if the range is contiguous in the stored blocks; else
+the whole parameter is assembled, one at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from megatron_patches.model.gpt import GPT
 from pretrain.checkpoint.blocks import overlaps, parts_of_rank
 from pretrain.checkpoint.format import (
+    MASTER,
     Block,
     StoredParameter,
     damaged,
@@ -30,15 +31,22 @@ from pretrain.checkpoint.format import (
     read_index,
     tensor_key,
 )
-from pretrain.checkpoint.slices import MOMENTS, set_counters, slices_of_rank
+from pretrain.checkpoint.slices import Slice, set_counters, slices_of_rank
 from pretrain.errors import UserError
 
 
 class StoredCheckpoint:
     """A complete checkpoint on disk, opened for reading.
 
-    `parameters`: {logical name: the stored parameter}. Raises UserError: the checkpoint is of another format,
-    or damaged.
+    Args:
+        path: its directory.
+
+    Attributes:
+        about: content of checkpoint.json.
+        parameters: {logical name: the stored parameter}.
+
+    Raises:
+        UserError: the checkpoint is of another format, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,23 +56,33 @@ class StoredCheckpoint:
         self._files: dict[str, Any] = {}
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> StoredParameter:
-        """Return the stored parameter. Raises UserError: it is not there in this shape."""
+        """Return the stored parameter.
+
+        Args:
+            name: of the logical parameter.
+            shape: of the whole parameter in the live model.
+
+        Raises:
+            UserError: it is not there in this shape.
+        """
         stored = self.parameters.get(name)
         if stored is None:
-            raise UserError(
-                f"{self.path} has no weight '{name}'; restore the run's own config.yaml"
-            )
-        if stored.shape != shape:
-            raise UserError(
-                f"{self.path} has '{name}' in shape {stored.shape} but config.yaml describes {shape}; "
-                "restore the run's own config.yaml"
-            )
-        return stored
+            problem = f"has no weight '{name}'"
+        elif stored.shape != shape:
+            problem = f"has '{name}' in shape {stored.shape} but config.yaml describes {shape}"
+        else:
+            return stored
+        raise UserError(f"{self.path} {problem}; restore the run's own config.yaml")
 
     def full(self, kind: str, name: str) -> torch.Tensor:
         """Return a whole parameter: fp32, on the CPU.
 
-        `kind`: one of `format.KINDS`. Raises UserError: a file is missing or is not what the index says.
+        Args:
+            kind: one of the parameter's `kinds`.
+            name: of the logical parameter.
+
+        Raises:
+            UserError: a file is missing or is not what the index says.
         """
         stored = self.parameters[name]
         full = torch.empty(stored.shape)
@@ -73,14 +91,24 @@ class StoredCheckpoint:
             flat = torch.empty(math.prod(shape))
             for piece in pieces:
                 target = flat.narrow(0, piece.start, piece.length)
-                target.copy_(self._read(piece.file, kind, name, 0, piece.length))
+                target.copy_(self._read(piece.file, tensor_key(kind, name), 0, piece.length))
             full.narrow(block.dim, block.first, block.last - block.first).copy_(flat.view(shape))
         return full
 
-    def elements(self, kind: str, name: str, block: Block, start: int, length: int) -> torch.Tensor:
+    def elements(
+        self, kind: str, name: str, *, block: Block, start: int, length: int
+    ) -> torch.Tensor:
         """Return elements [start, start + length) of a flattened block: fp32, on the CPU.
 
-        Raises UserError as `full`.
+        Args:
+            kind: one of the parameter's `kinds`.
+            name: of the logical parameter.
+            block: of the whole parameter.
+            start: first element, in the block.
+            length: number of elements.
+
+        Raises:
+            UserError: a file is missing or is not what the index says.
         """
         stored = self.parameters[name]
         result, blocks = torch.empty(length), stored.blocks()
@@ -95,23 +123,25 @@ class StoredCheckpoint:
                 last = min(piece.start + shift + piece.length, start + length)
                 if first < last:
                     skipped = first - piece.start - shift
-                    values = self._read(piece.file, kind, name, skipped, skipped + last - first)
+                    values = self._read(
+                        piece.file, tensor_key(kind, name), skipped, skipped + last - first
+                    )
                     result[first - start : last - start] = values
         return result
 
-    def _read(self, file: str, kind: str, name: str, start: int, stop: int) -> torch.Tensor:
+    def _read(self, file: str, key: str, start: int, stop: int) -> torch.Tensor:
         """Return elements [start, stop) of a file's slice of a parameter."""
         try:
             if file not in self._files:
                 self._files[file] = safe_open(str(self.path / file), framework="pt")
-            values = self._files[file].get_slice(tensor_key(kind, name))[start:stop]
+            values = self._files[file].get_slice(key)[start:stop]
         except FileNotFoundError:
             raise damaged(self.path / file, "is missing") from None
         except (OSError, SafetensorError) as error:
             raise damaged(self.path / file, f"cannot be read as safetensors ({error})") from None
         if values.dtype != torch.float32 or values.shape != (stop - start,):
             raise damaged(
-                self.path / file, f"does not hold the slice of '{name}' that the index names"
+                self.path / file, f"does not hold the slice of '{key}' that the index names"
             )
         return values
 
@@ -119,7 +149,8 @@ class StoredCheckpoint:
 def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
     """Return the offset between an element's index in the flattened `stored` and `wanted` blocks.
 
-    None if the offset is not constant, as when one block is cut along rows and the other along columns.
+    None if the offset is not constant, as when one block is cut along rows and the other along
+    columns.
     """
     if stored == wanted:
         return 0
@@ -130,35 +161,53 @@ def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
 def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, fp32 master weight) of every trained parameter, sorted by name.
 
-    Frozen Query/Key rows are not among them: they are regenerated. The trainable heads beside a frozen bank
-    are two parameters, `….trained_query` and `….trained_key`, `[heads * head_dim, hidden]` in head order.
-    Raises UserError: the checkpoint is of another format, or damaged.
+    Frozen Query/Key rows are not among them: they are regenerated. The trainable heads beside a
+    frozen bank are two parameters, `….trained_query` and `….trained_key`,
+    `[heads * head_dim, hidden]` in head order.
+
+    Raises:
+        UserError: the checkpoint is of another format, or damaged.
     """
     stored = StoredCheckpoint(checkpoint)
     for name in sorted(stored.parameters):
-        yield name, stored.full("master", name)
+        yield name, stored.full(MASTER, name)
 
 
 def load_weights(checkpoint: Path, model: GPT) -> None:
     """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
 
-    The checkpoint must have exactly the model's parameters; buffers, such as a frozen bank, are left alone.
-    Raises UserError: the checkpoint is of another model, of another format, or damaged.
+    Args:
+        checkpoint: its directory.
+        model: with exactly the checkpoint's parameters; buffers, such as a frozen bank, are left
+            alone.
+
+    Raises:
+        UserError: the checkpoint is of another model, of another format, or damaged.
     """
     StoredState(StoredCheckpoint(checkpoint), rank=0, size=1).give_weights(model)
 
 
 class StoredState:
-    """The training state in a checkpoint, for tensor-parallel rank `rank` of `size`."""
+    """The training state in a checkpoint, for one tensor-parallel rank.
+
+    Args:
+        stored: the checkpoint.
+        rank: tensor-parallel rank.
+        size: number of tensor-parallel ranks.
+    """
 
     def __init__(self, stored: StoredCheckpoint, rank: int, size: int) -> None:
         self._stored = stored
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
 
     def give_weights(self, model: GPT) -> None:
-        """Overwrite every parameter of a model that DeepSpeed has not wrapped yet, in the model's precision.
+        """Overwrite every parameter of a model that DeepSpeed has not wrapped yet.
 
-        Raises UserError: the checkpoint is of another model, or damaged.
+        The model keeps its precision.
+
+        Raises:
+            UserError: the checkpoint is of another model, or damaged.
         """
         parts = parts_of_rank(model.inventory, self._rank, self._size)
         if self._size == 1:
@@ -166,38 +215,52 @@ class StoredState:
             unknown = sorted(self._stored.parameters.keys() - known)
             if unknown:
                 raise UserError(
-                    f"{self._stored.path} has a weight '{unknown[0]}' that this model has not; restore the "
-                    "run's own config.yaml"
+                    f"{self._stored.path} has a weight '{unknown[0]}' that this model has not; "
+                    "restore the run's own config.yaml"
                 )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 for part in parts[name]:
                     self._stored.parameter(part.name, part.shape)
-                    values = self._stored.elements("master", part.name, part.block, 0, part.numel)
+                    values = self._stored.elements(
+                        MASTER, part.name, block=part.block, start=0, length=part.numel
+                    )
                     parameter.view(-1).narrow(0, part.start, part.numel).copy_(values)
 
     def give_optimizer(self, engine: Any) -> None:
-        """Overwrite the master weights, moments, step counts and counters of an engine around that model.
+        """Overwrite master weights, optimizer states and counters of an engine around that model.
 
-        Raises UserError: the checkpoint is damaged.
+        Raises:
+            UserError: the checkpoint is of another optimizer, or damaged.
         """
         parts = parts_of_rank(engine.module.inventory, self._rank, self._size)
-        steps: dict[int, int] = {}
+        steps: dict[int, int | None] = {}
         for own in slices_of_rank(engine):
             for part, start, values_start, length in overlaps(
                 own.start, own.length, parts[own.name]
             ):
                 stored = self._stored.parameter(part.name, part.shape)
-                own.begin()
-                if steps.setdefault(id(own.adam), stored.step) != stored.step:
+                self._require_states(part.name, stored, own)
+                if steps.setdefault(id(own.state), stored.step) != stored.step:
                     raise UserError(
-                        f"{self._stored.path} has step counts of AdamW that this run keeps together, and "
-                        f"'{part.name}' has another; restore the run's own config.yaml"
+                        f"{self._stored.path} has step counts that this run's optimizer keeps "
+                        f"together, and '{part.name}' has another; restore the run's own config.yaml"
                     )
-                own.adam["step"].fill_(stored.step)
-                for kind in ("master", *MOMENTS):
-                    target = own.master if kind == "master" else own.moment(kind)
-                    assert target is not None
-                    values = self._stored.elements(kind, part.name, part.block, start, length)
-                    target.narrow(0, values_start, length).copy_(values)
+                if own.step is not None and stored.step is not None:
+                    own.step.fill_(stored.step)
+                for kind in own.kinds:
+                    values = self._stored.elements(
+                        kind, part.name, block=part.block, start=start, length=length
+                    )
+                    own.values(kind).narrow(0, values_start, length).copy_(values)
         set_counters(engine, self._stored.about.counters)
+
+    def _require_states(self, name: str, stored: StoredParameter, own: Slice) -> None:
+        """Refuse a parameter whose states this run's optimizer does not keep, or keeps more of."""
+        if stored.states == own.states and (stored.step is None) == (own.step is None):
+            return
+        kept, wanted = (", ".join(states) or "none" for states in (stored.states, own.states))
+        raise UserError(
+            f"{self._stored.path} has the optimizer states {kept} of '{name}' but this run's "
+            f"optimizer keeps {wanted}; set the optimizer back, or choose another run.name"
+        )

@@ -142,7 +142,13 @@ class Saving:
         self._moved = time.perf_counter()
 
     def _complete(self, about: About) -> None:
-        files = join_parts(self.path, self._world_size, about, self._timeout, self._abandoned)
+        files = join_parts(
+            self.path,
+            self._world_size,
+            about,
+            timeout=self._timeout,
+            abandoned=self._abandoned,
+        )
         self._may_count.wait()
         if self._abandoned.is_set():
             return

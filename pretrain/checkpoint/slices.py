@@ -1,16 +1,17 @@
-"""The slices of each parameter in this rank's optimizer: of its fp32 master weights and of AdamW's state.
+"""The slices of each parameter in this rank's optimizer: fp32 master weights and optimizer states.
 
 Version-sensitive, and the only file of this package that is: relies on internals of DeepSpeed 0.19's
-optimizers. ZeRO-1, ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one partition a rank
-and record a parameter's fragment on this rank in its `_hp_mapping`. ZeRO-3 partitions every parameter by
-itself and has the fragment's place in `grad_position`. At stage 0 every rank has everything: in fp32 the
-parameters themselves, in bf16 a copy of each in `fp32_groups`. Offsets are never computed by adding up
-lengths, because alignment leaves gaps between parameters.
+optimizers. ZeRO-1, ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one
+partition a rank and record a parameter's fragment on this rank in its `_hp_mapping`. ZeRO-3
+partitions every parameter by itself and has the fragment's place in `grad_position`. At stage 0
+every rank has everything: in fp32 the parameters themselves, in bf16 a copy of each in
+`fp32_groups`. Offsets are never computed by adding up lengths, because alignment leaves gaps
+between parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,16 +19,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from pretrain.checkpoint.format import MASTER, Counters
+
+STEP = "step"
+"""Key of the count of updates in the state of an optimizer that counts them, as AdamW does."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice: elements [start, start + length) of this rank's flattened parameter `name`, as AdamW has them.
+    """Elements [start, start + length) of this rank's flattened parameter, as the optimizer has them.
 
-    `flat`: the fp32 tensor that AdamW updates; the slice begins there at `offset`. `adam`: AdamW's state of
-    `flat`; empty before its first update.
+    Attributes:
+        name: of the parameter in the live model.
+        flat: the fp32 tensor that the optimizer updates; the slice begins there at `offset`.
+        states: names of what the optimizer keeps of each element beside the master weight.
+        state: the optimizer's state of `flat`.
     """
 
     name: str
@@ -35,48 +41,65 @@ class Slice:
     length: int
     flat: torch.Tensor
     offset: int
-    adam: dict[str, Any]
+    states: tuple[str, ...]
+    state: dict[str, Any]
 
     @property
-    def master(self) -> torch.Tensor:
-        """Return a view `[length]` of the master weights."""
-        return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of values that a checkpoint holds of the slice."""
+        return (MASTER, *self.states)
 
-    def moment(self, kind: str) -> torch.Tensor | None:
-        """Return a view `[length]` of one of MOMENTS; None before AdamW's first update."""
-        return self.adam[kind].view(-1).narrow(0, self.offset, self.length) if self.adam else None
+    @property
+    def step(self) -> torch.Tensor | None:
+        """Return the count of the state's updates, which all of `flat` shares; None without one."""
+        return self.state.get(STEP)
 
-    def begin(self) -> None:
-        """Create AdamW's state as its first update would, so that stored values can be copied into it."""
-        if not self.adam:
-            # A fused AdamW keeps its step count beside its moments, on the device of the weights.
-            self.adam["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.device)
-            for kind in MOMENTS:
-                self.adam[kind] = torch.zeros_like(self.flat)
+    def values(self, kind: str) -> torch.Tensor:
+        """Return a view `[length]` of the values of one of `kinds`."""
+        flat = self.flat.detach() if kind == MASTER else self.state[kind]
+        return flat.view(-1).narrow(0, self.offset, self.length)
 
 
 def slices_of_rank(engine: Any) -> list[Slice]:
-    """Return all slices in this rank's optimizer; at ZeRO stage 0 all data-parallel ranks have the same."""
-    optimizer = engine.optimizer
-    inner = getattr(optimizer, "optimizer", optimizer)
+    """Return all slices in this rank's optimizer.
+
+    At ZeRO stage 0 all data-parallel ranks have the same. A state that the optimizer has not
+    created yet is created, as its first update would.
+    """
+    inner = engine.basic_optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        places = _stage_3(engine.module, optimizer)
-    elif hasattr(optimizer, "fp32_groups"):
-        masters = zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True)
-        places = ((parameter, 0, master, 0, master.numel()) for parameter, master in masters)
-    elif optimizer is inner:
-        places = ((p, 0, p, 0, p.numel()) for group in inner.param_groups for p in group["params"])
-    else:
-        places = _stages_1_and_2(engine.module, inner)
-    return [
-        Slice(names[id(parameter)], start, length, flat, offset, inner.state[flat])
-        for parameter, start, flat, offset, length in places
-    ]
+    slices = []
+    for parameter, start, flat, offset, length in _places(engine):
+        inner.begin(flat)
+        slices.append(
+            Slice(
+                name=names[id(parameter)],
+                start=start,
+                length=length,
+                flat=flat,
+                offset=offset,
+                states=inner.states_of(flat),
+                state=inner.state[flat],
+            )
+        )
+    return slices
 
 
 _Place = tuple[torch.nn.Parameter, int, torch.Tensor, int, int]
 """(parameter, offset in it, flat tensor, offset in that, number of elements)."""
+
+
+def _places(engine: Any) -> Iterator[_Place]:
+    optimizer, inner = engine.optimizer, engine.basic_optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return _stage_3(engine.module, optimizer)
+    if hasattr(optimizer, "fp32_groups"):
+        masters = zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True)
+        return ((parameter, 0, master, 0, master.numel()) for parameter, master in masters)
+    if optimizer is inner:
+        own = (parameter for group in inner.param_groups for parameter in group["params"])
+        return ((parameter, 0, parameter, 0, parameter.numel()) for parameter in own)
+    return _stages_1_and_2(engine.module, inner)
 
 
 def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Iterator[_Place]:
@@ -100,7 +123,7 @@ def _stage_3(model: torch.nn.Module, optimizer: Any) -> Iterator[_Place]:
 
 
 def _partition(parameter: Any) -> tuple[int, int]:
-    """Return (start, length) of this rank's part under ZeRO-3, without the padding that may follow it."""
+    """Return (start, length) of this rank's part under ZeRO-3, without the padding behind it."""
     start = parameter.ds_tensor.numel() * dist.get_rank(parameter.ds_process_group)
     return start, max(0, min(parameter.ds_tensor.numel(), parameter.ds_numel - start))
 
@@ -112,12 +135,25 @@ def held_by_rank(parameter: Any) -> torch.Tensor:
     return parameter.ds_tensor.detach().narrow(0, 0, _partition(parameter)[1])
 
 
-def counters_of(engine: Any) -> dict[str, int]:
-    return {counter: getattr(engine, counter) for counter in COUNTERS}
+def counters_of(engine: Any) -> Counters:
+    """Return DeepSpeed's counters of an engine."""
+    return Counters(
+        global_steps=engine.global_steps,
+        global_samples=engine.global_samples,
+        micro_steps=engine.micro_steps,
+        skipped_steps=engine.skipped_steps,
+    )
 
 
-def set_counters(engine: Any, counters: Mapping[str, int]) -> None:
-    """Set DeepSpeed's counters; micro steps follow from the steps, because the layout may have changed."""
-    for counter in COUNTERS:
-        setattr(engine, counter, counters[counter])
+def set_counters(engine: Any, counters: Counters) -> None:
+    """Set DeepSpeed's counters of an engine.
+
+    Micro steps follow from the steps, because the layout may have changed.
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine.
+        counters: as `counters_of` returned them.
+    """
+    for counter, count in counters.items():
+        setattr(engine, counter, count)
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()

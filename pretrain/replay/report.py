@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.format import KINDS
 from pretrain.config.keys import KEYS
 from pretrain.replay.prepare import Past, look_up, replayed
 from pretrain.reporting.tables import Column, Table, table_of
@@ -310,12 +309,15 @@ def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | Non
     from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
 
     one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
-    shapes = [{name: own.shape for name, own in each.parameters.items()} for each in (one, other)]
+    shapes = [
+        {name: (own.shape, own.kinds) for name, own in each.parameters.items()}
+        for each in (one, other)
+    ]
     common = [name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)]
     alone = sorted(set(shapes[0] | shapes[1]) - set(common), key=forward_order)
     rows = []
     for name in sorted(common, key=forward_order):
-        for kind in KINDS:
+        for kind in one.parameters[name].kinds:
             mine = one.full(kind, name)
             yours = other.full(kind, name)
             if not mine.equal(yours):

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretrain.errors import UserError
-from pretrain.runs.metrics_file import LARGEST, read_metrics
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.position import LARGEST
 from pretrain.runs.tags import METRICS, Metric, metric_of
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
-from pretrain.runs.metrics_file import LARGEST
+from pretrain.runs.position import Count
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser, where PyYAML was built with it, is several times as fast."""
@@ -23,8 +23,7 @@ _SHALLOW = (
     1 << 14
 )  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
 
-_Count = Annotated[int, Field(ge=0, lt=LARGEST)]
-_Positive = Annotated[_Count, Field(ge=1)]
+_Positive = Annotated[Count, Field(ge=1)]
 _Loss = Annotated[float, Field(gt=-1e100, lt=1e100)] | None
 _Perplexity = Annotated[float, Field(gt=0, lt=1e150)]
 _Time = Annotated[str, AfterValidator(lambda text: datetime.strptime(text, STARTED))]
@@ -80,22 +79,22 @@ _FORMS = {
             "position_embedding": str,
         },
         "attention": {"variant": str, "adapters": NotRequired[list[str] | None]},
-        "schedule": {"warmup_steps": NotRequired[_Count], "flops": NotRequired[int | None]},
+        "schedule": {"warmup_steps": NotRequired[Count], "flops": NotRequired[int | None]},
         "data": {"sequence_length": _Positive, "validation_samples": _Positive},
         "telemetry": {"every": _Positive},
     },
     "data": {
         "fingerprint": str,
         "validation_tokens": dict[str, _Positive],
-        "validation_bytes": NotRequired[dict[str, _Count]],
+        "validation_bytes": NotRequired[dict[str, Count]],
         "unigram_perplexity": _Perplexity,
     },
     "audit": {
         "zero_stage": Annotated[int, Field(ge=0, le=3)],
         "totals": {
-            **dict.fromkeys(("model_trainable_parameters", "model_frozen_parameters"), _Count),
-            **dict.fromkeys(("trainable_bytes", "frozen_bytes", "gradient_bytes"), _Count),
-            "optimizer_state_bytes": _Count,
+            **dict.fromkeys(("model_trainable_parameters", "model_frozen_parameters"), Count),
+            **dict.fromkeys(("trainable_bytes", "frozen_bytes", "gradient_bytes"), Count),
+            "optimizer_state_bytes": Count,
         },
     },
     "summary": {

@@ -16,9 +16,7 @@ from typing import Any, BinaryIO
 
 from data_pipeline.io.files import naming, sync
 from pretrain.errors import UserError
-from pretrain.runs.position import Position
-
-LARGEST = 1 << 53  # of a count: numpy and JSON have all integers up to here
+from pretrain.runs.position import LARGEST, Position
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+LARGEST = 1 << 53
+"""Bound of counts: numpy and JSON have every integer up to here."""
+Count = Annotated[int, Field(ge=0, lt=LARGEST)]
+"""A number of steps, samples, tokens or elements, as it is read from a file."""
+_Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
+_Variance = Annotated[float, Field(ge=0, lt=1e300)]
 
 MEMORY = 128
 """Good steps over which the mean of a number is taken, each older one counting a little less."""
@@ -15,9 +25,9 @@ TRUSTED_AFTER = 32
 class RunningStats:
     """Running mean and variance of the good steps; equal on all ranks if the numbers are."""
 
-    steps: int = 0
-    mean: float = 0.0
-    variance: float = 0.0
+    steps: Count = 0
+    mean: _Number = 0.0
+    variance: _Variance = 0.0
 
     def after(self, value: float) -> RunningStats:
         """Return the statistics with one more number.
@@ -50,11 +60,11 @@ class Position:
     clipping.
     """
 
-    step: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
+    step: Count = 0
+    consumed_samples: Count = 0
+    consumed_tokens: Count = 0
+    skipped_steps: Count = 0
+    skipped_in_a_row: Count = 0
     usual_loss: RunningStats = field(default_factory=RunningStats)
     usual_norm: RunningStats = field(default_factory=RunningStats)
 

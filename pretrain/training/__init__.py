@@ -5,7 +5,7 @@ open_run        setup before step 1, and every refusal possible before it
 run_files       files and lines that describe a run at its start and end
 phase_engine    the live engine, and its successor where a run begins to train more weights
 engine          model -> DeepSpeed engine, audited
-adamw           the optimizer for DeepSpeed, and its clipping
+optimizers      the optimizers for DeepSpeed, and their clipping
 reduction       gradients summed over data-parallel ranks during the backward pass
 update          the update of the weights, made only from good numbers
 stability       stop of a run whose numbers stay bad; known good checkpoints

@@ -1,7 +1,8 @@
 """Model -> DeepSpeed engine, and the audit of its contents.
 
-Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both. At
-stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and AdamW clips by it.
+Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so our optimizer
+does both. At stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) DeepSpeed keeps the norm, and
+our optimizer clips by it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from megatron_patches.engine.freeze import audit, reduce_partial_gradients
 from pretrain.config.deepspeed import check_zero_section
 from pretrain.config.resolved import Resolved
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
-from pretrain.training.adamw import build_adamw, clip_in_update
+from pretrain.training.optimizers import build_optimizer, clip_by_outer_norm, clip_by_own_norm
 from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
 
 
@@ -24,28 +25,37 @@ def wrap_model(
 ) -> tuple[Any, OverlappedReduction | None, dict[str, Any]]:
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
-    Returns the deepspeed.DeepSpeedEngine, the reduction of its gradients if DeepSpeed does not do it, the
-    audit. Raises MethodError: ZeRO holds a frozen weight.
+    Args:
+        model: whose parameters train; frozen weights are buffers.
+        resolved: the configuration, its layout and DeepSpeed's settings.
+        context: process groups and device.
+
+    Returns:
+        The deepspeed.DeepSpeedEngine; the reduction of its gradients if DeepSpeed does not do it;
+        the audit.
+
+    Raises:
+        MethodError: ZeRO holds a frozen weight.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     config, stage = resolved.config, resolved.layout.zero_stage
     settings = deepcopy(dict(resolved.deepspeed))  # DeepSpeed may keep and change it
     precision = config.precision
     check_zero_section(settings)
-    clips_itself = precision.dtype == "fp32" and stage == 0
-    clips_by_outer_norm = (
+    bf16_optimizer = (
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
     )
-    if clips_itself or clips_by_outer_norm:
+    optimizer, clip = build_optimizer(model, config.optimizer), config.optimizer.gradient_clip
+    if precision.dtype == "fp32" and stage == 0:
         settings["gradient_clipping"] = 0.0
-    adamw = build_adamw(
-        model, config.optimizer, context.tensor_parallel_group if clips_itself else None
-    )
+        clip_by_own_norm(optimizer, clip, context.tensor_parallel_group)
+    if bf16_optimizer:
+        settings["gradient_clipping"] = 0.0
     engine, _, _, _ = import_deepspeed().initialize(
-        model=model, optimizer=adamw, config=settings, mpu=context.mpu, dist_init_required=False
+        model=model, optimizer=optimizer, config=settings, mpu=context.mpu, dist_init_required=False
     )
-    if clips_by_outer_norm:
-        clip_in_update(adamw, engine.optimizer, config.optimizer.gradient_clip)
+    if bf16_optimizer:
+        clip_by_outer_norm(optimizer, engine.optimizer, clip)
     reduction, alone = None, context.data_parallel_size == 1
     if reduces_whole_gradients(engine) and (alone or config.performance.overlap_reduction):
         engine.enable_backward_allreduce = False
@@ -58,6 +68,10 @@ def set_learning_rate(engine: Any, learning_rate: float) -> None:
     """Set the learning rate of every parameter group, times the group's factor.
 
     The loop owns the schedule, a function of the step.
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine.
+        learning_rate: of this step.
     """
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate * group["rate_factor"]

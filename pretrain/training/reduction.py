@@ -32,9 +32,10 @@ def reduces_whole_gradients(engine: Any) -> bool:
 
     Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
     """
-    optimizer = engine.optimizer
-    whole = engine.zero_optimization_stage() == 0 and isinstance(optimizer, torch.optim.AdamW)
-    flat = getattr(optimizer, "immediate_grad_update", False)
+    whole = (
+        engine.optimizer is engine.basic_optimizer
+    )  # DeepSpeed has put none of its own around it
+    flat = getattr(engine.optimizer, "immediate_grad_update", False)
     plain = engine.postscale_gradients() and engine.gradient_predivide_factor() == 1.0
     return (whole or flat) and plain and engine.communication_data_type == torch.float32
 

@@ -11,33 +11,38 @@ from typing import Any
 
 import torch
 
-from pretrain.checkpoint.slices import MOMENTS, Slice, counters_of, set_counters, slices_of_rank
+from pretrain.checkpoint.format import Counters
+from pretrain.checkpoint.slices import Slice, counters_of, set_counters, slices_of_rank
 
 
 @dataclass(frozen=True)
 class SliceState:
-    """This rank's slice of a parameter in host memory: start, master weights, AdamW's state if any."""
+    """This rank's slice of a parameter in host memory.
+
+    Attributes:
+        start, length: its elements in this rank's flattened parameter.
+        values: the master weights and each state of the optimizer, by kind.
+        step: the count of the states' updates; None for an optimizer without one.
+    """
 
     start: int
-    master: torch.Tensor
-    adam: dict[str, torch.Tensor]
+    length: int
+    values: dict[str, torch.Tensor]
+    step: torch.Tensor | None
 
     @classmethod
     def of(cls, own: Slice) -> SliceState:
-        views = {kind: own.moment(kind) for kind in MOMENTS} | {"step": own.adam.get("step")}
-        adam = {key: _host_copy(view) for key, view in views.items() if view is not None}
-        return cls(own.start, _host_copy(own.master), adam)
+        """Copy a live slice."""
+        values = {kind: _host_copy(own.values(kind)) for kind in own.kinds}
+        step = None if own.step is None else _host_copy(own.step)
+        return cls(own.start, own.length, values, step)
 
     def give(self, own: Slice) -> None:
         """Overwrite the slice of another engine."""
-        own.master.copy_(self.master)
-        if self.adam:
-            own.begin()
-            own.adam["step"].copy_(self.adam["step"])
-            for kind in MOMENTS:
-                view = own.moment(kind)
-                assert view is not None
-                view.copy_(self.adam[kind])
+        for kind, values in self.values.items():
+            own.values(kind).copy_(values)
+        if own.step is not None and self.step is not None:
+            own.step.copy_(self.step)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class TrainingState:
 
     weights: dict[str, torch.Tensor]
     slices: dict[str, SliceState]
-    counters: dict[str, int]
+    counters: Counters
 
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
@@ -79,7 +84,7 @@ class TrainingState:
         live = {own.name: own for own in slices_of_rank(engine)}
         for name, state in self.slices.items():
             own = live.get(name)
-            if own is None or (own.start, own.length) != (state.start, len(state.master)):
+            if own is None or (own.start, own.length) != (state.start, state.length):
                 raise RuntimeError(
                     f"the engine of the new phase cuts '{name}' in another way than the old one"
                 )

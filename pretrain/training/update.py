@@ -2,13 +2,13 @@
 
 DeepSpeed does not ask before it moves the weights, and what it does with a gradient norm that is not finite
 depends on ZeRO stage, precision and settings: it skips the update without a word, or makes it. All its
-optimizers end in `step` of the AdamW that this program gave them, after the global norm is known and, under
-ZeRO, once for every group. There the decision falls, on the device, without waiting for it: a hook tells the
-fused AdamW by `found_inf` (written for torch's GradScaler) to leave weights, moments and step counts as they
-are. The engine then ends the step as always: its buffers are free for the next one.
+optimizers end in `step` of the optimizer that this program gave them, after the global norm is known
+and, under ZeRO, once for every group. There the decision falls, on the device, without waiting for
+it: a hook tells our optimizer whether it is allowed to change weights, states and step counts. The
+engine then ends the step as always: its buffers are free for the next one.
 
-Version-sensitive: DeepSpeed 0.19 keeps the global norm in `optimizer._global_grad_norm` when AdamW is called,
-negative or infinite where a part of it was not finite.
+Version-sensitive: DeepSpeed 0.19 keeps the global norm in `optimizer._global_grad_norm` when our
+optimizer is called, negative or infinite where a part of it was not finite.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GuardedUpdate:
         )
         self._largest_norm = math.inf
         self._decided: Update | None = None
-        self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_adamw)
+        self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_update)
 
     def detach(self) -> None:
         """Let go of the engine."""
@@ -60,7 +60,7 @@ class GuardedUpdate:
         self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()
         self._allowed = None
-        self._engine.basic_optimizer.found_inf = None
+        self._engine.basic_optimizer.allow(None)
         if self._decided is not None:
             return self._decided
         none = torch.zeros((), dtype=torch.float64, device=allowed.device)
@@ -68,12 +68,12 @@ class GuardedUpdate:
             made=none, gradient_norm=none + torch.inf
         )  # DeepSpeed has skipped the update by itself
 
-    def _before_adamw(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+    def _before_update(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self._allowed is None:
             return
         if self._decided is None:
             self._decided = self._decide(self._allowed)
-        optimizer.found_inf = 1.0 - self._decided.made.float()
+        optimizer.allow(self._decided.made)
 
     def _decide(self, allowed: torch.Tensor) -> Update:
         norm = torch.as_tensor(

@@ -140,7 +140,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda checkpoint: change(
             checkpoint / "checkpoint.json", lambda about: about.update(format=7)
         ),
-        ("has format 7 and this version of the program reads 1", "use the version that wrote it"),
+        (
+            "has format 7 and this version of the program reads 1 and 2",
+            "use the version that wrote it",
+        ),
     ),
     "another model": (
         lambda checkpoint: change(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pretrain.checkpoint.format import About, Block, StoredParameter, StoredSlice
 from pretrain.checkpoint.listing import list_checkpoints, verify_all
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.compare.comparison import compare_runs
 from pretrain.compare.content import as_json, runs_csv, variants_csv
 from pretrain.compare.report import report_page
@@ -29,6 +26,7 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position
 from pretrain.telemetry.event_file import FILE_PREFIX, shown_steps
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import NO_OBJECTS, REFUSED, damaged, damaged_json, odd_json, right_or_refused
 from tests.pretrain.telemetry.records import make_record, open_telemetry
@@ -98,40 +96,30 @@ def test_event_files(events: tuple[Path, bytes], data: st.DataObject) -> None:
         assert steps == set(range(1, 9)) or changed.startswith(content[:12])
 
 
-FULL = torch.arange(30.0).view(6, 5)
-BLOCKS = (Block(0, 0, 2), Block(0, 2, 6))
-
-
 @pytest.fixture(scope="module")
 def whole_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint by two ranks, of one parameter in two blocks."""
     path = tmp_path_factory.mktemp("whole") / "run" / "checkpoints" / "step_00000004"
-    path.mkdir(parents=True)
-    for rank, block in enumerate(BLOCKS):
-        flat = FULL.narrow(0, block.first, block.last - block.first).flatten()
-        own = StoredSlice(f"rank_{rank:05d}.safetensors", block, 0, len(flat))
-        stored = {"weight": StoredParameter((6, 5), 3, (own,))}
-        write_snapshot(
-            Snapshot(rank, stored, torch.cat([flat, -flat, flat**2])), path, threading.Event()
-        )
     layout = {
         "world_size": 2,
         "tensor_model_parallel_size": 2,
         "data_parallel_size": 1,
         "zero_stage": 1,
     }
-    about = About({"run.seed": 1}, {"parts": []}, {}, Position(4, 32, 1024), {"steps": 4}, layout)
-    declare_complete(path, join_parts(path, 2, about, 10, threading.Event()))
+    content = about(Position(4, 32, 1024), keys={"run.seed": 1}, layout=layout)
+    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
+    write_checkpoint(path, parts, content)
     return path
 
 
 def read_everything(path: Path) -> dict[str, Any]:
     stored = StoredCheckpoint(path)
-    kinds = ("master", "exp_avg", "exp_avg_sq")
     tensors = {
-        f"{kind}/{name}": stored.full(kind, name) for name in stored.parameters for kind in kinds
+        f"{kind}/{name}": stored.full(kind, name)
+        for name, parameter in stored.parameters.items()
+        for kind in parameter.kinds
     }
-    parts = [stored.elements("master", "weight", BLOCKS[1], 3, 9)]
+    parts = [stored.elements("master", "weight", block=ROWS[1], start=3, length=9)]
     return {
         "about": stored.about,
         "parameters": stored.parameters,

@@ -61,7 +61,7 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
     from pretrain.config.schedule import learning_rate
     from pretrain.model.build import build_model, token_losses
     from pretrain.ranks.single_process import one_process
-    from pretrain.training.adamw import build_adamw
+    from pretrain.training.optimizers import build_optimizer, clip_by_own_norm
 
     variant, *adapters = (f"{design}+short_convolution" if shifted else design).split("+")
     own = [
@@ -78,7 +78,8 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
     config = load_config("demo", [*(f"model.{key}" for key in SHAPE), *own])
     with one_process() as context:
         model = build_model(config, context)
-        adamw = build_adamw(model, config.optimizer, context.tensor_parallel_group)
+        adamw = build_optimizer(model, config.optimizer)
+        clip_by_own_norm(adamw, config.optimizer.gradient_clip, context.tensor_parallel_group)
         for step in range(1, STEPS + 1):
             tokens, answers = map(
                 torch.from_numpy, draw(np.random.default_rng((seed, step)), BATCH)

@@ -10,19 +10,14 @@ import torch.distributed as dist
 
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.slices import counters_of
-from pretrain.checkpoint.writing import (
-    HostBuffer,
-    declare_complete,
-    join_parts,
-    take_snapshot,
-    write_snapshot,
-)
+from pretrain.checkpoint.writing import HostBuffer, take_snapshot, write_snapshot
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import run_steps
 from pretrain.training.open_run import Run, open_run
+from tests.fabricated_checkpoints import complete
 
 
 class StopAfter(StopSignals):
@@ -76,7 +71,5 @@ def _save_beside(run: Run, path: Path) -> None:
         layout=resolve(run.config, run.context.world_size).layout.as_dict(),
     )
     if run.context.is_first:
-        declare_complete(
-            path, join_parts(path, run.context.world_size, about, 60, threading.Event())
-        )
+        complete(path, run.context.world_size, about)
     dist.barrier()

@@ -9,16 +9,15 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
-from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.position import Position
-from pretrain.training.adamw import ClippingAdamW
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
+from pretrain.training.optimizers import build_optimizer, clip_by_own_norm
 from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.plain_training import plain_optimizer
 
@@ -73,7 +72,7 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
-    """Return ClippingAdamW's difference from torch's clipping followed by AdamW, and the effect of a NaN."""
+    """Return how far AdamW that clips is from clipping and AdamW, and the effect of a NaN."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     ours, theirs = (
@@ -82,14 +81,10 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     theirs.load_state_dict(ours.state_dict())
     section, reference = config.optimizer, plain_optimizer(theirs, config)
     reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
-    optimizer = ClippingAdamW(
-        parameter_groups(ours, section.weight_decay),
-        lr=0.1,
-        betas=section.betas,
-        eps=section.eps,
-        clip=section.gradient_clip,
-        tp_group=context.tensor_parallel_group,
-    )
+    optimizer = build_optimizer(ours, section)
+    clip_by_own_norm(optimizer, section.gradient_clip, context.tensor_parallel_group)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
     seen: list[float] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(float(optimizer._global_grad_norm)))  # type: ignore[arg-type]
     worst = norm_error = 0.0

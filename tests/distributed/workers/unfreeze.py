@@ -16,6 +16,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.freeze import frozen_layers
+from pretrain.checkpoint.format import MASTER
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -25,7 +26,7 @@ from pretrain.runs.directory import step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
-from pretrain.training.state_transfer import TrainingState
+from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
 
@@ -141,8 +142,8 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
     old, old_full, old_micro_steps = before
     new, new_full, new_micro_steps = _all_state(run)
     kept = [(before, new.slices[name]) for name, before in old.slices.items()]
-    moments = [tensor for _, after in kept for tensor in after.adam.values() if tensor.ndim]
-    rounded = [(after.master, after.master.bfloat16().float()) for _, after in kept]
+    moments = [values for _, after in kept for values in _moments(after)]
+    rounded = [(after.values[MASTER], after.values[MASTER].bfloat16().float()) for _, after in kept]
     report = {
         "weights": all(
             torch.equal(new.weights[name], weight) for name, weight in old.weights.items()
@@ -150,17 +151,20 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
         "masters by DeepSpeed": all(
             torch.equal(new_full[name], full) for name, full in old_full.items()
         ),
-        "masters": all(torch.equal(a.master, b.master) and a.start == b.start for a, b in kept),
-        "moments and steps": all(
-            a.adam.keys() == b.adam.keys()
-            and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
+        "masters, moments and steps": all(
+            a.start == b.start
+            and a.step == b.step
+            and a.values.keys() == b.values.keys()
+            and all(equal(a.values[kind], b.values[kind]) for kind in a.values)
             for a, b in kept
         ),
         "moments are not zero": all(bool(tensor.any()) for tensor in moments)
         and len(moments) == 2 * len(kept) >= 4,
         "masters are not rounded": any(not torch.equal(a, b) for a, b in rounded),
         "new parameters have no state": all(
-            not state.adam for name, state in new.slices.items() if name not in old.slices
+            state.step == 0 and not any(bool(values.any()) for values in _moments(state))
+            for name, state in new.slices.items()
+            if name not in old.slices
         ),
         "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
         "what is new starts from the bank": all(
@@ -172,6 +176,10 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
     report = {key: all(other[key] for other in everywhere) for key in report}
     report["new parameters"] = sorted(new.weights.keys() - old.weights.keys())
     return report
+
+
+def _moments(state: SliceState) -> list[torch.Tensor]:
+    return [values for kind, values in state.values.items() if kind != MASTER]
 
 
 def _adam_states(run: Run) -> list[dict[str, Any]]:

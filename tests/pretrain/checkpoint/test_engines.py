@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,11 @@ import pytest
 import torch
 
 from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
-from pretrain.checkpoint.format import About
+from megatron_patches.recipe.optimizers import ADAMW
 from pretrain.checkpoint.identity import bank_digests, layout_changes, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
-from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
-from pretrain.checkpoint.writing import (
-    HostBuffer,
-    declare_complete,
-    join_parts,
-    take_snapshot,
-    write_snapshot,
-)
+from pretrain.checkpoint.slices import counters_of, slices_of_rank
+from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.keys import Change
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
@@ -33,6 +26,7 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.single_process import one_process
 from pretrain.runs.position import Position
 from pretrain.training.engine import set_learning_rate, wrap_model
+from tests.fabricated_checkpoints import about, write_checkpoint
 from tests.tiny import VOCAB_SIZE, tiny_overrides
 
 STAGES = [
@@ -109,17 +103,21 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:
     return {
-        f"{kind}/{own.name}": own.moment(kind).clone()
+        f"{kind}/{own.name}": own.values(kind).clone()
         for own in slices_of_rank(engine)
-        for kind in MOMENTS
+        for kind in ADAMW.states
     }
 
 
+def steps(engine: Any) -> set[float]:
+    """The step counts of all states."""
+    return {own.step.item() for own in slices_of_rank(engine) if own.step is not None}
+
+
 def save(engine: Any, context: ParallelContext, path: Path) -> None:
-    path.mkdir(parents=True)
-    write_snapshot(take_snapshot(engine, context, HostBuffer()), path, threading.Event())
-    about = About({}, {}, {}, Position(2, 4, 64), counters_of(engine), {})
-    declare_complete(path, join_parts(path, 1, about, 10, threading.Event()))
+    snapshot = take_snapshot(engine, context, HostBuffer())
+    content = about(Position(2, 4, 64), counters=counters_of(engine))
+    write_checkpoint(path, [snapshot], content)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +129,9 @@ def expected_moments(context: ParallelContext) -> dict[str, torch.Tensor]:
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     state = engine.optimizer.state
     return {
-        f"{kind}/{names[id(one)]}": state[one][kind].flatten() for one in state for kind in MOMENTS
+        f"{kind}/{names[id(one)]}": state[one][kind].flatten()
+        for one in state
+        for kind in ADAMW.states
     }
 
 
@@ -150,18 +150,19 @@ def test_slices_are_the_masters_and_moments_and_another_engine_goes_on_from_them
     assert slices.keys() == expected.keys()
     for name, own in slices.items():
         assert (own.start, own.length) == (0, expected[name].numel())
-        assert torch.equal(own.master, expected[name])
+        assert own.kinds == ("master", *ADAMW.states)
+        assert torch.equal(own.values("master"), expected[name])
     found, rounding = moments(engine), 1e-5 if dtype == "fp32" else 0.7
     for key, values in expected_moments.items():
         assert (found[key] - values).norm() <= rounding * values.norm(), key
     save(engine, context, path)
     other = engine_of(context, stage, dtype, path)
     assert counters_of(other) == counters_of(engine)
-    taken = {each.adam["step"].item() for each in slices_of_rank(engine)}
-    assert {each.adam["step"].item() for each in slices_of_rank(other)} == taken and len(taken) == 1
+    assert steps(other) == steps(engine) and len(steps(engine)) == 1
     for more in (0, 1):
         if more:
-            step(engine, 3), step(other, 3)
+            step(engine, 3)
+            step(other, 3)
         for ours, theirs in ((masters(engine), masters(other)), (moments(engine), moments(other))):
             assert all(torch.equal(theirs[key], values) for key, values in ours.items())
 
@@ -208,13 +209,20 @@ def test_what_belongs_to_another_model_is_refused(context: ParallelContext, stor
     with pytest.raises(UserError, match="has a weight 'more' that this model has not"):
         other_index(stored, lambda names: names | {"more": names[WEIGHT]}).give_weights(model)
     other_index(stored, later).give_optimizer(engine)
-    assert {each.adam["step"].item() for each in slices_of_rank(engine)} == {9.0}
+    assert steps(engine) == {9.0}
     flat = engine_of(context, "zero1", "fp32")  # whose AdamW has one step count for a group
     mixed = other_index(stored, lambda names: names | {WEIGHT: replace(names[WEIGHT], step=9)})
     with pytest.raises(
-        UserError, match="has step counts of AdamW that this run keeps together, and"
+        UserError, match="has step counts that this run's optimizer keeps together, and"
     ):
         mixed.give_optimizer(flat)
+    momentum = other_index(
+        stored, lambda names: {name: replace(each, states=("v",)) for name, each in names.items()}
+    )
+    with pytest.raises(
+        UserError, match=r"has the optimizer states v of '.*keeps exp_avg, exp_avg_s"
+    ):
+        momentum.give_optimizer(engine)
 
 
 def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stored: Path) -> None:
@@ -248,9 +256,9 @@ def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
     with pytest.raises(UserError, match=r"rank_00009.safetensors is missing"):
         checkpoint.full("master", WEIGHT)
     with pytest.raises(
-        UserError, match=f"does not hold the slice of '{WEIGHT}' that the index names"
+        UserError, match=f"does not hold the slice of 'master/{WEIGHT}' that the index names"
     ):
-        StoredCheckpoint(stored)._read(piece.file, "master", WEIGHT, 30, 40)
+        StoredCheckpoint(stored)._read(piece.file, f"master/{WEIGHT}", 30, 40)
 
 
 def test_changes_of_the_layout_are_said() -> None:

@@ -1,55 +1,52 @@
 """Files of a checkpoint without an engine: written, completed, read in blocks; gaps and absentees named."""
 
-import dataclasses
 import json
 import threading
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pretrain.checkpoint.format import (
-    About,
     Block,
     StoredParameter,
     StoredSlice,
     read_about,
     read_index,
+    read_marker,
 )
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
+from pretrain.checkpoint.writing import Snapshot, join_parts, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
+from tests.fabricated_checkpoints import (
+    FULL,
+    ROWS,
+    SHAPE,
+    about,
+    complete,
+    slice_of_full,
+    write_checkpoint,
+)
 
-SHAPE = (6, 5)
-FULL = torch.arange(30.0).view(SHAPE)
-ABOUT = About({}, {}, {}, Position(), {}, {})
-
-
-def write(path: Path, blocks: list[Block], slices_per_block: int) -> None:
-    """Every slice by a rank of its own."""
-    path.mkdir()
-    rank = 0
-    for block in blocks:
-        flat = FULL.narrow(block.dim, block.first, block.last - block.first).flatten()
-        start = 0
-        for values in flat.tensor_split(slices_per_block):
-            own = StoredSlice(f"rank_{rank:05d}.safetensors", block, start, len(values))
-            parameters = {"weight": StoredParameter(SHAPE, 3, (own,))}
-            snapshot = Snapshot(rank, parameters, torch.cat([values, -values, values**2]))
-            write_snapshot(snapshot, path, threading.Event())
-            start, rank = start + len(values), rank + 1
-    declare_complete(path, join_parts(path, rank, ABOUT, 10, threading.Event()))
-
-
-CUTS = ([Block(0, 0, 6)], [Block(0, 0, 2), Block(0, 2, 6)], [Block(1, 0, 3), Block(1, 3, 5)])
+CUTS = ((Block(0, 0, 6),), ROWS, (Block(1, 0, 3), Block(1, 3, 5)))
 
 
 @pytest.mark.parametrize(("blocks", "pieces"), [*product(CUTS, (1, 4))])
-def test_any_range_of_any_block_is_read(blocks: list[Block], pieces: int, tmp_path: Path) -> None:
-    write(tmp_path / "step_00000001", blocks, pieces)
+def test_any_range_of_any_block_is_read(
+    blocks: tuple[Block, ...], pieces: int, tmp_path: Path
+) -> None:
+    snapshots: list[Snapshot] = []
+    for block in blocks:
+        elements = torch.Size(block.shape(SHAPE)).numel()
+        for places in torch.arange(elements).tensor_split(pieces):  # each by a rank of its own
+            start = int(places[0])
+            snapshots.append(slice_of_full(len(snapshots), block, start, len(places)))
+    write_checkpoint(tmp_path / "step_00000001", snapshots, about())
     stored = StoredCheckpoint(tmp_path / "step_00000001")
     assert stored.parameters["weight"].step == 3
     for kind, full in (("master", FULL), ("exp_avg", -FULL), ("exp_avg_sq", FULL**2)):
@@ -57,16 +54,47 @@ def test_any_range_of_any_block_is_read(blocks: list[Block], pieces: int, tmp_pa
         for block in (block for cut in CUTS for block in cut):
             flat = full.narrow(block.dim, block.first, block.last - block.first).flatten()
             for start, length in ((0, len(flat)), (3, 4), (len(flat) - 1, 1)):
-                read = stored.elements(kind, "weight", block, start, length)
+                read = stored.elements(kind, "weight", block=block, start=start, length=length)
                 assert torch.equal(read, flat[start : start + length])
 
 
+def test_each_parameter_has_the_states_of_its_own_optimizer(tmp_path: Path) -> None:
+    """Beside AdamW's two moments, one state without a count of its updates, and none at all."""
+    file, block = "rank_00000.safetensors", Block(0, 0, 2)
+    states: dict[str, tuple[str, ...]] = {
+        "moments": ("exp_avg", "exp_avg_sq"),
+        "momentum": ("momentum_buffer",),
+        "bare": (),
+    }
+    parameters = {
+        name: StoredParameter(
+            (2,), 3 if name == "moments" else None, (StoredSlice(file, block, 0, 2),), states=kept
+        )
+        for name, kept in states.items()
+    }
+    snapshot = Snapshot(0, parameters, torch.arange(12.0))
+    write_checkpoint(tmp_path / "step_00000001", [snapshot], about())
+    stored = StoredCheckpoint(tmp_path / "step_00000001")
+    found = {
+        f"{kind}/{name}": stored.full(kind, name).tolist()
+        for name, parameter in stored.parameters.items()
+        for kind in parameter.kinds
+    }
+    assert found == {
+        "master/moments": [0, 1],
+        "master/momentum": [2, 3],
+        "master/bare": [4, 5],
+        "exp_avg/moments": [6, 7],
+        "exp_avg_sq/moments": [8, 9],
+        "momentum_buffer/momentum": [10, 11],
+    }
+    assert [stored.parameters[name].step for name in states] == [3, None, None]
+
+
 def test_a_rank_that_does_not_write_is_named(tmp_path: Path) -> None:
-    own = StoredSlice("rank_00000.safetensors", Block(0, 0, 6), 0, 30)
-    parameters = {"weight": StoredParameter(SHAPE, 3, (own,))}
-    write_snapshot(Snapshot(0, parameters, torch.zeros(90)), tmp_path, threading.Event())
+    write_snapshot(slice_of_full(0, CUTS[0][0]), tmp_path, threading.Event())
     with pytest.raises(UserError, match=r"rank 1 has not written its part of .* within 0 s"):
-        join_parts(tmp_path, 2, ABOUT, 0.2, threading.Event())
+        join_parts(tmp_path, 2, about(), timeout=0.2, abandoned=threading.Event())
     assert not (tmp_path / "COMPLETE").exists()
 
 
@@ -94,89 +122,116 @@ def test_gaps_are_found(slices: list[tuple[Block, int, int]], gap: str | None) -
 def checkpoint(tmp_path: Path) -> Path:
     """Of two ranks, at step 1."""
     path = tmp_path / "step_00000001"
-    path.mkdir()
-    for rank, block in enumerate(CUTS[1]):
-        values = FULL.narrow(0, block.first, block.last - block.first).flatten()
-        own = StoredSlice(f"rank_{rank:05d}.safetensors", block, 0, len(values))
-        parameters = {"weight": StoredParameter(SHAPE, 3, (own,))}
-        write_snapshot(Snapshot(rank, parameters, torch.cat([values] * 3)), path, threading.Event())
-    about = dataclasses.replace(ABOUT, position=Position(1, 8, 64))
-    declare_complete(path, join_parts(path, 2, about, 10, threading.Event()))
+    snapshots = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
+    write_checkpoint(path, snapshots, about(Position(1, 8, 64)))
     return path
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a JSON file in place."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_format_1_says_nothing_of_states_which_were_adamws(checkpoint: Path) -> None:
+    before = StoredCheckpoint(checkpoint)
+    edit(checkpoint / "checkpoint.json", lambda content: content.update(format=1))
+    edit(checkpoint / "parameters.json", lambda content: content["weight"].pop("states"))
+    after = StoredCheckpoint(checkpoint)
+    assert after.about.format == 1 and before.about.format == 2
+    assert after.parameters == before.parameters
+    assert torch.equal(after.full("exp_avg_sq", "weight"), FULL**2)
 
 
 def test_another_format_is_told_and_not_read(checkpoint: Path) -> None:
     verify(checkpoint, True)
-    about = json.loads((checkpoint / "checkpoint.json").read_text())
-    (checkpoint / "checkpoint.json").write_text(json.dumps(about | {"format": about["format"] + 1}))
-    with pytest.raises(
-        UserError, match=rf"has format {about['format'] + 1} and this version .* reads "
-    ):
+    edit(checkpoint / "checkpoint.json", lambda content: content.update(format=3))
+    with pytest.raises(UserError, match=r"has format 3 and this version .* reads 1 and 2; use the"):
         read_about(checkpoint)
 
 
-def test_an_index_with_a_gap_or_a_stranger_is_damaged(checkpoint: Path) -> None:
-    file = checkpoint / "parameters.json"
-    index = json.loads(file.read_text())
-    assert read_index(checkpoint)["weight"].step == 3
-    for change, problem in (
-        (
-            {"length": 9},
-            "does not have all of 'weight': nothing lies at element 9 of its part from 0 on",
-        ),
-        (
-            {"file": "rank_00007.safetensors"},
-            "names rank_00007.safetensors, which COMPLETE does not",
-        ),
-    ):
-        pieces = [index["weight"]["slices"][0] | change, index["weight"]["slices"][1]]
-        file.write_text(json.dumps({"weight": index["weight"] | {"slices": pieces}}))
-        with pytest.raises(UserError, match=f"parameters.json {problem}; restore it, or set"):
-            read_index(checkpoint)
+@pytest.mark.parametrize(
+    ("file", "place", "value", "problem"),
+    [
+        ("checkpoint.json", ("position", "step"), -1, "position.step: input should be greater"),
+        ("checkpoint.json", ("position", "step"), 1 << 60, "position.step: input should be less"),
+        ("checkpoint.json", ("position", "step"), 1.0, "position.step: input should be a valid"),
+        ("checkpoint.json", ("position", "usual_loss", "variance"), -1.0, "usual_loss.variance"),
+        ("checkpoint.json", ("counters", "global_steps"), "7", "counters.global_steps: input"),
+        ("checkpoint.json", ("counters", "global_steps"), None, "counters.global_steps: input"),
+        ("checkpoint.json", ("frozen_bank", "sha256"), [], "frozen_bank.sha256: input should"),
+        ("checkpoint.json", ("data", "tokenizer"), 3, "data.tokenizer: input should be a valid"),
+        ("parameters.json", ("weight", "step"), -3, "weight.step: input should be greater"),
+        ("parameters.json", ("weight", "shape"), [], "weight.shape: tuple should have at least"),
+        ("parameters.json", ("weight", "states"), "momentum", "weight.states: input should be"),
+        ("parameters.json", ("weight", "dtype"), "bfloat16", "weight.dtype: input should be 'fl"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(
+    checkpoint: Path, file: str, place: tuple[str, ...], value: object, problem: str
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for key in place[:-1]:
+            content = content[key]
+        content[place[-1]] = value
+
+    edit(checkpoint / file, change)
+    with pytest.raises(UserError, match=f"{file} is damaged: .*{problem}.*; restore it, or set"):
+        StoredCheckpoint(checkpoint)
 
 
 @pytest.mark.parametrize(
-    ("shape", "step", "problem"),
+    ("change", "problem"),
     [
-        ((6, 6), 3, "two ranks disagree about the shape or step of 'weight'"),
-        (SHAPE, 4, "two ranks disagree about the shape or step of 'weight'"),
-        (
-            SHAPE,
-            3,
-            "what the ranks wrote does not have all of 'weight': nothing lies at 2 of dimension 0",
-        ),
+        ({"length": 9}, "does not have all of 'weight': nothing lies at element 9 of its part"),
+        ({"file": "rank_00007.safetensors"}, "names rank_00007.safetensors, which COMPLETE does"),
+        ({"file": "checkpoint.json"}, "names 120 bytes of checkpoint.json, which has fewer"),
+    ],
+)
+def test_an_index_with_a_gap_or_a_stranger_is_damaged(
+    checkpoint: Path, change: dict[str, Any], problem: str
+) -> None:
+    (checkpoint / "checkpoint.json").write_text("{}")
+    edit(checkpoint / "COMPLETE", lambda files: files["checkpoint.json"].update(bytes=2))
+    assert read_index(checkpoint)["weight"].step == 3
+    edit(checkpoint / "parameters.json", lambda index: index["weight"]["slices"][0].update(change))
+    with pytest.raises(UserError, match=f"parameters.json {problem}.*; restore it, or set"):
+        read_index(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("block", "change", "problem"),
+    [
+        (Block(0, 2, 6), {"shape": (6, 6)}, "disagree about the shape, step or states of 'weight'"),
+        (Block(0, 2, 6), {"step": 4}, "disagree about the shape, step or states of 'weight'"),
+        (Block(0, 3, 6), {}, "does not have all of 'weight': nothing lies at 2 of dimension 0"),
     ],
 )
 def test_ranks_that_do_not_fit_each_other(
-    tmp_path: Path, shape: tuple[int, int], step: int, problem: str
+    tmp_path: Path, block: Block, change: dict[str, Any], problem: str
 ) -> None:
-    for rank, (size, block, count) in enumerate(
-        ((SHAPE, Block(0, 0, 2), 3), (shape, Block(0, 3, 6), step))
-    ):
-        own = StoredSlice(
-            f"rank_{rank:05d}.safetensors", block, 0, (block.last - block.first) * size[1]
-        )
-        parameters = {"weight": StoredParameter(size, count, (own,))}
-        write_snapshot(
-            Snapshot(rank, parameters, torch.zeros(3 * own.length)), tmp_path, threading.Event()
-        )
+    write_snapshot(slice_of_full(0, Block(0, 0, 2)), tmp_path, threading.Event())
+    write_snapshot(slice_of_full(1, block), tmp_path, threading.Event())
+    sidecar = tmp_path / "rank_00001.written"
+    edit(sidecar, lambda content: content["parameters"]["weight"].update(change))
     with pytest.raises(RuntimeError, match=problem):
-        join_parts(tmp_path, 2, ABOUT, 10, threading.Event())
+        complete(tmp_path, 2, about())
 
 
 def test_what_verify_finds(checkpoint: Path) -> None:
-    verify(checkpoint, True, share=(1, 3))
     file = checkpoint / "rank_00001.safetensors"
     content = file.read_bytes()
+    for share in ((0, 3), (1, 3), (2, 3)):
+        verify(checkpoint, True, share=share)
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    for share in ((0, 3), (1, 3), (2, 3)):  # each hashes a part; one of them has the file
-        if share[0] == _place(checkpoint, file):
-            with pytest.raises(
-                UserError, match=r"rank_00001\.safetensors does not have the SHA-256"
-            ):
-                verify(checkpoint, True, share=share)
-        else:
-            verify(checkpoint, True, share=share)
+    found = []
+    for rank in range(3):  # each hashes a part of the files; one of them has this one
+        try:
+            verify(checkpoint, True, share=(rank, 3))
+        except UserError as error:
+            found.append(str(error))
+    assert len(found) == 1 and f"{file} does not have the SHA-256" in found[0]
     verify(checkpoint, False)
     file.write_bytes(content[:-1])
     size = len(content)
@@ -191,12 +246,6 @@ def test_what_verify_finds(checkpoint: Path) -> None:
         verify(checkpoint, True)
 
 
-def _place(checkpoint: Path, file: Path) -> int:
-    """Which of three ranks hashes the file: the largest come first, those of one size by name."""
-    files = [path for path in checkpoint.iterdir() if path.name != "COMPLETE"]
-    return sorted(files, key=lambda path: (-path.stat().st_size, path.name)).index(file) % 3
-
-
 def test_alone_verify_reads_every_file_and_says_how_far(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,11 +257,26 @@ def test_alone_verify_reads_every_file_and_says_how_far(
     assert set(said) == {"verifying step_00000001: 0.0 of 0.0 GB of this rank"}
     for file in files:
         content = file.read_bytes()
-        for change in (
-            content[:-1] + bytes([content[-1] ^ 1]),
-            bytes([content[0] ^ 1]) + content[1:],
-        ):
-            file.write_bytes(change)
+        for place in (0, -1):
+            changed = bytearray(content)
+            changed[place] ^= 1
+            file.write_bytes(changed)
             with pytest.raises(UserError, match=file.name):
                 verify(checkpoint, True)
         file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '"x"', "[1]", "null", "3", '{"a": "b"}', '{"a": null}', "{}"]
+)
+def test_a_marker_with_nonsense_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "COMPLETE").write_text(content)
+    problem = r"COMPLETE (is damaged: .*|does not name the files.*); restore it"
+    with pytest.raises(UserError, match=problem):
+        read_marker(tmp_path)
+
+
+def test_a_marker_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "COMPLETE").mkdir()
+    with pytest.raises(UserError, match=r"COMPLETE cannot be read \("):
+        read_marker(tmp_path)

@@ -22,7 +22,7 @@ from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.runs.position import Position
+from tests.fabricated_checkpoints import about
 
 RANDOM, FACTORIZED = (
     "attention.variant=synthesizer_random",
@@ -148,7 +148,7 @@ def test_a_resume_at_another_length_is_refused_even_where_other_data_is_allowed(
     def identity(length: int) -> About:
         recipe = ScoreRecipe(seed=0, num_attention_heads=2, sequence_length=length).as_dict()
         keys = {"data.sequence_length": length, "model.position_embedding": "rope"}
-        return About(keys, {}, {"recipe": recipe, "sha256": {}}, Position(), counters={}, layout={})
+        return about(keys=keys, frozen_bank={"recipe": recipe, "sha256": {}})
 
     with pytest.raises(UserError, match="sequence_length=16 but this run has 32"):
         accept_identity("step_1", identity(16), vars(identity(32)), allow_data_change=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.checkpoint.format import About, about_json, read_about
+from pretrain.checkpoint.format import about_json, read_about
 from pretrain.runs.position import MEMORY, TRUSTED_AFTER, Position, RunningStats
+from tests.fabricated_checkpoints import about
 
 
 def after(values: list[float]) -> RunningStats:
@@ -45,6 +46,6 @@ def test_a_position_is_the_same_after_a_file(tmp_path: Path) -> None:
         7,
         392,
     )
-    about = About({}, {}, {}, position, counters={}, layout={})
-    (tmp_path / "checkpoint.json").write_text(about_json(about))
-    assert read_about(tmp_path) == about
+    saved = about(position)
+    (tmp_path / "checkpoint.json").write_text(about_json(saved))
+    assert read_about(tmp_path) == saved
