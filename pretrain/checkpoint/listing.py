@@ -1,22 +1,21 @@
-"""The list of a run's checkpoints and the verification of their files, without ranks, model or torch."""
+"""The list of a run's checkpoints and the verification of their files, without ranks or torch."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.format import About, StoredFile, read_about, read_index, read_marker
-from pretrain.checkpoint.verify import check_hash, check_size
+from pretrain.checkpoint.verify import hash_problems, size_problems
 from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
 
-MOST_THREADS = 16
+THREADS = 16
+"""Number of files hashed at once: nothing else uses the machine's cores for this run."""
 
 
 class State(Enum):
@@ -37,9 +36,13 @@ class Listed:
     """A directory in RUN/checkpoints.
 
     Attributes:
+        path: of the directory.
+        state: what a run may do with the checkpoint.
         bytes: size of all its files on the disk.
         saved: time of completion, or of the last change if incomplete, in seconds since the epoch.
+        about: the content of checkpoint.json; None where it is missing or damaged.
         files: the files that COMPLETE names; empty where COMPLETE is missing or damaged.
+        problems: a sentence for each damaged or missing file.
     """
 
     path: Path
@@ -55,7 +58,13 @@ class Listed:
         """Return whether a run may resume from the checkpoint."""
         return self.state in (State.GOOD, State.UNPROVEN)
 
+    @property
+    def belongs_to_run(self) -> bool:
+        """Return whether a run may resume from the checkpoint, or might before it was damaged."""
+        return self.counts or self.state in (State.DAMAGED, State.UNMARKED)
+
     def as_json(self, now: float) -> dict[str, Any]:
+        """Return the entry of `--json`; `now` is in seconds since the epoch."""
         about = self.about
         return {
             "path": str(self.path),
@@ -72,67 +81,73 @@ class Listed:
 def list_checkpoints(run: Path) -> list[Listed]:
     """List every checkpoint of a run, oldest first; files are checked by their sizes only.
 
-    Raises UserError: there is no such run, or it cannot be read.
+    Raises:
+        UserError: there is no such run, or it cannot be read.
     """
     directory = RunDirectory(run).checkpoints
     if not directory.is_dir():
         raise UserError(f"{run} has no directory {directory.name}; give the directory of a run")
     try:
-        found = [
-            _listed_or_gone(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)
-        ]
-        return [each for each in found if each is not None]
+        found = [_listed_or_gone(path) for path in sorted(directory.iterdir())]
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None
-
-
-def _is_checkpoint(path: Path) -> bool:
-    try:
-        step_of(path.with_name(path.name.partition(".")[0]))
-    except ValueError:
-        return False
-    return path.is_dir()
+    return [each for each in found if each is not None]
 
 
 def _listed_or_gone(path: Path) -> Listed | None:
-    """Return the entry of a checkpoint; None if it is removed meanwhile: a run may be training."""
-    while True:
+    """Return the entry of a checkpoint; None for another file, or if it is removed meanwhile."""
+    try:
+        step_of(path.with_name(path.name.partition(".")[0]))
+    except ValueError:
+        return None
+    while path.is_dir():
         try:
             return _listed(path)
-        except FileNotFoundError:  # also a temporary file that has its name now
-            if not path.is_dir():
-                return None
+        except FileNotFoundError:  # a training removes it, or gives a temporary file its name
+            continue
+    return None
 
 
 def _listed(path: Path) -> Listed:
-    sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     marker = path / MARKER
     saved = (marker if marker.exists() else path).stat().st_mtime
     problems: list[str] = []
-    about, files = None, {}
+    about = None
+    files: dict[str, StoredFile] = {}
     with _noting(problems):
         about = read_about(path)
     if marker.exists():
         with _noting(problems):
             files = read_marker(path)
             read_index(path)
-        for name, expected in files.items():
-            with _noting(problems):
-                check_size(path / name, expected)
+        problems += [_problem(error) for error in size_problems(path, files)]
     state = _state(path, about, bool(problems))
     if state is State.UNMARKED:
         problems.append(f"{marker} is missing, though the other files are there; restore it")
-    unique = tuple(dict.fromkeys(problems))
-    return Listed(path, state, sum(sizes), saved, about, files, unique)
+    return Listed(
+        path=path,
+        state=state,
+        bytes=size,
+        saved=saved,
+        about=about,
+        files=files,
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _problem(error: UserError) -> str:
+    """Return an error's sentence without its remedy, which only concerns training."""
+    return str(error).partition("; ")[0]
 
 
 @contextmanager
 def _noting(problems: list[str]) -> Iterator[None]:
-    """Add an error that is raised inside to `problems`, without its remedy, which only concerns training."""
+    """Add an error that is raised inside to `problems`."""
     try:
         yield
     except UserError as error:
-        problems.append(str(error).partition("; ")[0])
+        problems.append(_problem(error))
 
 
 def _state(path: Path, about: About | None, has_problems: bool) -> State:
@@ -147,33 +162,26 @@ def _state(path: Path, about: About | None, has_problems: bool) -> State:
     return State.GOOD if (path / GOOD).exists() else State.UNPROVEN
 
 
-def verify_all(
-    checkpoints: list[Listed], progress: Callable[[int], None]
-) -> Iterator[tuple[Listed, tuple[str, ...]]]:
-    """Hash every file of each checkpoint, many files at once.
+def verified(checkpoint: Listed, say: Callable[[str], None]) -> Listed | None:
+    """Hash every file of a checkpoint; None if a training has removed it meanwhile.
 
-    `progress`: called with the number of bytes of each chunk, on any thread. Yields (checkpoint, a sentence
-    for each damaged or missing file).
+    Args:
+        checkpoint: as `list_checkpoints` returns it.
+        say: called with a line on the progress every few seconds.
     """
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-        for checkpoint in checkpoints:
-            problems: list[str] = []
-            hashing = [
-                pool.submit(check_hash, checkpoint.path / name, file, progress)
-                for name, file in checkpoint.files.items()
-                if _has_size(checkpoint.path / name, file)  # else it is among the problems already
-            ]
-            for future in hashing:
-                with _noting(problems):
-                    future.result()
-            if checkpoint.path.is_dir():  # else a training has removed it meanwhile
-                yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(problems)]))
-
-
-def _has_size(file: Path, expected: StoredFile) -> bool:
-    with suppress(OSError):
-        return file.stat().st_size == expected.bytes
-    return False
+    path = checkpoint.path
+    files = {
+        name: file
+        for name, file in checkpoint.files.items()
+        if not any(size_problems(path, {name: file}))  # which is among the problems already
+    }
+    found = [_problem(error) for error in hash_problems(path, files, say, THREADS)]
+    if not path.is_dir():
+        return None
+    problems = tuple(dict.fromkeys([*checkpoint.problems, *found]))
+    return replace(
+        checkpoint, problems=problems, state=State.DAMAGED if problems else checkpoint.state
+    )
 
 
 def age_text(seconds: float) -> str:
@@ -189,5 +197,6 @@ def layout_text(layout: dict[str, Any]) -> str:
     ranks = layout.get("world_size")
     return (
         f"{ranks} rank{'' if ranks == 1 else 's'}: TP {layout.get('tensor_model_parallel_size')} x "
-        f"DP {layout.get('data_parallel_size')}, ZeRO {layout.get('zero_stage')}, {layout.get('dtype')}"
+        f"DP {layout.get('data_parallel_size')}, ZeRO {layout.get('zero_stage')}, "
+        f"{layout.get('dtype')}"
     )

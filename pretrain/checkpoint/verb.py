@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,8 @@ import typer
 if TYPE_CHECKING:
     from pretrain.checkpoint.listing import Listed
 
-MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
+MIN_WIDTH = 120
+"""So that a table in a log is not folded at 80 columns."""
 
 checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
 
@@ -43,10 +45,9 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
         return
     _print_table(checkpoints)
     for each in checkpoints:
-        for problem in (
-            each.problems if each.counts or each.state.name in ("DAMAGED", "UNMARKED") else ()
-        ):
-            typer.echo(problem)
+        if each.belongs_to_run:
+            for problem in each.problems:
+                typer.echo(problem)
 
 
 @checkpoint.command()
@@ -57,37 +58,24 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 
     Example: python -m pretrain checkpoint verify runs/demo
     """
-    from dataclasses import replace
+    from pretrain.checkpoint.listing import list_checkpoints, verified
+    from pretrain.reporting.text import byte_count
 
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
-
-    of_a_run = (State.DAMAGED, State.UNMARKED)
-    checkpoints = [each for each in list_checkpoints(run) if each.counts or each.state in of_a_run]
-    total = sum(file.bytes for each in checkpoints for file in each.files.values())
-    verified = []
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
-        for each, problems in verify_all(checkpoints, lambda count: bar.advance(task, count)):
-            state = State.DAMAGED if problems else each.state
-            verified.append(replace(each, state=state, problems=problems))
+    say = partial(typer.echo, err=True)
+    listed = [each for each in list_checkpoints(run) if each.belongs_to_run]
+    judged = [found for each in listed if (found := verified(each, say)) is not None]
     if as_json:
-        _print_json(verified)
+        _print_json(judged)
     else:
-        _print_verdicts(run, verified)
-    raise typer.Exit(1 if any(each.problems for each in verified) else 0)
+        for each in judged:
+            size = byte_count(sum(file.bytes for file in each.files.values()))
+            verdict = "damaged" if each.problems else f"whole, {each.state.value}"
+            typer.echo(f"{each.path.name}: {len(each.files)} files, {size}: {verdict}")
+            for problem in each.problems:
+                typer.echo(f"  {problem}")
+        if not judged:
+            typer.echo(f"{run} has no complete checkpoint")
+    raise typer.Exit(1 if any(each.problems for each in judged) else 0)
 
 
 def _print_json(checkpoints: Sequence[Listed]) -> None:
@@ -114,16 +102,3 @@ def _print_table(checkpoints: Sequence[Listed]) -> None:
     width = get_terminal_size((MIN_WIDTH, 24)).columns
     width = width if sys.stdout.isatty() else max(MIN_WIDTH, width)
     Console(width=width, highlight=False, markup=False).print(table)
-
-
-def _print_verdicts(run: Path, verified: Sequence[Listed]) -> None:
-    from pretrain.reporting.text import byte_count
-
-    for each in verified:
-        size = byte_count(sum(file.bytes for file in each.files.values()))
-        verdict = "damaged" if each.problems else f"whole, {each.state.value}"
-        typer.echo(f"{each.path.name}: {len(each.files)} files, {size}: {verdict}")
-        for problem in each.problems:
-            typer.echo(f"  {problem}")
-    if not verified:
-        typer.echo(f"{run} has no complete checkpoint")

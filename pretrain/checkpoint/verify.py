@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.io.files import hash_file
 from pretrain.checkpoint.format import (
     ABOUT,
+    DamagedCheckpoint,
     StoredFile,
     damaged,
     read_about,
@@ -20,8 +22,10 @@ from pretrain.checkpoint.format import (
 from pretrain.runs.directory import step_of
 
 THREADS = 4
-"""Number of files hashed at once in one process: SHA-256 of one file is slower than most file systems."""
+"""Number of files hashed at once in a process: SHA-256 of one is slower than most file systems."""
 SECONDS_BETWEEN_LINES = 10.0
+
+Files = Mapping[str, StoredFile]
 
 
 def verify(
@@ -32,61 +36,81 @@ def verify(
 ) -> None:
     """Check every file that COMPLETE names.
 
-    `by_hash`: read and hash the files; else only their sizes are checked. `share`: (rank, number of ranks):
-    each rank hashes its own part of the files, and checks all sizes.
+    Args:
+        checkpoint: its directory.
+        by_hash: read and hash the files; else only their sizes are checked.
+        share: (rank, number of ranks): each rank hashes its own part of the files, and checks all
+            sizes.
+        say: called with a line on the progress every few seconds.
 
-    Raises UserError: names the first file that is missing, of another size, unreadable or of another content.
+    Raises:
+        UserError: names the first file that is missing, of another size, unreadable or of another
+            content.
     """
     files = read_marker(checkpoint)
-    for name, expected in files.items():
-        check_size(checkpoint / name, expected)
+    for problem in size_problems(checkpoint, files):
+        raise problem
     step = read_about(checkpoint).position.step
     if step != step_of(checkpoint):
         raise damaged(checkpoint / ABOUT, f"is of step {step}")
-    if not by_hash:
-        return
-    rank, size = share
-    largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
-    own = {name: files[name] for name in largest_first[rank::size]}
-    total, done, last_line = sum(file.bytes for file in own.values()), 0, time.monotonic()
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        hashing = {
-            name: pool.submit(check_hash, checkpoint / name, file) for name, file in own.items()
-        }
-        for name, future in hashing.items():
-            if future.exception() is not None:
-                pool.shutdown(cancel_futures=True)
-            future.result()
-            done += own[name].bytes
+    if by_hash:
+        rank, ranks = share
+        largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
+        own = {name: files[name] for name in largest_first[rank::ranks]}
+        for problem in hash_problems(checkpoint, own, say):
+            raise problem
+
+
+def size_problems(checkpoint: Path, files: Files) -> Iterator[DamagedCheckpoint]:
+    """Yield an error for each file that is missing, unreadable, or of another size.
+
+    Args:
+        checkpoint: its directory.
+        files: {name: what was saved}.
+    """
+    for name, expected in files.items():
+        file = checkpoint / name
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            yield damaged(file, "is missing")
+        except OSError as error:
+            yield unreadable(file, error)
+        else:
+            if size != expected.bytes:
+                yield damaged(file, f"is {size} bytes, but was saved with {expected.bytes} bytes")
+
+
+def hash_problems(
+    checkpoint: Path, files: Files, say: Callable[[str], None], threads: int = THREADS
+) -> Iterator[DamagedCheckpoint]:
+    """Yield an error for each file that cannot be read or has another content, many files at once.
+
+    Args:
+        checkpoint: its directory.
+        files: {name: what was saved}.
+        say: called with a line on the progress every few seconds.
+        threads: most files hashed at once.
+    """
+    total = sum(file.bytes for file in files.values())
+    done = 0
+    last_line = time.monotonic()
+    with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
+        problems = pool.map(partial(_hash_problem, checkpoint), files, files.values())
+        for file, problem in zip(files.values(), problems, strict=True):
+            if problem is not None:
+                yield problem
+            done += file.bytes
             if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
-                say(
-                    f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank"
-                )
+                say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
 
-def check_size(file: Path, expected: StoredFile) -> None:
-    """Check a file's size. Raises UserError: the file is missing, unreadable, or of another size."""
+def _hash_problem(checkpoint: Path, name: str, expected: StoredFile) -> DamagedCheckpoint | None:
+    file = checkpoint / name
     try:
-        size = file.stat().st_size
-    except FileNotFoundError:
-        raise damaged(file, "is missing") from None
+        if hash_file(file) == expected.sha256:
+            return None
     except OSError as error:
-        raise unreadable(file, error) from None
-    if size != expected.bytes:
-        raise damaged(file, f"is {size} bytes, but was saved with {expected.bytes} bytes")
-
-
-def check_hash(
-    file: Path, expected: StoredFile, progress: Callable[[int], None] | None = None
-) -> None:
-    """Check a file's SHA-256; `progress` is called with the bytes of every chunk.
-
-    Raises UserError: the file cannot be read, or has another content.
-    """
-    try:
-        digest = hash_file(file, progress=progress)
-    except OSError as error:
-        raise unreadable(file, error) from None
-    if digest != expected.sha256:
-        raise damaged(file, "does not have the SHA-256 that it was saved with")
+        return unreadable(file, error)
+    return damaged(file, "does not have the SHA-256 that it was saved with")

@@ -6,7 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from pretrain.checkpoint.listing import list_checkpoints, verify_all
+from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.runs.directory import MARKER, RunDirectory
 
 
@@ -28,7 +28,8 @@ def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
     training.start()
     try:
         for _ in range(60):
-            list(verify_all(list_checkpoints(tmp_path), lambda count: None))
+            for each in list_checkpoints(tmp_path):
+                verified(each, print)
     finally:
         ended.set()
         training.join()
