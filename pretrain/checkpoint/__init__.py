@@ -1,6 +1,7 @@
-"""Saving a run so that it resumes exactly where it stopped, on the same number of ranks or another one.
+"""Saving a run so that it resumes exactly where it stopped, on any number of ranks.
 
-checkpoints     the checkpoints of a run: save, commit, keep the last few; errors that end all ranks
+checkpoints     the checkpoints of a run: save, commit, keep the last few; errors that end all
+                ranks
 saving          one rank's save, on a thread in the background of training
 resuming        the newest checkpoint, verified, as the start of a run
 branching       a trunk's checkpoints that a branch may start from; what the branch keeps of the trunk
@@ -12,5 +13,6 @@ slices          this rank's slices in the optimizer (DeepSpeed's internals)
 verify          sizes and SHA-256 of the files
 listing         a run's checkpoints and their states, without torch
 verb            `python -m pretrain checkpoint list|verify`
-identity        settings, data and bank that make a checkpoint the run's own; the layout that wrote it
+identity        settings, data and bank that make a checkpoint the run's own; the layout that
+                wrote it
 """

@@ -1,10 +1,11 @@
 """The blocks of logical parameters that a tensor-parallel rank holds.
 
-A logical parameter is the whole tensor as one process without parallelism would hold it. A tensor-parallel
-rank holds one block of that tensor, from `first` up to `last` along one dimension; a parameter replicated
-over tensor-parallel ranks is one block, the whole. Where only some heads are frozen, ranks hold unequal
-numbers of trainable heads and of the frozen heads' adapters, or none. A tensor of several parts, such as the
-queries and keys of trainable heads, is as many logical parameters.
+A logical parameter is the whole tensor as one process without parallelism would hold it. A
+tensor-parallel rank holds one block of that tensor, from `first` up to `last` along one dimension;
+a parameter replicated over tensor-parallel ranks is one block, the whole. Where only some heads are
+frozen, ranks hold unequal numbers of trainable heads and of the frozen heads' adapters, or none. A
+tensor of several parts, such as the queries and keys of trainable heads, is as many logical
+parameters.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from pretrain.checkpoint.format import Block
 
 @dataclass(frozen=True)
 class Part:
-    """A block of the logical parameter `name`, held by this rank.
+    """A block of a logical parameter, held by this rank.
 
-    `start`: index of the block's first element in this rank's flattened parameter.
+    Attributes:
+        name: of the logical parameter.
+        shape: of the whole logical parameter.
+        block: what this rank has of it.
+        start: index of the block's first element in this rank's flattened parameter.
+        replicated: every tensor-parallel rank has the same.
     """
 
     name: str
@@ -32,11 +38,18 @@ class Part:
 
     @property
     def numel(self) -> int:
+        """Return the number of elements that this rank has."""
         return math.prod(self.block.shape(self.shape))
 
 
 def parts_of_rank(inventory: Iterable[Tensor], rank: int, size: int) -> dict[str, tuple[Part, ...]]:
-    """Return {parameter's name: its parts} for tensor-parallel rank `rank` of `size`."""
+    """Return {parameter's name: its parts} for a tensor-parallel rank.
+
+    Args:
+        inventory: the whole model's tensors.
+        rank: the tensor-parallel rank.
+        size: number of tensor-parallel ranks.
+    """
     return {tensor.name: tuple(_parts(tensor, rank, size)) for tensor in inventory if tensor.trains}
 
 
@@ -45,17 +58,26 @@ def overlaps(
 ) -> Iterator[tuple[Part, int, int, int]]:
     """Split elements [start, start + length) of this rank's flattened parameter by its parts.
 
-    Yields (part, offset in the part's flattened block, offset in the range, number of elements).
+    Args:
+        start: first element.
+        length: number of elements.
+        parts: of the parameter, from `parts_of_rank`.
+
+    Yields:
+        (part, offset in the part's flattened block, offset in the range, number of elements).
     """
     for part in parts:
-        first, last = max(start, part.start), min(start + length, part.start + part.numel)
+        first = max(start, part.start)
+        last = min(start + length, part.start + part.numel)
         if first < last:
             yield part, first - part.start, first - start, last - first
 
 
 def _parts(tensor: Tensor, rank: int, size: int) -> Iterator[Part]:
     """Yield the parts of a parameter that are not empty."""
-    replicated, dim, start = size == 1 or tensor.cut is None, tensor.cut or 0, 0
+    replicated = size == 1 or tensor.cut is None
+    dim = tensor.cut or 0
+    start = 0
     for name, length in _logical(tensor):
         shape = (*tensor.shape[:dim], length, *tensor.shape[dim + 1 :])
         block = Block.whole(shape)

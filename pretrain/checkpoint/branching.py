@@ -1,7 +1,8 @@
 """The start of a branch (`schedule.branch_from`): a checkpoint of its trunk, which is only read.
 
-Up to that checkpoint the trunk has trained what the branch would have: the same identity (`identity`), the
-same values of the keys whose record says `trunk`, and in every step the learning rate of the branch.
+Up to that checkpoint the trunk has trained what the branch would have: the same identity
+(`identity`), the same values of the keys whose record says `trunk`, and in every step the learning
+rate of the branch.
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ from pretrain.runs.tags import LEARNING_RATE, METRICS
 
 
 def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
-    """Return the trunk's complete checkpoints that the run may start from, newest first; refuse if none."""
+    """Return the trunk's complete checkpoints that the run may start from, newest first.
+
+    Args:
+        config: of the run that branches off.
+        trunk: the run that it branches off from.
+
+    Raises:
+        UserError: the trunk has none, or had another value of a key that decides about its steps.
+    """
     _check_keys(config, trunk)
-    last, complete = _last_common_step(config, trunk), trunk.complete_checkpoints()
+    last = _last_common_step(config, trunk)
+    complete = trunk.complete_checkpoints()
     points = [path for path in complete if step_of(path) <= last]
     if not points:
         there = ", ".join(str(step_of(path)) for path in reversed(complete)) or "none"
         raise UserError(
-            f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, after which "
-            f"its learning rates are not this run's (complete: {there}); train it with a checkpoint.every "
-            "and checkpoint.keep_last that leave one there"
+            f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, after "
+            f"which its learning rates are not this run's (complete: {there}); train it with a "
+            "checkpoint.every and checkpoint.keep_last that leave one there"
         )
     return points
 
@@ -54,7 +64,7 @@ def _check_keys(config: Config, trunk: RunDirectory) -> None:
 
 
 def _last_common_step(config: Config, trunk: RunDirectory) -> int:
-    """Return the last step before this run's decay up to which the trunk had the same learning rates."""
+    """Return the last step before this run's decay up to which the trunk had its learning rates."""
     total, phases = config.total_steps, config.phases
     last = min(last_stable_step(config.schedule, total), total - 1)
     for record in read_metrics(trunk.metrics):
@@ -72,14 +82,28 @@ def _last_common_step(config: Config, trunk: RunDirectory) -> int:
 
 
 def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
-    """Return where a branch comes from, for environment.json: run, step, and the commit that trained it."""
+    """Return where a branch comes from, for environment.json.
+
+    Args:
+        trunk: the run that it branches off from.
+        step: of the checkpoint that it starts from.
+
+    Returns:
+        The trunk's directory, the step, and the commit that trained it.
+    """
     segments = _facts(trunk.environment).get("segments", [])
     *_, segment = ({}, *(each for each in segments if each["first_step"] <= step))
     return {"run": str(trunk.path), "step": step, "git_commit": segment.get("git_commit")}
 
 
 def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:
-    """Begin the run's metrics.jsonl with the trunk's records up to `step`, without what was measured."""
+    """Begin the run's metrics.jsonl with the trunk's records, without what was measured.
+
+    Args:
+        trunk: the run that the records are of.
+        run: the run that gets them.
+        step: of the last record.
+    """
     measured = {metric.tag for metric in METRICS if metric.measured}
     records = itertools.takewhile(
         lambda record: record["step"] <= step, read_metrics(trunk.metrics)

@@ -1,10 +1,12 @@
 """The checkpoints of a run: saving them in the background of training, and keeping the last few.
 
-A checkpoint counts only once it has the marker COMPLETE, which names every file with its size and SHA-256.
-A checkpoint is known good once a loss of its weights was finite: the next step's, or a validation's.
+A checkpoint counts only once it has the marker COMPLETE, which names every file with its size and
+SHA-256. A checkpoint is known good once a loss of its weights was finite: the next step's, or a
+validation's.
 
-At most one save is in progress. Finishing a save takes no collective: every rank watches its own thread
-(`saving`), and rank 0's thread writes the marker. Where all ranks must know the outcome, they call `wait`.
+At most one save is in progress. Finishing a save takes no collective: every rank watches its own
+thread (`saving`), and rank 0's thread writes the marker. Where all ranks must know the outcome, they
+call `wait`.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ from pretrain.telemetry.records import SaveSeconds
 class DeferredError:
     """The first error of this rank for which all must end, such as a full disk or a lost lock.
 
-    A rank that raised at once would leave the others blocked in their next collective. It records the error
-    instead, and all ranks raise it together at the next point where they synchronise anyway.
+    A rank that raised at once would leave the others blocked in their next collective. It records
+    the error instead, and all ranks raise it together at the next point where they synchronise
+    anyway.
+
+    Args:
+        device: for collectives.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,6 +59,7 @@ class DeferredError:
 
     @property
     def recorded(self) -> bool:
+        """Return whether this rank has an error."""
         return self._sentence is not None
 
     def record(self, sentence: str) -> None:
@@ -63,8 +70,10 @@ class DeferredError:
     def recording(self, place: Path) -> Iterator[None]:
         """Record an OSError raised inside, in place of raising it.
 
-        No collective may be called inside: a rank whose write fails leaves the block early. `place`: named in
-        the sentence if the error does not name a file.
+        No collective may be called inside: a rank whose write fails leaves the block early.
+
+        Args:
+            place: named in the sentence if the error does not name a file.
         """
         try:
             yield
@@ -76,7 +85,11 @@ class DeferredError:
         return agree([float(self.recorded)], self._device)[0] > 0
 
     def raise_together(self) -> NoReturn:
-        """Raise the first rank's error on all ranks, which know already that there is one (collective)."""
+        """Raise one error on all ranks, which know already that there is one (collective).
+
+        Raises:
+            UserError: of the first rank that has one.
+        """
         sentences: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(sentences, self._sentence)
         raise UserError(next(sentence for sentence in sentences if sentence is not None))
@@ -89,7 +102,15 @@ WORTH_SAYING = 0.1
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Args:
+        resolved: the configuration and its layout.
+        context: this rank's place in the layout.
+        identity: as `run_identity` returns it.
+        resumed: the run's own checkpoint that it resumes from, if any.
+        errors: takes what all ranks must end for.
+    """
 
     def __init__(
         self,
@@ -125,14 +146,21 @@ class Checkpoints:
     def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
         """Begin to write a checkpoint, once the previous save is done (collective); see `commit`.
 
-        `in_background`: return once this rank's values are copied; else once its file is written. Returns a
-        sentence for the user if training had to wait for the previous save. Raises UserError: on every rank,
-        if a rank could not write the previous checkpoint or begin this one.
+        Args:
+            engine: a deepspeed.DeepSpeedEngine.
+            position: progress of the run.
+            in_background: return once this rank's values are copied; else once its file is written.
+
+        Returns:
+            A sentence for the user if training had to wait for the previous save.
+
+        Raises:
+            UserError: on every rank, if a rank could not write the previous checkpoint or begin this
+                one.
         """
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
         waited = self.wait()
-
         if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
             with self.errors.recording(path):
                 shutil.rmtree(path)
@@ -146,12 +174,12 @@ class Checkpoints:
             layout=self._layout.as_dict(),
         )
         self._saving = Saving(
-            path,
-            snapshot,
-            about if self.context.is_first else None,
-            self.context.world_size,
-            self._timeout,
-            self._on_complete,
+            path=path,
+            snapshot=snapshot,
+            about=about if self.context.is_first else None,
+            world_size=self.context.world_size,
+            timeout=self._timeout,
+            when_complete=self._on_complete,
         )
         if not in_background:
             self._saving.wait_for_own_part()
@@ -162,16 +190,22 @@ class Checkpoints:
             return None
         self._said_waiting = True
         return (
-            f"the checkpoint of step {position.step} waited {waited:.1f} s for the one before, which was "
-            f"still being written; raise checkpoint.every ({CHECKPOINT_STALL_SECONDS.tag} has every wait)"
+            f"the checkpoint of step {position.step} waited {waited:.1f} s for the one before, which "
+            "was still being written; raise checkpoint.every "
+            f"({CHECKPOINT_STALL_SECONDS.tag} has every wait)"
         )
 
     def commit(self, good: bool) -> None:
         """Let the checkpoint of the last `save` count once it is complete.
 
-        A checkpoint that is not saved in the background is complete when this returns. `good`: the checkpoint
-        is known good already. Raises UserError: on every rank, if a save that is not in the background failed
-        (collective then).
+        A checkpoint that is not saved in the background is complete when this returns (collective
+        then).
+
+        Args:
+            good: the checkpoint is known good already.
+
+        Raises:
+            UserError: on every rank, if a save that is not in the background failed.
         """
         assert self._saving is not None
         self._not_yet_good = None if good else self._saving.path
@@ -182,8 +216,11 @@ class Checkpoints:
     def wait(self) -> float:
         """Wait until no rank has a save in progress (collective).
 
-        Returns seconds for which this rank's save was still in progress. Raises UserError: on every rank, if
-        a rank could not write; the checkpoint's files are removed.
+        Returns:
+            Seconds for which this rank's save was still in progress.
+
+        Raises:
+            UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
         """
         path = None if self._saving is None else self._saving.path
         waited, someone_failed = self._wait_for_all()
@@ -216,9 +253,12 @@ class Checkpoints:
     def end(self, abandoned: bool) -> None:
         """Finish or discard the save in progress before the run exits (collective).
 
-        A save that has been committed is finished. One that has not is discarded with its files. Write errors
-        are recorded in `self.errors` and not raised here. `abandoned`: discard the save even if committed,
-        and leave its files: the directory now belongs to another run.
+        A save that has been committed is finished. One that has not is discarded with its files.
+        Write errors are recorded in `self.errors` and not raised here.
+
+        Args:
+            abandoned: discard the save even if committed, and leave its files: the directory now
+                belongs to another run.
         """
         path = None if self._saving is None else self._saving.path
         if self._saving is not None and (abandoned or not self._saving.may_count):
@@ -229,10 +269,11 @@ class Checkpoints:
     def _wait_for_all(self) -> tuple[float, bool]:
         """Wait until no save is in progress or one has failed (collective).
 
-        Waiting ranks exchange a message every few seconds, so that no collective has to wait for a disk.
-        Returns seconds for which this rank's save was in progress; whether a rank could not write.
+        Waiting ranks exchange a message every few seconds, so that no collective has to wait for a
+        disk. Returns (seconds for which this rank's save was in progress, a rank could not write).
         """
-        started, waited = time.perf_counter(), 0.0
+        started = time.perf_counter()
+        waited = 0.0
         while True:
             if self._saving is not None and self._saving.running:
                 self._saving.join(min(LONGEST_SILENCE, self._timeout / 4))
@@ -262,7 +303,8 @@ class Checkpoints:
     def close(self, wait: bool) -> None:
         """End this rank's part in a save in progress.
 
-        `wait`: let a committed save finish first, which needs the other ranks to do the same.
+        Args:
+            wait: let a committed save finish first, which needs the other ranks to do the same.
         """
         if self._saving is not None:
             if wait:
@@ -300,8 +342,10 @@ class Checkpoints:
     def tidy(self) -> list[str]:
         """Put away what a killed run has left (rank 0, before any save).
 
-        A checkpoint without its marker is removed only if its files were not all written. Returns a line for
-        the user for each such checkpoint.
+        A checkpoint without its marker is removed only if its files were not all written.
+
+        Returns:
+            A line for the user for each such checkpoint.
         """
         lines = []
         for path in self.run.unfinished_checkpoints():
@@ -357,8 +401,8 @@ class Checkpoints:
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).
 
-        A kill between writing a checkpoint's marker and this leaves an older name there, so a resume writes
-        the name again.
+        A kill between writing a checkpoint's marker and this leaves an older name there, so a resume
+        writes the name again.
         """
         if newest is not None:
             write_text_atomically(self.run.latest, newest.name + "\n")

@@ -25,7 +25,7 @@ from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 
 DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
-"""Settings that make other samples of the same data; data.allow_change lets them change too."""
+"""Settings that make other samples of the same data; data.allow_change lets them change."""
 
 _DEFAULTS: dict[str, Any] = {
     **{f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES},
@@ -37,8 +37,8 @@ _DEFAULTS: dict[str, Any] = {
 def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     """Return all that must be equal for a resume to continue the same run, as JSON.
 
-    The layout over ranks is not a part of the identity. The digests of the frozen bank (`bank_digests`) are
-    still missing: they are known once the model is built.
+    The layout over ranks is not a part of the identity. The digests of the frozen bank
+    (`bank_digests`) are still missing: they are known once the model is built.
 
     Args:
         config: the run's configuration.
@@ -70,20 +70,28 @@ def accept_identity(
 ) -> list[str]:
     """Refuse to resume from another run's checkpoint.
 
-    `live`: this run's `run_identity`; the bank's digests are compared later (`check_bank`). Returns the
-    accepted differences of the data, as clauses. Raises UserError: names all differences of the data, or the
-    first setting that differs, or the difference of the frozen bank's recipe.
+    Args:
+        checkpoint: named in refusals.
+        saved: content of its checkpoint.json.
+        live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
+        allow_data_change: other data are accepted, but for another tokenizer.
+
+    Returns:
+        The accepted differences of the data, as clauses.
+
+    Raises:
+        UserError: names all differences of the data, or the first setting that differs, or the
+            difference of the frozen bank's recipe.
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)
-        if key not in saved.keys and value in (None, _DEFAULTS.get(key)):  # the key is younger
-            continue
-        if was == value or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
-            continue
-        raise UserError(
-            f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set it back, or "
-            "choose another run.name to start afresh"
-        )
+        younger = key not in saved.keys and value in (None, _DEFAULTS.get(key))
+        data_key = key in DATA_KEYS and not _fixed_by_weights(key, saved)
+        if was != value and not younger and not data_key:
+            raise UserError(
+                f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set "
+                "it back, or choose another run.name to start afresh"
+            )
     changes = [
         f"{key} is {live['keys'][key]}, was {saved.keys.get(key)}"
         for key in DATA_KEYS
@@ -92,20 +100,20 @@ def accept_identity(
     changes += data_changes(saved.data, live["data"])
     if saved.data["tokenizer"] != live["data"]["tokenizer"]:
         raise UserError(
-            f"checkpoint {checkpoint} was trained on ids of another tokenizer, which mean other text here; "
-            "restore the shards, or choose another run.name to start afresh"
+            f"checkpoint {checkpoint} was trained on ids of another tokenizer, which mean other text "
+            "here; restore the shards, or choose another run.name to start afresh"
         )
     if changes and not allow_data_change:
         raise UserError(
-            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards "
-            "and settings, or set data.allow_change=true to go on with what there is now"
+            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the "
+            "shards and settings, or set data.allow_change=true to go on with what there is now"
         )
     _check_recipe(checkpoint, saved.frozen_bank, live["frozen_bank"])
     return changes
 
 
 def _fixed_by_weights(key: str, saved: About) -> bool:
-    """Return whether a weight's shape depends on the key: learned positions have sequence_length rows."""
+    """Return whether a weight's shape depends on the key, as that of learned positions does."""
     if key != "data.sequence_length":
         return False
     learned_scores = key.removeprefix("data.") in (saved.frozen_bank["recipe"] or {})
@@ -113,27 +121,36 @@ def _fixed_by_weights(key: str, saved: About) -> bool:
 
 
 def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    """Compare two `frozen_bank` entries of `run_identity`. Raises UserError: they differ."""
+    """Compare two `frozen_bank` entries of `run_identity`.
+
+    Args:
+        checkpoint: named in refusals.
+        saved: of the checkpoint.
+        live: of this run.
+
+    Raises:
+        UserError: they differ.
+    """
     _check_recipe(checkpoint, saved, live)
     differing = [
         key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest
     ]
     if differing or len(saved["sha256"]) != len(live["sha256"]):
         raise UserError(
-            f"frozen digest mismatch at {differing[0] if differing else 'its layers'}: the bank regenerated "
-            f"here is not the one checkpoint {checkpoint} was trained with, though the recipe is the same; "
-            "use the versions in the run's environment.json"
+            f"frozen digest mismatch at {differing[0] if differing else 'its layers'}: the bank "
+            f"regenerated here is not the one checkpoint {checkpoint} was trained with, though the "
+            "recipe is the same; use the versions in the run's environment.json"
         )
 
 
 def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    recipes = saved["recipe"] or {}, live["recipe"] or {}
-    for key in sorted(recipes[0].keys() | recipes[1].keys()):
-        if recipes[0].get(key) != recipes[1].get(key):
+    was, now = ((bank["recipe"] or {}) for bank in (saved, live))
+    for key in sorted(was.keys() | now.keys()):
+        if was.get(key) != now.get(key):
             raise UserError(
                 f"frozen digest mismatch: checkpoint {checkpoint} has a Query/Key bank with "
-                f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
-                "set attention.seed (or run.seed) and the attention section back"
+                f"{key}={was.get(key)} but this run regenerates it with {key}={now.get(key)}; set "
+                "attention.seed (or run.seed) and the attention section back"
             )
 
 
@@ -162,7 +179,12 @@ _NAMES = {
 
 
 def layout_line(changes: list[Change], dropout: float) -> str:
-    """Return one line that names the changes of the layout, and their consequence."""
+    """Return one line that names the changes of the layout, and their consequence.
+
+    Args:
+        changes: from the layout that wrote the checkpoint.
+        dropout: model.dropout.
+    """
     differences = ", ".join(
         f"{_NAMES.get(change.key, change.key)} {_word(change.was)} -> {_word(change.value)}"
         for change in changes
@@ -182,7 +204,12 @@ def _word(value: Any) -> str:
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     """Return the SHA-256 of the live frozen bank for every (layer, role), on any layout (collective).
 
-    Raises UserError: on every rank, if two ranks hold different banks.
+    Args:
+        model: with the bank in its buffers.
+        context: this rank's place in the layout.
+
+    Raises:
+        UserError: on every rank, if two ranks hold different banks.
     """
     own: dict[tuple[int, str], dict[int, str]] = {}
     for _, layer in frozen_layers(model):

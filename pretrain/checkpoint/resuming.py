@@ -42,8 +42,13 @@ T = TypeVar("T")
 class Start:
     """The start of a run.
 
-    `checkpoint`: the checkpoint to resume from; None: start at step 0. `trunk`: the run that the checkpoint
-    belongs to, if this run begins as its branch.
+    Attributes:
+        checkpoint: the checkpoint to resume from; None: start at step 0.
+        state: its content, for this rank.
+        about: content of its checkpoint.json.
+        trunk: the run that the checkpoint belongs to, if this run begins as its branch.
+        layout_changes: from the layout that wrote the checkpoint.
+        notes: lines for the user.
     """
 
     checkpoint: Path | None = None
@@ -55,15 +60,21 @@ class Start:
 
     @property
     def position(self) -> Position:
+        """Return the progress of the run that the checkpoint has."""
         return self.about.position if self.about is not None else Position()
 
 
 def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str, Any]) -> Start:
-    """Find the newest checkpoint and verify it: the run's own or, without one, its trunk's (collective).
+    """Find the newest checkpoint, the run's own or its trunk's, and verify it (collective).
 
-    `identity`: this run's `run_identity`; its bank is not compared here (see `check_bank`). Raises UserError:
-    on every rank: ranks see different checkpoints, or the newest one is damaged, of another model or of other
-    data.
+    Args:
+        resolved: the configuration and its layout.
+        context: this rank's place in the layout.
+        identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
+
+    Raises:
+        UserError: on every rank: ranks see different checkpoints, or the newest one is damaged, of
+            another model or of other data.
     """
     config = resolved.config
     section = config.checkpoint
@@ -112,7 +123,7 @@ def _newest_whole(
 def _newest_of_trunk(
     config: Config, context: ParallelContext, trunk: RunDirectory
 ) -> tuple[Path, list[str]]:
-    """Return the newest undamaged checkpoint that a branch may start from, and a note on each damaged one."""
+    """Return the newest undamaged checkpoint for a branch, and a note on each damaged one."""
     points = together(partial(branch_points, config, trunk))
     remedy = "make schedule.branch_from visible and identical on every node, and start again"
     require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
@@ -130,9 +141,10 @@ def _newest_of_trunk(
 
 def _verify(checkpoint: Path, section: CheckpointSection, context: ParallelContext) -> None:
     """Check a checkpoint's files, each rank its share (collective)."""
-    by_hash, share = section.verify == "full", (context.rank, context.world_size)
+    by_hash = section.verify == "full"
+    share = (context.rank, context.world_size)
     say = partial(print, flush=True) if context.is_first else lambda line: None
-    together(partial(verify, checkpoint, by_hash, share, say))
+    together(lambda: verify(checkpoint, by_hash, share, say))
 
 
 def _check_permissions(run: RunDirectory) -> None:
@@ -145,7 +157,7 @@ def _check_permissions(run: RunDirectory) -> None:
 def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
     """Refuse to go back behind a checkpoint that was complete once: the records since would be cut.
 
-    Returns a note for the user with `fall_back` and a checkpoint before it to go on from.
+    With `fall_back`, and a checkpoint before it to go on from, that is a note for the user.
     """
     named = run.named_latest()
     if named is not None and (newest is None or step_of(named) > step_of(newest)):
@@ -164,7 +176,7 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
 
 
 def _was_saved(run: RunDirectory) -> bool:
-    """Return whether the records tell of a checkpoint that was complete; the last save may be killed."""
+    """Return whether the records tell of a complete checkpoint; the last save may have been killed."""
     if not run.metrics.is_file() or run.withdrawn_checkpoints():
         return False
     saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
@@ -174,15 +186,15 @@ def _was_saved(run: RunDirectory) -> bool:
 def _keep_aside(
     run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
 ) -> str:
-    """Rename a damaged checkpoint to `step_X.damaged`, or `step_X.damaged-N` where that exists (collective).
+    """Rename a damaged checkpoint to `step_X.damaged`, or `step_X.damaged-N` (collective).
 
-    Returns a note for the user. Raises UserError: on every rank, if there is no checkpoint before it.
+    Returns a note for the user, or refuses if there is no checkpoint before it.
     """
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:
         raise UserError(
-            f"{problem}, and there is no checkpoint before it to go on from; restore the file, or choose "
-            "another run.name to start afresh"
+            f"{problem}, and there is no checkpoint before it to go on from; restore the file, or "
+            "choose another run.name to start afresh"
         )
     aside = free_name(checkpoint, DAMAGED_SUFFIX)
     dist.barrier()  # every rank has looked
@@ -196,10 +208,11 @@ def _keep_aside(
 
 
 def together(action: Callable[[], T]) -> T:
-    """Run `action` on every rank and return its result; raise on all ranks if one failed (collective).
+    """Run `action` on every rank and return its result; raise on all if one failed (collective).
 
     Raises:
-        UserError: the same on every rank: the error of the first rank that failed, an OSError as a sentence.
+        UserError: the same on every rank: the error of the first rank that failed, an OSError as a
+            sentence.
     """
     failure: Exception | None = None
     try:
@@ -208,7 +221,8 @@ def together(action: Callable[[], T]) -> T:
         failure = error
     except OSError as error:
         failure = UserError(
-            f"{error.filename}: {error.strerror}; make room, or mend its permissions, and start again"
+            f"{error.filename}: {error.strerror}; make room, or mend its permissions, and start "
+            "again"
         )
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)

@@ -1,11 +1,12 @@
 """The save of a checkpoint on one rank, by a thread in the background of training.
 
-    saving = Saving(path, snapshot, about, world_size, timeout)    # writes, hashes, makes durable
-    saving.let_count(good)                                         # from now on it may become complete
-    saving.join(seconds)                                           # then: running, error, seconds_write
+    saving = Saving(path=path, snapshot=snapshot, ...)    # writes, hashes, makes durable
+    saving.let_count(good)                                # from now on it may become complete
+    saving.join(seconds)                                  # then: running, error, seconds_write
 
-The thread calls no collective and does not use the engine: it has its own copy of the values to write. Rank
-0's thread also waits for the other ranks' files and then declares the checkpoint complete.
+The thread calls no collective and does not use the engine: it has its own copy of the values to
+write. Rank 0's thread also waits for the other ranks' files and then declares the checkpoint
+complete.
 """
 
 from __future__ import annotations
@@ -27,24 +28,33 @@ from pretrain.ranks.watch import end_process
 from pretrain.runs.directory import GOOD, write_text_atomically
 
 PATIENCE = 1.5
-"""Timeouts without progress after which a rank ends; after one, rank 0 names another rank in good order."""
+"""Timeouts without progress after which a rank ends; after one, rank 0 can still name another rank."""
 
 
 class Saving:
     """A save in progress.
 
     Args:
-        about: content of checkpoint.json; None on every rank but the first, which completes the checkpoint.
+        path: the checkpoint's directory.
+        snapshot: what this rank writes.
+        about: content of checkpoint.json; None on every rank but the first, which completes the
+            checkpoint.
+        world_size: number of ranks that write.
+        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and in
+            which the file system must take something.
         when_complete: called once the checkpoint counts, on the thread of rank 0.
-        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and in which
-            the file system must take something.
 
-    `seconds_write`: time the thread took to write, hash and make durable this rank's file; 0 until then.
-    `good`: the checkpoint is known good. After the thread has ended, the caller has to write the mark.
+    Attributes:
+        error: what ended the thread, if anything did.
+        good: the checkpoint is known good. After the thread has ended, the caller has to write the
+            mark.
+        seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until
+            then.
     """
 
     def __init__(
         self,
+        *,
         path: Path,
         snapshot: Snapshot,
         about: About | None,
@@ -59,10 +69,14 @@ class Saving:
         self._moved = 0.0
         self._snapshot = snapshot
         self._about = about
-        self._world_size, self._timeout = world_size, timeout
+        self._world_size = world_size
+        self._timeout = timeout
         self._when_complete = when_complete
-        self._written, self._may_count, self._abandoned = (threading.Event() for _ in range(3))
-        # A daemon thread: a failing process does not wait for it, and a save without its end does not count.
+        self._written = threading.Event()
+        self._may_count = threading.Event()
+        self._abandoned = threading.Event()
+        # A daemon thread: a failing process does not wait for it, and a save without its end does
+        # not count.
         self._thread = threading.Thread(target=self._run, name=f"save {path.name}", daemon=True)
         self._thread.start()
 
@@ -73,10 +87,12 @@ class Saving:
 
     @property
     def running(self) -> bool:
+        """Return whether the thread has not ended."""
         return self._thread.is_alive()
 
     @property
     def may_count(self) -> bool:
+        """Return whether the checkpoint may become complete."""
         return self._may_count.is_set()
 
     def wait_for_own_part(self) -> None:
@@ -94,8 +110,8 @@ class Saving:
         if not self._written.is_set() and idle > PATIENCE * self._timeout:
             end_process(
                 f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
-                f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; look at it, "
-                "then the same command goes on from the newest checkpoint"
+                f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; look at "
+                "it, then the same command goes on from the newest checkpoint"
             )
 
     def let_count(self, good: bool) -> None:
