@@ -86,12 +86,12 @@ def accept_identity(
     for key, value in live["keys"].items():
         was = saved.keys.get(key)
         younger = key not in saved.keys and value in (None, _DEFAULTS.get(key))
-        data_key = key in DATA_KEYS and not _fixed_by_weights(key, saved)
-        if was != value and not younger and not data_key:
-            raise UserError(
-                f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set "
-                "it back, or choose another run.name to start afresh"
-            )
+        if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
+            continue
+        raise UserError(
+            f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set it "
+            "back, or choose another run.name to start afresh"
+        )
     changes = [
         f"{key} is {live['keys'][key]}, was {saved.keys.get(key)}"
         for key in DATA_KEYS
