@@ -100,7 +100,12 @@ def _print_digests(
             head = 0
             for rank in range(tensor_parallel_size):
                 shard = shards.layer_shard(
-                    recipe, layer, role, rank, tensor_parallel_size, getattr(torch, DTYPES[dtype])
+                    recipe,
+                    layer,
+                    role=role,
+                    rank=rank,
+                    tensor_parallel_size=tensor_parallel_size,
+                    dtype=getattr(torch, DTYPES[dtype]),
                 )
                 hashes = shards.head_digests(shard, recipe.head_dim)
                 errors = shards.orthonormality_errors(shard, recipe.head_dim)

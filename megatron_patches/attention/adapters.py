@@ -60,7 +60,8 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
             place.
     """
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
-    query, key = _up(for_query, weights["up_query"]), _up(for_key, weights["up_key"])
+    query = _up(for_query, weights["up_query"])
+    key = _up(for_key, weights["up_key"])
     if not heads.query.size(2) and query.size(-1):
         by_head = (-1, heads.query.size(-1))
         return heads._replace(query=query.unflatten(-1, by_head), key=key.unflatten(-1, by_head))

@@ -93,10 +93,8 @@ class FrozenAttention(nn.Module):
                 f"FrozenAttention has rows that are drawn from a seed and frozen in all heads, which variant "
                 f"'{variant}' has not; it knows {', '.join(DRAWN)}"
             )
-        self.num_heads, self.num_groups = (
-            num_attention_heads,
-            num_query_groups or num_attention_heads,
-        )
+        self.num_heads = num_attention_heads
+        self.num_groups = num_query_groups or num_attention_heads
         self.head_dim = head_dim or hidden_size // max(1, num_attention_heads)
         if not head_dim and self.head_dim * num_attention_heads != hidden_size:
             raise MethodError(

@@ -63,7 +63,14 @@ def column_parallel_products(
         return products
     # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without
     # its context.
-    return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
+    return _products(
+        hidden_states,
+        frozen,
+        tp_group=tp_group,
+        sequence_parallel=sequence_parallel,
+        tile=tile,
+        weights=weights,
+    )
 
 
 def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
@@ -125,13 +132,22 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.tile = tile
         ctx.num_frozen = num_frozen
         ctx.factors_train = factors_train
-        frozen, weights = _whole(operands[:num_frozen]), operands[num_frozen:]
-        return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
+        frozen = _whole(operands[:num_frozen])
+        weights = operands[num_frozen:]
+        return _products(
+            hidden_states,
+            frozen,
+            tp_group=tp_group,
+            sequence_parallel=sequence_parallel,
+            tile=tile,
+            weights=weights,
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         hidden_states, *operands = ctx.saved_tensors
-        frozen, weights = _whole(operands[: ctx.num_frozen]), operands[ctx.num_frozen :]
+        frozen = _whole(operands[: ctx.num_frozen])
+        weights = operands[ctx.num_frozen :]
         # Each collective overlaps a product that does not depend on it: the gather overlaps the
         # input gradient, and the reduction of the input gradient overlaps the weight gradients.
         gather = None

@@ -198,10 +198,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
         self.dtype = config.params_dtype
-        sizes, place = (
-            (config.num_attention_heads, config.num_query_groups),
-            (tp_group.rank(), tp_group.size()),
-        )
+        sizes = (config.num_attention_heads, config.num_query_groups)
+        place = (tp_group.rank(), tp_group.size())
         self.heads = split_heads(
             *sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared
         )
@@ -254,11 +252,17 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             return
         first = self.tp_group.rank() * self.num_groups
         own = [group - first for group in adapted if 0 <= group - first < self.num_groups]
-        groups, self.adapts_all = len(own), len(own) == self.num_groups
+        groups = len(own)
+        self.adapts_all = len(own) == self.num_groups
         self.adapted_groups = torch.tensor(own, dtype=torch.long, device=device)
         sizes = policy.adapter_sizes(self.input_size, self.head_dim)
         self.adapters = HeadAdapters(
-            policy.corrections, groups * self.queries_per_group, groups, sizes, self.dtype, device
+            policy.corrections,
+            groups * self.queries_per_group,
+            num_groups=groups,
+            sizes=sizes,
+            dtype=self.dtype,
+            device=device,
         )
         self.taps = policy.taps if "short_convolution" in policy.adapters else 0
         for adapter in policy.corrections:
@@ -363,7 +367,12 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         For use without gradients.
         """
         (frozen,) = column_parallel_products(
-            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [], self.tile
+            hidden_states,
+            self.frozen(),
+            tp_group=self.tp_group,
+            sequence_parallel=self.sequence_parallel,
+            weights=[],
+            tile=self.tile,
         )
         return self._split(frozen, self.heads.frozen)
 
@@ -380,10 +389,10 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         made = column_parallel_products(
             hidden_states,
             self._rows_if_any() if factors is None else factors,
-            self.tp_group,
-            self.sequence_parallel,
-            [*learned.values()],
-            self.tile,
+            tp_group=self.tp_group,
+            sequence_parallel=self.sequence_parallel,
+            weights=[*learned.values()],
+            tile=self.tile,
             factors_train=factors is not None,
         )
         names = [first, *learned] if len(made) > len(learned) else [*learned]
@@ -405,7 +414,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Split products of query and key rows into queries and keys `[seq, batch, heads, head_dim]`."""
-        queries, keys = len(heads["query"]), len(heads["key"])
+        queries = len(heads["query"])
+        keys = len(heads["key"])
         rows = rows.unflatten(-1, (queries + keys, self.head_dim))
         if self.shared:  # a key head has the rows of the first query head of its group
             return rows, rows[:, :, :: self.queries_per_group]

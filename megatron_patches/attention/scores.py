@@ -83,7 +83,9 @@ class CausalDotProductAttention(MegatronModule):
         dropout = self.dropout if self.training else 0.0
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
-                return self._within_documents(query, key, value, attention_mask, dropout)
+                return self._within_documents(
+                    query, key, value=value, documents=attention_mask, dropout=dropout
+                )
             attention_mask = (
                 attention_mask.mask()
             )  # a graph cannot loop over lengths that it does not know
@@ -149,5 +151,7 @@ class CausalDotProductAttention(MegatronModule):
         length, batch = query.shape[:2]
         query, key, value = (heads.transpose(0, 1).flatten(0, 1) for heads in (query, key, value))
         with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
-            context = attend_within_documents(query, key, value, documents, dropout, self.scale)
+            context = attend_within_documents(
+                query, key, value=value, documents=documents, dropout=dropout, scale=self.scale
+            )
         return context.reshape(batch, length, -1).transpose(0, 1).contiguous()

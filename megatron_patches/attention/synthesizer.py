@@ -63,7 +63,7 @@ class SynthesizerSelfAttention(MegatronModule):
         self.layer_number = layer_number
         self.hidden_size_per_attention_head = config.kv_channels
         self.core_attention = SynthesizerCoreAttention(
-            config, layer_number - 1, recipe, trainable, pg_collection.tp
+            config, layer_number - 1, recipe=recipe, trainable=trainable, tp_group=pg_collection.tp
         )
         alike = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
         self.linear_v = submodules.linear_v(
@@ -150,9 +150,9 @@ class SynthesizerCoreAttention(MegatronModule):
         values = normal_rows(
             self.recipe.seed,
             f"layer.{self.layer}.attention.{name}",
-            rows,
-            self.recipe.matrices[name],
-            self.recipe.std,
+            rows=rows,
+            columns=self.recipe.matrices[name],
+            std=self.recipe.std,
         )
         return values.to(self.config.params_dtype)
 
@@ -231,10 +231,10 @@ class SynthesizerCoreAttention(MegatronModule):
         probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
         if probabilities.dim() == 3:
             mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)
-            mixed = mixed.view(groups, -1, length, batch, head_dim).permute(2, 3, 0, 1, 4)
+            mixed = mixed.view((groups, -1, length, batch, head_dim)).permute((2, 3, 0, 1, 4))
         else:
             mixed = probabilities @ value.permute(1, 2, 0, 3)
-            mixed = mixed.view(batch, groups, -1, length, head_dim).permute(3, 0, 1, 2, 4)
+            mixed = mixed.view((batch, groups, -1, length, head_dim)).permute((3, 0, 1, 2, 4))
         return mixed.flatten(2)
 
     def _drop(self, probabilities: torch.Tensor, batch: int) -> torch.Tensor:

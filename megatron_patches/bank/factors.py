@@ -114,9 +114,11 @@ def layer_factors(
     rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
     if a == b:
         made = haar_blocks(seed, layer, lefts + rights, a)
-        left, right = made[: len(lefts)], made[len(lefts) :]
+        left = made[: len(lefts)]
+        right = made[len(lefts) :]
     else:
-        left, right = haar_blocks(seed, layer, lefts, a), haar_blocks(seed, layer, rights, b)
+        left = haar_blocks(seed, layer, lefts, a)
+        right = haar_blocks(seed, layer, rights, b)
     pieces = [
         own[:, some]
         for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)

@@ -51,7 +51,7 @@ def project(
     right, left = factors
     pieces, blocks, width = right.shape
     if tile is not None:
-        rows = two_products(hidden_states.flatten(0, -2), right, left, None, [*tile])
+        rows = two_products(hidden_states.flatten(0, -2), right, left, None, tile=[*tile])
         return rows.view(*hidden_states.shape[:-1], blocks * pieces)
     compute = _project_at_once if torch.compiler.is_compiling() else _project
     rows = compute(hidden_states.reshape(-1, pieces * width), right, left)
@@ -73,7 +73,7 @@ def add_input_grad(
     """
     right, left = factors
     if tile is not None:
-        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, [*tile])
+        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, tile=[*tile])
     add = _add_at_once if torch.compiler.is_compiling() else _add_input_grad
     add(grad.flatten(0, -2), right, left, total)
     return total

@@ -101,7 +101,8 @@ def two_products(
             other=0.0,
         )
         if INTERPRETED:
-            inputs, left = inputs.to(tl.float32), left.to(tl.float32)
+            inputs = inputs.to(tl.float32)
+            left = left.to(tl.float32)
         between = tl.permute(tl.dot(inputs, left, input_precision="ieee"), (2, 1, 0))  # [r, t, p]
         if second.dtype.element_ty == tl.float32:
             total = tl.dot(between, right, total, input_precision="ieee")
@@ -109,7 +110,9 @@ def two_products(
             high = _rounded(between, second.dtype.element_ty, INTERPRETED)
             low = _rounded(between - high.to(tl.float32), second.dtype.element_ty, INTERPRETED)
             if INTERPRETED:
-                high, low, right = high.to(tl.float32), low.to(tl.float32), right.to(tl.float32)
+                high = high.to(tl.float32)
+                low = low.to(tl.float32)
+                right = right.to(tl.float32)
             total = tl.dot(high, right, total)
             total = tl.dot(low, right, total)
     places = t[None, :, None].to(tl.int64) * (R * M) + r[:, None, None] * M + m[None, None, :]

@@ -191,7 +191,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
         else:
             for place, head in zip(rows, heads, strict=True):
                 place[:] = construct(
-                    _stream(recipe.seed, "head", layer, role, head), hidden_size, head_dim
+                    _stream(recipe.seed, "head", layer, role, head=head), hidden_size, head_dim
                 )
     if recipe.init == "gaussian":
         rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
@@ -217,7 +217,9 @@ def factors_of_heads(
     for role, some in heads:
         check_place(recipe, layer, role, some)
     numbers = [(ROLES.index(role), some) for role, some in heads]
-    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers)
+    return layer_factors(
+        recipe.seed, layer, hidden_size=recipe.hidden_size, head_dim=recipe.head_dim, heads=numbers
+    )
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
@@ -244,12 +246,16 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
             )
 
 
-def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.random.Generator:
+def _stream(
+    seed: int, scope: str, layer: int, role: Role, head: int | None = None
+) -> np.random.Generator:
     """Return the random stream of a head, or of a layer's role.
 
     Philox keyed by a hash of its place.
     """
-    place = (STREAM_DOMAINS[scope], layer, ROLES.index(role), *head)
+    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
+    if head is not None:
+        place = (*place, head)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
 
 

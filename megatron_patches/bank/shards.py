@@ -81,9 +81,13 @@ def layer_shard(
     """
     groups = range(recipe.num_query_groups) if frozen_groups is None else frozen_groups
     split = split_heads(
-        recipe.num_attention_heads, recipe.num_query_groups, groups, rank, tensor_parallel_size
+        recipe.num_attention_heads,
+        recipe.num_query_groups,
+        frozen_groups=groups,
+        rank=rank,
+        tensor_parallel_size=tensor_parallel_size,
     )
-    return head_rows_in(recipe, layer, role, split.frozen[role], dtype)
+    return head_rows_in(recipe, layer, role=role, heads=split.frozen[role], dtype=dtype)
 
 
 def head_rows_in(
@@ -142,7 +146,9 @@ def query_key_rows(
     """
     if recipe.structured:
         return rank_factors(recipe, layer, heads, dtype)
-    return torch.cat([head_rows_in(recipe, layer, role, heads[role], dtype) for role in ROLES])
+    return torch.cat(
+        [head_rows_in(recipe, layer, role=role, heads=heads[role], dtype=dtype) for role in ROLES]
+    )
 
 
 def _factors(

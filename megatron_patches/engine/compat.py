@@ -169,7 +169,11 @@ def prepare_megatron_core(device: torch.device) -> None:
     if device.type == "cuda":
         megatron_random.initialize_rng_tracker(force_reset=True)
         return
-    torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
+
+    def current_device() -> torch.device:
+        return device
+
+    torch.cuda.current_device = current_device  # type: ignore[assignment]
     megatron_random._CUDA_RNG_STATE_TRACKER = _cpu_rng_tracker()
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 

@@ -80,7 +80,9 @@ def attend_within_documents(
     """
     assert documents.boundaries is not None
     if query.device.type == "cpu":
-        return _one_by_one(query, key, value, documents.boundaries, dropout, scale)
+        return _one_by_one(
+            query, key, value=value, boundaries=documents.boundaries, dropout=dropout, scale=scale
+        )
     longest = documents.starts.size(1)
     context: torch.Tensor = torch.ops.aten._flash_attention_forward(
         query,

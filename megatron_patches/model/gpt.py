@@ -65,7 +65,8 @@ def refuse_unapplied(config: TransformerConfig) -> None:
     known = {field.name for field in fields(config)} & APPLIED
     plain = type(config)(**{name: getattr(config, name) for name in known})
     for field in fields(config):
-        value, of_itself = getattr(config, field.name), getattr(plain, field.name)
+        value = getattr(config, field.name)
+        of_itself = getattr(plain, field.name)
         if field.name not in known and value != of_itself:
             raise MethodError(
                 f"megatron-core's option {field.name}={value!r} is not applied by the layers of this program, "
@@ -164,7 +165,8 @@ class GPT(GPTModel):
         self, hidden_states: torch.Tensor, weight: torch.Tensor | None, at: torch.Tensor
     ) -> torch.Tensor:
         """Return logits `[batch, vocabulary/tp]` at a position of each row of `[seq(/tp), batch, hidden]`."""
-        length, row = hidden_states.size(0), torch.arange(at.size(0), device=at.device)
+        length = hidden_states.size(0)
+        row = torch.arange(at.size(0), device=at.device)
         # With sequence parallelism the output layer joins one position of every rank's part, and
         # one of these is the position asked for.
         logits, _ = self.output_layer(hidden_states[at % length, row][None], weight=weight)

@@ -50,7 +50,7 @@ def initialize_parameters(
     Raises:
         MethodError: the file is damaged.
     """
-    init = _Initializer(model, seed, init_std, recipe, given)
+    init = _Initializer(model, seed, init_std=init_std, recipe=recipe, given=given)
     declared = {tensor.name: tensor for tensor in inventory}
     for name, weight in model.named_parameters():
         tensor = declared[name]
@@ -97,7 +97,8 @@ class _Initializer:
         self.recipe = recipe
         self.queries_per_group = model.config.num_attention_heads // model.config.num_query_groups
         tp_group = model.pg_collection.tp
-        self.rank, self.size = tp_group.rank(), tp_group.size()
+        self.rank = tp_group.rank()
+        self.size = tp_group.size()
         self._factors_of = cache(self._draw_factors)
 
     @torch.no_grad()
@@ -138,14 +139,16 @@ class _Initializer:
             assert self.recipe is not None and tensor.layer is not None
             dtype = weight.dtype if tensor.start == "bank" else torch.float32
             heads = self._heads(role, tensor.groups or (True,) * (tensor.repeats or 0))
-            return head_rows_in(self.recipe, tensor.layer, role, heads, dtype)
+            return head_rows_in(self.recipe, tensor.layer, role=role, heads=heads, dtype=dtype)
         numbers = tensor.rows(length, self.rank, self.size)
         if self.given is not None and self.given.has(name):
             rows = self.given.rows(name, numbers)
         elif tensor.start in ("normal", "residual", "fan_in", "bank", "bank_by_fp32"):
             columns = tensor.shape[1]
             std = {"residual": self.residual_std, "fan_in": 1 / math.sqrt(columns)}
-            rows = normal_rows(self.seed, name, numbers, columns, std.get(tensor.start, self.std))
+            rows = normal_rows(
+                self.seed, name, rows=numbers, columns=columns, std=std.get(tensor.start, self.std)
+            )
         else:
             return None
         if tensor.cut == 1:

@@ -46,7 +46,11 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
         assert self.bias is None and not runtime_gather_output
         weight = self.weight if weight is None else weight
         (output,) = column_parallel_products(
-            input_, None, self.tp_group, self.sequence_parallel, [weight]
+            input_,
+            None,
+            tp_group=self.tp_group,
+            sequence_parallel=self.sequence_parallel,
+            weights=[weight],
         )
         return output, None
 

@@ -104,8 +104,14 @@ class OutputLayer(ColumnParallelLinear):
             return _without_padding(logits, self.pieces), bias
         weight = self.weight if weight is None else weight
         losses: torch.Tensor = _TokenLosses.apply(
-            *(input_, weight, labels.t().flatten(), self.tp_group, self.sequence_parallel),
-            *(self.in_place, self.pieces, self.passes),
+            input_,
+            weight,
+            labels.t().flatten(),
+            self.tp_group,
+            self.sequence_parallel,
+            self.in_place,
+            self.pieces,
+            self.passes,
         )
         return losses.view(labels.size(1), labels.size(0)).t().contiguous(), None
 
@@ -137,16 +143,23 @@ class _TokenLosses(torch.autograd.Function):
             normaliser = own_part = passes[0](logits, pieces).double()
         else:
             at_label, log_share = _in_slices(
-                inputs, weight, logits, columns, pieces, with_gradients
+                inputs,
+                weight,
+                logits=logits,
+                columns=columns,
+                pieces=pieces,
+                with_gradients=with_gradients,
             )
             normaliser = own_part = at_label - log_share
         if tp_group.size() > 1:
             normaliser, at_label = _over_ranks(normaliser, at_label * owned, tp_group)
         if logits is not None and with_gradients:
             if passes is None:
-                _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
+                _finish_gradient(
+                    logits, own_part - normaliser, owned=owned, columns=columns, tp_group=tp_group
+                )
             else:
-                passes[1](logits, normaliser, owned, columns, pieces)
+                passes[1](logits, normaliser, owned=owned, columns=columns, pieces=pieces)
         ctx.save_for_backward(
             local, weight, normaliser if logits is None else logits, owned, columns
         )
@@ -168,7 +181,13 @@ class _TokenLosses(torch.autograd.Function):
         else:
             hidden_states = finish(hidden_states, gather)
             input_grad, weight_grad = _recomputed_gradients(
-                hidden_states.flatten(0, 1), weight, kept, owned, columns, scale, ctx.pieces
+                hidden_states.flatten(0, 1),
+                weight,
+                normaliser=kept,
+                owned=owned,
+                columns=columns,
+                scale=scale,
+                pieces=ctx.pieces,
             )
         input_grad, reduction = start_input_grad(
             input_grad.view_as(hidden_states), ctx.tp_group, ctx.sequence_parallel
@@ -293,7 +312,8 @@ def _recomputed_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of inputs `[tokens, hidden]` and of the weight, summed in fp32 over the slices."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    input_grad, weight_grad = torch.empty_like(inputs), torch.zeros_like(weight, dtype=wide)
+    input_grad = torch.empty_like(inputs)
+    weight_grad = torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
         exponents = _without_padding((inputs[rows] @ weight.t()).to(wide), pieces)
         exponents -= normaliser[rows, None]

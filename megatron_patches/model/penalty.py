@@ -109,6 +109,12 @@ class OrthogonalityPenalty(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, output_grad: torch.Tensor, penalty_grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        """Return the gradients of output and weight.
+
+        Args:
+            output_grad: of the output, passed on.
+            penalty_grad: of P.
+        """
         weight, deviation = ctx.saved_tensors
         rows = _query_key_rows(weight, ctx.num_groups, ctx.head_dim)
         rows_grad = deviation @ rows * (4 * ctx.penalty * penalty_grad)

@@ -191,7 +191,8 @@ class Tensor:
         if self.groups is None:
             own = length // size
             return range(rank * own, (rank + 1) * own)
-        rows, own = length // sum(self.groups), len(self.groups) // size
+        rows = length // sum(self.groups)
+        own = len(self.groups) // size
         mine = [group for group in range(rank * own, (rank + 1) * own) if self.groups[group]]
         return [group * rows + row for group in mine for row in range(rows)]
 
@@ -373,11 +374,13 @@ class Embeddings(Part):
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the table of tokens, and that of positions."""
-        word, hidden = f"{at.module}.word_embeddings.weight", shape.hidden_size
+        word = f"{at.module}.word_embeddings.weight"
+        hidden = shape.hidden_size
         tied, size = shape.tied_embeddings, (shape.vocab_size, hidden)
         yield matrix(word, f"{at.stream}.word", size, multiplied=tied)
         if shape.learned_positions:
-            positions, count = f"{at.module}.position_embeddings.weight", shape.sequence_length
+            positions = f"{at.module}.position_embeddings.weight"
+            count = shape.sequence_length
             stream = ((f"{at.stream}.position", count),)
             yield Tensor(
                 positions, (count, hidden), "ordinary", cut=None, parts=stream, multiplied=False

@@ -286,7 +286,12 @@ class QKPolicy:
             head_dim: width of a head.
         """
         return AdapterSizes(
-            hidden_size, head_dim, self.low_rank, not self.has_rows, self.taps, self.convolved
+            hidden_size,
+            head_dim,
+            rank=self.low_rank,
+            alone=not self.has_rows,
+            taps=self.taps,
+            convolved=self.convolved,
         )
 
     @property

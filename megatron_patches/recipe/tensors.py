@@ -77,7 +77,8 @@ def parts_of_model(
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
     for layer, groups in enumerate(frozen):
-        name, stream = f"decoder.layers.{layer}", f"layer.{layer}"
+        name = f"decoder.layers.{layer}"
+        stream = f"layer.{layer}"
         attention = f"{name}.self_attention"
         yield norm, Place(f"{name}.input_layernorm", f"{stream}.norm1", layer)
         yield QueryKeyValue(policy, groups), Place(attention, f"{stream}.attention", layer)
@@ -191,8 +192,10 @@ class QueryKeyValue(Part):
 
     def _query_key(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield rows of heads that train, frozen rows or their factors, adapters."""
-        policy, name = self.policy, f"{at.module}.linear_qkv"
-        every, chosen = range(shape.num_query_groups), set(self.frozen_groups)
+        policy = self.policy
+        name = f"{at.module}.linear_qkv"
+        every = range(shape.num_query_groups)
+        chosen = set(self.frozen_groups)
         frozen = tuple(group in chosen for group in every)
         roles = ("query",) if policy.shared else ("query", "key")
         held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
@@ -202,7 +205,8 @@ class QueryKeyValue(Part):
         yield from self._frozen(at, shape, held, frozen)
         adapted = policy.adapted_groups(self.frozen_groups, len(every))
         if adapted:
-            some, sizes = tuple(group in adapted for group in every), adapter_sizes(shape, policy)
+            some = tuple(group in adapted for group in every)
+            sizes = adapter_sizes(shape, policy)
             corrections = Corrections(policy.corrections, sizes, some)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
@@ -218,7 +222,8 @@ class QueryKeyValue(Part):
         self, at: Place, shape: ModelShape, left: Mapping[str, int], groups: tuple[bool, ...]
     ) -> Iterator[Tensor]:
         """Yield rows that train, or the factors that train in their place."""
-        name, head_dim = f"{at.module}.linear_qkv", shape.head_dim
+        name = f"{at.module}.linear_qkv"
+        head_dim = shape.head_dim
         phases = phases_of_layers(self.policy.unfreeze, shape.num_layers)
         begins = phases[at.layer or 0]
         factors = self.policy.trains_factors

@@ -165,7 +165,8 @@ def token_losses(
     Returns:
         `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
     """
-    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs = tokens[:, :-1].contiguous()
+    labels = tokens[:, 1:].contiguous()
     if boundary is None:
         positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
         return model(inputs, positions, None, labels=labels)

@@ -130,10 +130,8 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
         tokens: of a micro batch.
         tiles: to be measured; None: two products.
     """
-    rows, inputs = (
-        factors.left.size(0) * factors.left.size(1),
-        factors.right.size(0) * factors.right.size(2),
-    )
+    rows = factors.left.size(0) * factors.left.size(1)
+    inputs = factors.right.size(0) * factors.right.size(2)
     generator = torch.Generator(factors.left.device).manual_seed(
         0
     )  # the run's own is left as it is

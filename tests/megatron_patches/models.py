@@ -70,5 +70,5 @@ def build(
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,
     )
-    initialize_parameters(model, tensors(shape, policy), SEED, STD, bank)
+    initialize_parameters(model, tensors(shape, policy), seed=SEED, init_std=STD, recipe=bank)
     return model

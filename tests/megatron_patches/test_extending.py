@@ -36,7 +36,8 @@ def block(text: str) -> str:
 @pytest.fixture
 def pasted(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the guide's adapter, entered into ADAPTERS and FORMULAS as the guide says."""
-    declared, computed = dict(vars(declarations)), dict(vars(formulas))
+    declared = dict(vars(declarations))
+    computed = dict(vars(formulas))
     exec(block("(Adapter):"), declared)
     adapter = declared["QueryBias"]()
     exec(block(f"def {adapter.name}("), computed)

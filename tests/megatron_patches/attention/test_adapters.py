@@ -13,13 +13,31 @@ from megatron_patches.recipe.parts import ModelShape, Place
 SEQ, BATCH, HEADS, GROUPS, HEAD_DIM, RANK, HIDDEN = 5, 2, 4, 2, 6, 3, 10
 TAPS = 3
 LOW_RANK = "low_rank_down"
-SHAPE = ModelShape(1, HIDDEN, HEADS, GROUPS, HEAD_DIM, 4 * HIDDEN, 8, SEQ, True, True)
+SHAPE = ModelShape(
+    1,
+    HIDDEN,
+    num_attention_heads=HEADS,
+    num_query_groups=GROUPS,
+    head_dim=HEAD_DIM,
+    ffn_hidden_size=4 * HIDDEN,
+    vocab_size=8,
+    sequence_length=SEQ,
+    learned_positions=True,
+    tied_embeddings=True,
+)
 Inputs = tuple[Heads, dict[str, torch.Tensor]]
 
 
 def adapters(*names: str) -> HeadAdapters:
     sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
-    made = HeadAdapters(in_order(names), HEADS, GROUPS, sizes, torch.float64, torch.device("cpu"))
+    made = HeadAdapters(
+        in_order(names),
+        HEADS,
+        num_groups=GROUPS,
+        sizes=sizes,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
     starts = {weight.name: weight.start for one in in_order(names) for weight in one.weights(sizes)}
     for name, parameter in made.named_parameters():
         fill_evenly(parameter, starts[name])
@@ -113,7 +131,8 @@ def test_every_declared_adapter_has_a_formula_and_every_formula_a_declaration() 
 
 def test_an_adapter_that_is_declared_linear_is_linear() -> None:
     """Export applies them to the columns of frozen rows, token by token."""
-    (first, products), (second, products_2) = inputs(1), inputs(2)
+    (first, products) = inputs(1)
+    (second, products_2) = inputs(2)
     added = Heads(*(one + other for one, other in zip(first[:3], second[:3], strict=True)))
     for name, declared in ADAPTERS.items():
         made = adapters(name)

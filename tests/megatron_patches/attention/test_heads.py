@@ -87,7 +87,8 @@ def test_observed_distributions_and_scores_are_the_formulas(
     ((layer, probabilities, scores),) = seen  # in the context only, and not again for its own pass
     assert layer == 1 and torch.equal(before, during)
     if rotary is not None:
-        query, key = rotary.rotate(query), rotary.rotate(key)
+        query = rotary.rotate(query)
+        key = rotary.rotate(key)
     repeated = key.repeat_interleave(HEADS // groups, dim=2)
     expected = torch.einsum("sbhd,tbhd->bhst", query, repeated) / math.sqrt(HEAD_DIM)
     torch.testing.assert_close(scores, expected)

@@ -46,7 +46,8 @@ def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_same_bits(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    held, wanted = buffers(ours), buffers(theirs)
+    held = buffers(ours)
+    wanted = buffers(theirs)
     assert held and held.keys() == wanted.keys()
     for name, rows in held.items():
         assert rows.dtype == wanted[name].dtype and torch.equal(rows, wanted[name]), name
@@ -68,11 +69,10 @@ def test_rows_outputs_and_gradients_are_those_of_the_program(
         ours.v_proj.weight.copy_(theirs.linear_qkv.value_weight)
         ours.o_proj.weight.copy_(theirs.linear_proj.weight)
     hidden = torch.randn(SEQ, BATCH, HIDDEN, generator=torch.Generator().manual_seed(0))
-    own, copy = (
-        hidden.clone().requires_grad_(),
-        hidden.transpose(0, 1).contiguous().requires_grad_(),
-    )
-    wanted, found = theirs(own, None)[0], ours(copy)
+    own = hidden.clone().requires_grad_()
+    copy = hidden.transpose(0, 1).contiguous().requires_grad_()
+    wanted = theirs(own, None)[0]
+    found = ours(copy)
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found.transpose(0, 1), wanted, rtol=0, atol=1e-6)
     wanted.square().sum().backward()
@@ -122,7 +122,8 @@ def test_rows_come_back_on_a_device_after_meta(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
 def test_a_state_dict_holds_what_trains_and_nothing_else(variant: str) -> None:
-    module, other = plain(variant, 4), plain(variant, 4)
+    module = plain(variant, 4)
+    other = plain(variant, 4)
     assert (
         set(module.state_dict())
         == {"v_proj.weight", "o_proj.weight"}
@@ -135,7 +136,8 @@ def test_a_state_dict_holds_what_trains_and_nothing_else(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
 def test_a_training_under_autocast(variant: str) -> None:
-    module, hidden = plain(variant, 2, rotary_base=BASE), torch.randn(BATCH, SEQ, HIDDEN)
+    module = plain(variant, 2, rotary_base=BASE)
+    hidden = torch.randn(BATCH, SEQ, HIDDEN)
     wanted = module(hidden)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = module(hidden.requires_grad_())
@@ -148,10 +150,12 @@ def test_a_training_under_autocast(variant: str) -> None:
 
 
 def test_a_token_does_not_see_later_ones() -> None:
-    module, hidden = plain("orthogonal", 4, rotary_base=BASE), torch.randn(1, SEQ, HIDDEN)
+    module = plain("orthogonal", 4, rotary_base=BASE)
+    hidden = torch.randn(1, SEQ, HIDDEN)
     changed = hidden.clone()
     changed[:, -1] += 1
-    before, after = module(hidden), module(changed)
+    before = module(hidden)
+    after = module(changed)
     torch.testing.assert_close(after[:, :-1], before[:, :-1])
     assert not torch.allclose(after[:, -1], before[:, -1])
 

@@ -79,7 +79,8 @@ def test_projections_and_gradients_equal_plain_autograd(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
     ours = linear(x)
-    copies, value = trained(linear), linear.value_weight.detach().clone().requires_grad_()
+    copies = trained(linear)
+    value = linear.value_weight.detach().clone().requires_grad_()
     copy = x.detach().clone().requires_grad_()
     weights = [*dense(linear, copies), value.view(groups, HEAD_DIM, HIDDEN)]
     plain = [torch.einsum("sbx,hdx->sbhd", copy, weight) for weight in weights]
@@ -142,7 +143,8 @@ def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup
     for parameter in linear.adapters.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    before, after = plain(x), linear(x)
+    before = plain(x)
+    after = linear(x)
     frozen = [linear.heads.frozen["query"], linear.heads.frozen["key"], linear.heads.frozen["key"]]
     for was, is_now, own in zip(before, after, frozen, strict=True):
         changed = (was != is_now).any((0, 1, 3))
@@ -276,7 +278,8 @@ def test_the_ranks_together_project_as_one(
     one_rank: dist.ProcessGroup, variant: str, axes: dict[str, Any], ranks: int
 ) -> None:
     attention = build(variant, 4, torch.float64, **axes).decoder.layers[1].self_attention
-    whole, generator = attention.linear_qkv, torch.Generator().manual_seed(5)
+    whole = attention.linear_qkv
+    generator = torch.Generator().manual_seed(5)
     for parameter in whole.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)

@@ -69,7 +69,8 @@ def test_documents_without_a_mask_are_those_with_one(
 
 
 def test_dropped_probabilities_are_drawn_in_training_only(one_rank: dist.ProcessGroup) -> None:
-    attention, drawn = core(), heads(4)
+    attention = core()
+    drawn = heads(4)
     starts = Documents(torch.zeros(BATCH, SEQ, dtype=torch.int64)).with_boundaries()
     attention.dropout = 0.5
     kept = {visible: attention.eval()(*drawn, visible) for visible in (None, starts)}

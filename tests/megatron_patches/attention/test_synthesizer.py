@@ -59,7 +59,8 @@ def test_context_is_the_mean_of_values_by_those_probabilities(
 def test_scores_train_and_are_saved_or_are_frozen_and_regenerated(
     one_rank: dist.ProcessGroup, variant: str
 ) -> None:
-    trained, frozen = core(variant), core(variant, trainable=False)
+    trained = core(variant)
+    frozen = core(variant, trainable=False)
     names = set(trained.recipe.matrices)
     assert {name for name, _ in trained.named_parameters()} == names == set(trained.state_dict())
     assert list(trained.frozen_shards()) == []

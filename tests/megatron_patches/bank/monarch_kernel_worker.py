@@ -68,8 +68,10 @@ def interpret(directory: Path) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             given = tensors(case, dtype)
             right, left = Factors(given["right"], given["left"])
-            forward = launch(given["x"], right, left, None, [16, 4])
-            backward = launch(given["grad"], left.mT, right.mT, given["total"], [16, 4])
+            forward = launch(given["x"], right, second=left, addend=None, tile=[16, 4])
+            backward = launch(
+                given["grad"], left.mT, second=right.mT, addend=given["total"], tile=[16, 4]
+            )
             out[number, str(dtype)] = forward, backward
     torch.save(out, directory / "interpreted.pt")
 
@@ -131,6 +133,7 @@ def compile_for_gpus(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, where = sys.argv[1], Path(sys.argv[2])
+    what = sys.argv[1]
+    where = Path(sys.argv[2])
     assert (os.environ.get("TRITON_INTERPRET") == "1") == (what == "interpret")
     {"interpret": interpret, "compile": compile_for_gpus}[what](where)

@@ -48,7 +48,8 @@ def test_matmul_is_as_accurate_as_float64_allows(
     generator: np.random.Generator, shape: tuple[int, int, int]
 ) -> None:
     m, k, n = shape
-    a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
+    a = generator.standard_normal((m, k))
+    b = generator.standard_normal((k, n))
     c = reproducible_matmul(a, b)
     for i in range(m):
         for j in range(n):
@@ -76,7 +77,8 @@ def test_matmul_of_integers_is_exact(generator: np.random.Generator) -> None:
 
 
 def test_matmul_does_not_depend_on_the_order_of_summation(generator: np.random.Generator) -> None:
-    a, b = generator.standard_normal((64, 777)), generator.standard_normal((777, 64))
+    a = generator.standard_normal((64, 777))
+    b = generator.standard_normal((777, 64))
     order = generator.permutation(777)
     assert (a @ b != a[:, order] @ b[order]).any()  # an ordinary product does
     assert (reproducible_matmul(a, b) == reproducible_matmul(a[:, order], b[order])).all()

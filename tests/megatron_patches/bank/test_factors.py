@@ -38,7 +38,13 @@ def recipe_of(
     hidden_size: int, head_dim: int, heads: int, groups: int, construction: str = "monarch"
 ) -> BankRecipe:
     return BankRecipe(
-        1234, hidden_size, head_dim, heads, groups, scope="layer", construction=construction
+        1234,
+        hidden_size,
+        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        scope="layer",
+        construction=construction,
     )
 
 
@@ -77,7 +83,9 @@ def test_sizes_without_a_common_factor_are_refused(hidden_size: int, head_dim: i
 
 def test_head_scope_is_refused() -> None:
     with pytest.raises(MethodError, match="use scope 'layer'"):
-        BankRecipe(1, 64, 16, 4, 4, construction="monarch")
+        BankRecipe(
+            1, 64, head_dim=16, num_attention_heads=4, num_query_groups=4, construction="monarch"
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,7 +108,8 @@ def test_the_rows_are_the_factors_multiplied_out() -> None:
     recipe = recipe_of(48, 12, 4, 4)
     a, b = block_sizes(48, 12)
     made = factors_of_heads(recipe, 0, [("query", range(4))])
-    right, left = torch.from_numpy(made.right), torch.from_numpy(made.left)
+    right = torch.from_numpy(made.right)
+    left = torch.from_numpy(made.left)
     transposed = torch.eye(48, dtype=torch.float64).view(a, b, 48).transpose(0, 1).reshape(48, 48)
     whole = torch.block_diag(*left) @ transposed @ torch.block_diag(*right)
     assert np.array_equal(whole.numpy(), made.rows())
@@ -190,23 +199,33 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
     recipe = recipe_of(*shape)
     _, head_dim, heads, groups = shape
     for role in ROLES:
-        whole = layer_shard(recipe, 1, role, 0, 1, dtype)
+        whole = layer_shard(recipe, 1, role=role, rank=0, tensor_parallel_size=1, dtype=dtype)
         for size in (1, 2):
-            parts = [layer_shard(recipe, 1, role, rank, size, dtype) for rank in range(size)]
+            parts = [
+                layer_shard(recipe, 1, role=role, rank=rank, tensor_parallel_size=size, dtype=dtype)
+                for rank in range(size)
+            ]
             assert torch.equal(torch.cat(parts), whole)
             digests = [digest for part in parts for digest in head_digests(part, head_dim)]
             assert digests == head_digests(whole, head_dim)
     for size in (1, 2):
         made = [
             rank_factors(
-                recipe, 1, split_heads(heads, groups, range(groups), rank, size).frozen, dtype
+                recipe,
+                1,
+                split_heads(
+                    heads, groups, frozen_groups=range(groups), rank=rank, tensor_parallel_size=size
+                ).frozen,
+                dtype,
             )
             for rank in range(size)
         ]
         count = heads * head_dim // size
         rows = [factors.rows() for factors in made]
         query = torch.cat([own[:count] for own in rows])
-        assert torch.equal(query, layer_shard(recipe, 1, "query", 0, 1, dtype))
+        assert torch.equal(
+            query, layer_shard(recipe, 1, role="query", rank=0, tensor_parallel_size=1, dtype=dtype)
+        )
         assert sum(part.numel() for factors in made for part in factors) == sum(
             block_sizes(shape[0], head_dim)
         ) * head_dim * (heads + groups)
@@ -217,7 +236,12 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
 def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     hidden_size, _, heads, groups = shape
     factors = rank_factors(
-        recipe_of(*shape), 0, split_heads(heads, groups, range(groups), 0, 1).frozen, dtype
+        recipe_of(*shape),
+        0,
+        split_heads(
+            heads, groups, frozen_groups=range(groups), rank=0, tensor_parallel_size=1
+        ).frozen,
+        dtype,
     )
     rows = Factors(*(factor.double() for factor in factors)).rows()
     generator = torch.Generator().manual_seed(0)
@@ -243,11 +267,15 @@ def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: tor
 
 def test_a_compiler_gets_one_operator_that_computes_the_same_bits() -> None:
     factors = rank_factors(
-        recipe_of(128, 32, 4, 2), 0, split_heads(4, 2, range(2), 0, 1).frozen, torch.float32
+        recipe_of(128, 32, 4, 2),
+        0,
+        split_heads(4, 2, frozen_groups=range(2), rank=0, tensor_parallel_size=1).frozen,
+        torch.float32,
     )
     generator = torch.Generator().manual_seed(0)
     x, total = (torch.randn(10, 3, 128, generator=generator) for _ in range(2))
-    grad, graphs = torch.randn(10, 3, 192, generator=generator), []
+    grad = torch.randn(10, 3, 192, generator=generator)
+    graphs = []
 
     def both(total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return project(x, factors), add_input_grad(grad, factors, total)

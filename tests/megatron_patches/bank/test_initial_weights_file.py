@@ -37,7 +37,8 @@ def write(path: Path, format: str = FORMAT, digests: int = 4) -> dict[str, torch
 
 def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    rows, given = write(path), GivenWeights(path)
+    rows = write(path)
+    given = GivenWeights(path)
     name = bank_name(0, "query")
     assert name == "layer.0.attention.query" and given.model == {"hidden_size": HIDDEN}
     assert given.has(name) and not given.has(bank_name(1, "query"))
@@ -45,7 +46,14 @@ def test_rows_and_heads_are_those_of_the_file(tmp_path: Path) -> None:
         found = given.rows(name, numbers)
         assert found.dtype == torch.float16 and torch.equal(found, rows[name][list(numbers)])
     recipe = BankRecipe(
-        0, HIDDEN, HEAD_DIM, 4, 2, "pretrained", given_sha256="x", given_path=str(path)
+        0,
+        HIDDEN,
+        head_dim=HEAD_DIM,
+        num_attention_heads=4,
+        num_query_groups=2,
+        init="pretrained",
+        given_sha256="x",
+        given_path=str(path),
     )
     for role, count in HEADS.items():
         by_head = rows[bank_name(0, role)].float().split(HEAD_DIM)

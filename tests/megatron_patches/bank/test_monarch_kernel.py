@@ -143,7 +143,8 @@ def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:
     case = Case(tokens=12, a=8, b=12, m=10)
     given = tensors(case, torch.float32)
     factors = Factors(given["right"], given["left"])
-    x, grad = given["x"].unflatten(0, (4, 3)), given["grad"].unflatten(0, (4, 3))
+    x = given["x"].unflatten(0, (4, 3))
+    grad = given["grad"].unflatten(0, (4, 3))
     wanted = project(x, factors)
     torch.testing.assert_close(project(x, factors, Tile()), wanted)
     compiled = torch.compile(

@@ -31,7 +31,14 @@ GOLDEN_DCT = "0f2695b9d2f9ab4fb914a4997b3fe6bf510aa33142fe770bc41faddcbc8e9a66"
 def recipe_of(
     hidden_size: int, head_dim: int, heads: int = 1, seed: int = 1234, **axes: Any
 ) -> BankRecipe:
-    return BankRecipe(seed, hidden_size, head_dim, heads, heads, **axes)
+    return BankRecipe(
+        seed,
+        hidden_size,
+        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        **axes,
+    )
 
 
 def sha256(rows: FloatArray) -> str:
@@ -70,7 +77,8 @@ def test_rows_stay_orthonormal_when_cast(dtype: torch.dtype, tolerance: float) -
 def test_transpose_is_an_isometry_and_the_rows_are_not() -> None:
     rows = head_rows(recipe_of(768, 64), 0, "query", 0)
     generator = np.random.default_rng(0)
-    gradient, x = generator.standard_normal(64), generator.standard_normal((500, 768))
+    gradient = generator.standard_normal(64)
+    x = generator.standard_normal((500, 768))
     assert np.linalg.norm(rows.T @ gradient) == pytest.approx(np.linalg.norm(gradient), rel=1e-12)
     ratio = np.linalg.norm(x @ rows.T, axis=1) / np.linalg.norm(x, axis=1)
     assert ratio.max() < 1
@@ -126,7 +134,9 @@ def test_layer_scope_is_orthonormal_across_heads(construction: str) -> None:
 
 
 def test_layer_scope_of_grouped_queries_makes_each_role_for_its_own_number_of_heads() -> None:
-    recipe = BankRecipe(1234, 64, 8, 8, 2, scope="layer")
+    recipe = BankRecipe(
+        1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=2, scope="layer"
+    )
     assert orthonormality_error(rows_of_heads(recipe, 0, "query", range(8))) <= 1e-12
     assert orthonormality_error(rows_of_heads(recipe, 0, "key", range(2))) <= 1e-12
 
@@ -196,7 +206,15 @@ def test_matched_gaussian_gives_queries_of_the_orthonormal_length() -> None:
 
 
 def test_recipe_survives_a_checkpoint() -> None:
-    recipe = BankRecipe(5, 64, 8, 8, 2, init="gaussian", gaussian_std=0.02)
+    recipe = BankRecipe(
+        5,
+        64,
+        head_dim=8,
+        num_attention_heads=8,
+        num_query_groups=2,
+        init="gaussian",
+        gaussian_std=0.02,
+    )
     assert BankRecipe(**recipe.as_dict()) == recipe  # type: ignore[arg-type]
 
 
@@ -250,4 +268,9 @@ def test_impossible_recipes_name_what_is_wrong(changes: dict[str, Any], named: s
 )
 def test_impossible_places_name_what_is_wrong(layer: int, role: Any, head: int, named: str) -> None:
     with pytest.raises(MethodError, match=named):
-        head_rows(BankRecipe(1, 64, 8, 4, 2), layer, role, head)
+        head_rows(
+            BankRecipe(1, 64, head_dim=8, num_attention_heads=4, num_query_groups=2),
+            layer,
+            role,
+            head,
+        )

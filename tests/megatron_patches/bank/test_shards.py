@@ -18,9 +18,11 @@ from megatron_patches.bank.shards import (
 )
 from megatron_patches.errors import MethodError
 
-MULTI_HEAD = BankRecipe(1234, 64, 8, 8, 8)
-GROUPED = BankRecipe(1234, 64, 8, 16, 8)
-LAYER_SCOPE = BankRecipe(1234, 64, 8, 8, 8, scope="layer")
+MULTI_HEAD = BankRecipe(1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=8)
+GROUPED = BankRecipe(1234, 64, head_dim=8, num_attention_heads=16, num_query_groups=8)
+LAYER_SCOPE = BankRecipe(
+    1234, 64, head_dim=8, num_attention_heads=8, num_query_groups=8, scope="layer"
+)
 
 
 def test_ranks_own_consecutive_heads() -> None:
@@ -43,7 +45,10 @@ def test_shards_are_bitwise_slices_of_the_whole(
     heads = all_heads(recipe, role)
     whole = torch.cat([torch.from_numpy(head).to(dtype) for head in heads])
     for size in (1, 2, 4, 8):
-        shards = [layer_shard(recipe, 3, role, rank, size, dtype) for rank in range(size)]
+        shards = [
+            layer_shard(recipe, 3, role=role, rank=rank, tensor_parallel_size=size, dtype=dtype)
+            for rank in range(size)
+        ]
         assert {tuple(shard.shape) for shard in shards} == {(len(heads) // size * 8, 64)}
         assert torch.equal(torch.cat(shards), whole)
 
@@ -57,7 +62,7 @@ def test_every_grouped_query_head_lies_on_the_rank_of_its_key_head() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
-    shard = layer_shard(MULTI_HEAD, 0, "query", 0, 2, dtype)
+    shard = layer_shard(MULTI_HEAD, 0, role="query", rank=0, tensor_parallel_size=2, dtype=dtype)
     as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     assert digest(shard) == hashlib.sha256(shard.view(as_integers).numpy().tobytes()).hexdigest()
     assert digest(shard.t().contiguous().t()) == digest(
@@ -72,16 +77,24 @@ def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
     made = set()
     for size in (1, 2, 4, 8):
         shards = [
-            layer_shard(GROUPED, 0, "query", rank, size, torch.bfloat16) for rank in range(size)
+            layer_shard(
+                GROUPED, 0, role="query", rank=rank, tensor_parallel_size=size, dtype=torch.bfloat16
+            )
+            for rank in range(size)
         ]
         made.add(role_digest([one for shard in shards for one in head_digests(shard, 8)]))
     assert len(made) == 1
-    swapped = head_digests(layer_shard(GROUPED, 0, "query", 0, 1, torch.bfloat16), 8)[::-1]
+    swapped = head_digests(
+        layer_shard(GROUPED, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.bfloat16),
+        8,
+    )[::-1]
     assert role_digest(swapped) not in made
 
 
 def test_orthonormality_errors_are_per_head() -> None:
-    shard = layer_shard(MULTI_HEAD, 0, "query", 0, 2, torch.float32)
+    shard = layer_shard(
+        MULTI_HEAD, 0, role="query", rank=0, tensor_parallel_size=2, dtype=torch.float32
+    )
     shard[8] *= 1.5
     errors = orthonormality_errors(shard, 8)
     assert len(errors) == 4
@@ -93,13 +106,22 @@ def test_a_size_that_does_not_divide_the_heads_names_both_numbers() -> None:
     with pytest.raises(
         MethodError, match="num_query_groups=3 is not divisible by tensor_model_parallel_size=2"
     ):
-        layer_shard(BankRecipe(1, 64, 8, 6, 3), 0, "query", 0, 2, torch.float32)
+        layer_shard(
+            BankRecipe(1, 64, head_dim=8, num_attention_heads=6, num_query_groups=3),
+            0,
+            role="query",
+            rank=0,
+            tensor_parallel_size=2,
+            dtype=torch.float32,
+        )
     with pytest.raises(
         MethodError, match="num_attention_heads=8 is not divisible by tensor_model_parallel_size=3"
     ):
-        layer_shard(MULTI_HEAD, 0, "key", 0, 3, torch.float32)
+        layer_shard(MULTI_HEAD, 0, role="key", rank=0, tensor_parallel_size=3, dtype=torch.float32)
     with pytest.raises(MethodError, match="rank 2 does not exist"):
-        layer_shard(MULTI_HEAD, 0, "query", 2, 2, torch.float32)
+        layer_shard(
+            MULTI_HEAD, 0, role="query", rank=2, tensor_parallel_size=2, dtype=torch.float32
+        )
 
 
 def test_heads_of_a_rank_and_their_order() -> None:
@@ -110,12 +132,14 @@ def test_heads_of_a_rank_and_their_order() -> None:
             heads_of_rank(4, 0, size)
     with pytest.raises(MethodError, match="rank -1 does not exist"):
         heads_of_rank(4, -1, 2)
-    split = split_heads(8, 4, {1, 3}, 0, 1)
+    split = split_heads(8, 4, frozen_groups={1, 3}, rank=0, tensor_parallel_size=1)
     assert split.frozen == {"query": (2, 3, 6, 7), "key": (1, 3)}
     assert split.trainable == {"query": (0, 1, 4, 5), "key": (0, 2)}
     heads = split.frozen["query"] + split.trainable["query"]
     assert [heads[place] for place in split.order("query")] == list(range(8))
-    shared = split_heads(8, 4, {1, 3}, 1, 2, shared=True)
+    shared = split_heads(8, 4, frozen_groups={1, 3}, rank=1, tensor_parallel_size=2, shared=True)
     assert shared.frozen == {"query": (6, 7), "key": ()} and shared.trainable["key"] == ()
     assert shared.sharing(2).frozen["key"] == (6,) and shared.sharing(2).trainable["key"] == (4,)
-    assert split_heads(4, 4, {0, 1}, 0, 1, roles=("key",)).frozen == {"query": (), "key": (0, 1)}
+    assert split_heads(
+        4, 4, frozen_groups={0, 1}, rank=0, tensor_parallel_size=1, roles=("key",)
+    ).frozen == {"query": (), "key": (0, 1)}

@@ -17,7 +17,14 @@ STRUCTURED = ("hadamard", "dct")
 
 
 def recipe_of(hidden_size: int, head_dim: int, heads: int = 1, **axes: Any) -> BankRecipe:
-    return BankRecipe(1234, hidden_size, head_dim, heads, heads, **axes)
+    return BankRecipe(
+        1234,
+        hidden_size,
+        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        **axes,
+    )
 
 
 def full_matrix(construction: str, size: int) -> FloatArray:
@@ -82,8 +89,13 @@ def test_hadamard_has_no_error_at_all_in_bf16_at_powers_of_four(
     hidden_size: int, scope: str
 ) -> None:
     recipe = recipe_of(hidden_size, 8, 2, scope=scope, construction="hadamard")
-    shard = layer_shard(recipe, 0, "query", 0, 1, torch.bfloat16)
-    assert torch.equal(shard.double(), layer_shard(recipe, 0, "query", 0, 1, torch.float64))
+    shard = layer_shard(
+        recipe, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.bfloat16
+    )
+    assert torch.equal(
+        shard.double(),
+        layer_shard(recipe, 0, role="query", rank=0, tensor_parallel_size=1, dtype=torch.float64),
+    )
     assert orthonormality_error(shard[:8].double().numpy()) == 0
 
 
@@ -101,7 +113,12 @@ def test_error_of_the_cast_elsewhere(
     construction: str, hidden_size: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     shard = layer_shard(
-        recipe_of(hidden_size, 64, construction=construction), 0, "query", 0, 1, dtype
+        recipe_of(hidden_size, 64, construction=construction),
+        0,
+        role="query",
+        rank=0,
+        tensor_parallel_size=1,
+        dtype=dtype,
     )
     assert 0 < orthonormality_error(shard.double().numpy()) <= tolerance
 
@@ -141,7 +158,8 @@ def test_queries_and_keys_do_not_collapse(construction: str, scope: str) -> None
     """
     recipe = recipe_of(128, 32, 4, scope=scope, construction=construction)
     for head in range(4):
-        query, key = head_rows(recipe, 0, "query", head), head_rows(recipe, 0, "key", head)
+        query = head_rows(recipe, 0, "query", head)
+        key = head_rows(recipe, 0, "key", head)
         assert spread(query, key) > 0.25
         if construction == "hadamard":
             # A sum of 32 signs is 0 with probability C(32, 16) / 2^32 = 0.14: 14,090 expected.
@@ -156,11 +174,18 @@ def test_queries_and_keys_do_not_collapse(construction: str, scope: str) -> None
 
 @pytest.mark.parametrize("construction", STRUCTURED)
 def test_shards_are_the_same_for_every_tensor_parallel_size(construction: str) -> None:
-    recipe = BankRecipe(7, 64, 8, 8, 4, construction=construction)
+    recipe = BankRecipe(
+        7, 64, head_dim=8, num_attention_heads=8, num_query_groups=4, construction=construction
+    )
     for role in ("query", "key"):
-        whole = layer_shard(recipe, 1, role, 0, 1, torch.float32)  # type: ignore[arg-type]
+        whole = layer_shard(
+            recipe, 1, role=role, rank=0, tensor_parallel_size=1, dtype=torch.float32
+        )  # type: ignore[arg-type]
         for size in (2, 4):
             parts = [
-                layer_shard(recipe, 1, role, rank, size, torch.float32) for rank in range(size)
+                layer_shard(
+                    recipe, 1, role=role, rank=rank, tensor_parallel_size=size, dtype=torch.float32
+                )
+                for rank in range(size)
             ]  # type: ignore[arg-type]
             assert torch.equal(torch.cat(parts), whole)

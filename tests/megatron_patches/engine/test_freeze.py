@@ -38,7 +38,8 @@ def test_what_does_not_require_a_gradient_is_in_no_group(one_rank: dist.ProcessG
 def test_frozen_weights_are_found_and_counted_and_never_trained(
     one_rank: dist.ProcessGroup,
 ) -> None:
-    model, vanilla = build("orthogonal"), build("vanilla")
+    model = build("orthogonal")
+    vanilla = build("vanilla")
     assert [layer.layer for _, layer in frozen_layers(model)] == list(range(LAYERS))
     frozen = LAYERS * 2 * HEADS * HEAD_DIM * HIDDEN
     counts, plain = (model_parameter_counts(one, one_rank) for one in (model, vanilla))

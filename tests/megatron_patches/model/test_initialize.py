@@ -42,12 +42,20 @@ def test_what_variants_share_starts_the_same(one_rank: dist.ProcessGroup) -> Non
 def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
     one_rank: dist.ProcessGroup,
 ) -> None:
-    trained, frozen = build("orthogonal_trainable"), build("orthogonal")
+    trained = build("orthogonal_trainable")
+    frozen = build("orthogonal")
     for ours, theirs in zip(trained.decoder.layers, frozen.decoder.layers, strict=True):
         fused = ours.self_attention.linear_qkv.weight.view(HEADS, 3, HEAD_DIM, HIDDEN)
         linear = theirs.self_attention.linear_qkv
         for place, role in enumerate(ROLES):
-            rows = layer_shard(linear.recipe, linear.layer, role, 0, 1, torch.float32)
+            rows = layer_shard(
+                linear.recipe,
+                linear.layer,
+                role=role,
+                rank=0,
+                tensor_parallel_size=1,
+                dtype=torch.float32,
+            )
             assert torch.equal(fused[:, place].reshape(-1, HIDDEN), rows)
 
 

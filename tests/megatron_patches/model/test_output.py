@@ -27,16 +27,18 @@ def test_losses_and_gradients_are_those_of_the_slices(
 
     sliced = inputs @ weight.t()
     at_label, log_share = output._in_slices(
-        inputs, weight, sliced, columns, pieces, with_gradients=True
+        inputs, weight, logits=sliced, columns=columns, pieces=pieces, with_gradients=True
     )
-    output._finish_gradient(sliced, torch.zeros(TOKENS), owned, columns, ONE_RANK)
+    output._finish_gradient(
+        sliced, torch.zeros(TOKENS), owned=owned, columns=columns, tp_group=ONE_RANK
+    )
 
     logits = inputs @ weight.t()
     normaliser = output._log_sum(logits, pieces)
     torch.testing.assert_close(normaliser.double(), at_label - log_share, rtol=1e-6, atol=1e-6)
     exact = torch.logsumexp(logits[:, :pieces].double(), -1)
     torch.testing.assert_close(normaliser.double(), exact, rtol=1e-6, atol=1e-6)
-    output._to_gradient(logits, normaliser, owned, columns, pieces)
+    output._to_gradient(logits, normaliser, owned=owned, columns=columns, pieces=pieces)
     torch.testing.assert_close(logits, sliced, rtol=tolerance, atol=tolerance)
     assert logits.dtype == dtype and not logits[:, pieces:].any()
     assert (logits.float().sum(-1)[owned].abs() < 20 * tolerance).all()  # p − 1[v = y] sums to 0

@@ -15,7 +15,15 @@ WAYS = (None, *TILES)
 
 
 def some_factors(dtype: torch.dtype = torch.float32) -> Factors:
-    recipe = BankRecipe(1, 64, 16, 4, 2, scope="layer", construction="monarch")
+    recipe = BankRecipe(
+        1,
+        64,
+        head_dim=16,
+        num_attention_heads=4,
+        num_query_groups=2,
+        scope="layer",
+        construction="monarch",
+    )
     made = factors_of_heads(recipe, 0, [("query", range(4)), ("key", range(2))])
     return Factors(*(torch.from_numpy(part).to(dtype) for part in (made.right, made.left)))
 
