@@ -38,7 +38,6 @@ PENDING: tuple[str, ...] = (
     "tests/data_pipeline",
     "tests/distributed",
     "tests/fuzz",
-    "tests/megatron_patches",
     "tests/pretrain",
     "tests/recorded",
     "tests/slurm",

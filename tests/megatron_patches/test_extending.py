@@ -67,7 +67,7 @@ def test_the_adapter_of_the_guide_corrects_queries(
 def test_the_adapter_of_the_guide_is_planned_and_not_exported(pasted: str) -> None:
     adapted = (f"attention.adapters=[{pasted}]",)
     plain, biased = (
-        make_plan(Request("demo", overrides, 2, "a100-80gb", "vanilla")).chosen
+        make_plan(Request("demo", overrides, gpus=2, gpu="a100-80gb", baseline="vanilla")).chosen
         for overrides in ((), adapted)
     )
     config = load_config("demo", adapted)
@@ -87,6 +87,12 @@ def test_the_variant_of_the_guide_is_a_variant(
     linear: Any = build("gaussian_wide").decoder.layers[0].self_attention.linear_qkv
     assert linear.query_key_weight.std() == pytest.approx(0.1, rel=0.05)
     frozen = make_plan(
-        Request("demo", ("attention.variant=gaussian_wide",), 2, "a100-80gb", "vanilla")
+        Request(
+            "demo",
+            ("attention.variant=gaussian_wide",),
+            gpus=2,
+            gpu="a100-80gb",
+            baseline="vanilla",
+        )
     ).chosen
     assert frozen.variant == "gaussian_wide" and frozen.parameters.frozen > 0

@@ -258,14 +258,14 @@ def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, pla
 
 QUARTER = {"frozen_heads": (("0%-100%", 0.25),)}  # one rank of two has no frozen head
 MANY: list[tuple[str, dict[str, Any]]] = [
-    *(
-        ("orthogonal", {}),
-        ("monarch", {}),
-        ("monarch", HALF),
-        ("hybrid", HALF),
-        ("hybrid", QUARTER),
-    ),
-    *(("orthogonal_shared", {}), ("orthogonal_shared", HALF), ("monarch_trainable", {})),
+    ("orthogonal", {}),
+    ("monarch", {}),
+    ("monarch", HALF),
+    ("hybrid", HALF),
+    ("hybrid", QUARTER),
+    ("orthogonal_shared", {}),
+    ("orthogonal_shared", HALF),
+    ("monarch_trainable", {}),
     ("hybrid", HALF | {"adapters": (*ADAPTERS, "low_rank"), "low_rank": 2}),
     ("hybrid", QUARTER | {"adapters": ADAPTERS}),
     ("orthogonal", {"adapters": (*ADAPTERS, "low_rank"), "low_rank": 2}),
