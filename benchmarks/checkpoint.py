@@ -133,7 +133,8 @@ class Bench:
         synchronous = self.save(behind=False)
         self.step()
         stall = self.save(behind=True)
-        beside, own = [self.step()], self.checkpoints.run.checkpoint(self.number)
+        beside = [self.step()]
+        own = self.checkpoints.run.checkpoint(self.number)
         while not self.checkpoints.has_failed() and self.context.world_size == 1:
             if self.checkpoints.newest() == own:  # it is written
                 break

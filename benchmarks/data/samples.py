@@ -80,8 +80,10 @@ def measure_reading(samples: BlendedSamples, count: int) -> tuple[float, float, 
     process = psutil.Process()
     batches = np.arange(count).reshape(-1, BATCH)
     samples.blocks(batches[0])
-    before, grown = process.memory_info().rss, 0
-    started, started_cpu = time.perf_counter(), time.process_time()
+    before = process.memory_info().rss
+    grown = 0
+    started = time.perf_counter()
+    started_cpu = time.process_time()
     for batch in batches:
         samples.blocks(batch)
         grown = max(grown, process.memory_info().rss - before)

@@ -64,7 +64,8 @@ class Measured(NamedTuple):
 
 def run(command: list[object], **environment: str) -> str:
     """Run a command and return what it prints."""
-    words, own = list(map(str, command)), os.environ | _ENVIRONMENT | environment
+    words = list(map(str, command))
+    own = os.environ | _ENVIRONMENT | environment
     done = subprocess.run(words, capture_output=True, text=True, env=own)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{(done.stdout + done.stderr)[-3000:]}")

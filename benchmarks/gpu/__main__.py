@@ -58,9 +58,17 @@ SWITCHES = (
 (performance.overlap_reduction), and document_attention is a stage of its own. Learned positions with dropout
 are how `large` is configured; the plain peer has neither."""
 SMALL_STEPS = (
-    *("--shape", "1x64x1x16x256", "--look-inside"),
-    *("--contenders", "orthogonal", "vanilla", "orthogonal again", "plain"),
-    *("--settings", "performance.recompute=full", "deepspeed.config=zero1"),
+    "--shape",
+    "1x64x1x16x256",
+    "--look-inside",
+    "--contenders",
+    "orthogonal",
+    "vanilla",
+    "orthogonal again",
+    "plain",
+    "--settings",
+    "performance.recompute=full",
+    "deepspeed.config=zero1",
 )
 
 
@@ -211,7 +219,8 @@ def run_waves(context: StageContext, report: StageReport, wanted: Collection[str
     """Run the wanted stages, the waves one after another."""
     for wave in WAVES:
         chosen = [stage for stage in wave if stage.name in wanted]
-        shared, at_a_time = context, max(1, len(chosen))
+        shared = context
+        at_a_time = max(1, len(chosen))
         if context.small:  # a CPU has not the cores of a GPU machine
             at_a_time = 1
         elif len(chosen) > 1:  # else every process of theirs would take all cores

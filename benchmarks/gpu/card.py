@@ -185,7 +185,8 @@ def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str
 
 def attention_curve(rates: dict[int, float]) -> tuple[float, float]:
     """(most, half length) of `most * length / (length + half)` through the shortest and the longest."""
-    short, long = min(rates), max(rates)
+    short = min(rates)
+    long = max(rates)
     slope = (1 / rates[short] - 1 / rates[long]) / (1 / short - 1 / long)
     most = 1 / max(1 / rates[long] - slope / long, 1e-9)
     return most, max(0.0, slope * most)
@@ -196,12 +197,14 @@ Work = tuple[Callable[[], object], float]
 
 
 def _product(tokens: int, inner: int, outer: int, dtype: torch.dtype = torch.bfloat16) -> Work:
-    x, weight = _random(tokens, inner, dtype=dtype), _random(outer, inner, dtype=dtype)
+    x = _random(tokens, inner, dtype=dtype)
+    weight = _random(outer, inner, dtype=dtype)
     return lambda: torch.nn.functional.linear(x, weight), 2.0 * tokens * inner * outer
 
 
 def _weight_gradient(tokens: int, rows: int, columns: int) -> Work:
-    gradient, x = _random(tokens, rows), _random(tokens, columns)
+    gradient = _random(tokens, rows)
+    x = _random(tokens, columns)
     return lambda: gradient.t().matmul(x), 2.0 * tokens * rows * columns
 
 

@@ -92,7 +92,8 @@ class StageContext:
 
         StageError: it failed before it measured anything.
         """
-        file, failure = self.work / f"{name}.json", None
+        file = self.work / f"{name}.json"
+        failure = None
         seconds = f"{max(1.0, self.seconds_left - TO_START):.0f}"
         options = ["--seconds", seconds, "--json", str(file)]
         try:

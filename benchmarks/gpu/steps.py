@@ -64,7 +64,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     with one_process() as context:
-        dtype, device = "bf16" if context.device.type == "cuda" else "fp32", device_name(context)
+        dtype = "bf16" if context.device.type == "cuda" else "fp32"
+        device = device_name(context)
         values = {"shape": str(arguments.shape), "device": device, "dtype": dtype}
         measured = Measurements(
             arguments.json, arguments.seconds, **values, contenders={}, switches={}
@@ -117,7 +118,8 @@ class Session:
         started = time.perf_counter()
         contender = build_contender(kind, settings, self.shape, self._layout, self._context)
         built = time.perf_counter()
-        loss, one_step = torch.zeros(()), 0.0
+        loss = torch.zeros(())
+        one_step = 0.0
         for _ in range(WARM_UP_ROUNDS):
             begun = time.perf_counter()
             loss = contender.forward(self._batch())

@@ -89,7 +89,8 @@ def demo(context: StageContext) -> StageResult:
     steps = 20 if context.small else 200
     settings = [f"schedule.steps={steps}", "attention.variant=orthogonal", *context.precision]
     train(context, "demo", settings)
-    losses, last = column(context, "demo", "loss/train"), records(context, "demo")[-1]
+    losses = column(context, "demo", "loss/train")
+    last = records(context, "demo")[-1]
     audit = json.loads((context.runs / "demo/audit.json").read_text())
     return StageResult(
         {
@@ -145,8 +146,13 @@ def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageR
     """A run that nobody disturbs beside one that is killed behind a checkpoint and goes on from it."""
     steps, every = (40, 8) if context.small else (240, 40)
     common = [
-        *("run.deterministic=true", "model.dropout=0.1", "data.global_batch_size=8"),
-        *(f"schedule.steps={steps}", f"checkpoint.every={every}", *context.precision, *settings),
+        "run.deterministic=true",
+        "model.dropout=0.1",
+        "data.global_batch_size=8",
+        f"schedule.steps={steps}",
+        f"checkpoint.every={every}",
+        *context.precision,
+        *settings,
     ]
     with ThreadPoolExecutor(2) as pool:
         straight = pool.submit(train, context, f"{name}-straight", common)
@@ -194,12 +200,12 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
         f"run.directory={context.runs}",
         f"data.directory={context.shards}",
         f"model.vocab_size={_manifest(context)['tokenizer']['vocab_size']}",
-        *(
-            "parallel.tensor_model_parallel_size=1",
-            "data.validate_every=0",
-            "data.validation_samples=16",
-        ),
-        *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
+        "parallel.tensor_model_parallel_size=1",
+        "data.validate_every=0",
+        "data.validation_samples=16",
+        "checkpoint.every=0",
+        "schedule.warmup_steps=10",
+        "telemetry.tensorboard=false",
     ]
     if context.small:
         fixed += ["model.num_layers=2", "model.hidden_size=32"]

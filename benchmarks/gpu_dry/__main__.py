@@ -174,7 +174,8 @@ def load_guard() -> None:
     """Load the device guard, compiled once; torch looks for devices once, when it is imported."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None and "torch" not in sys.modules
-    folder, source = Path(spec.origin).parent, Path(__file__).with_name("cuda_guard.cpp")
+    folder = Path(spec.origin).parent
+    source = Path(__file__).with_name("cuda_guard.cpp")
     made_of = f"{version('torch')} {sys.version} {zlib.crc32(source.read_bytes())}".encode()
     library = BUILD / f"cuda_guard-{zlib.crc32(made_of):08x}.so"
     includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
@@ -288,7 +289,8 @@ def put_in_place(gpu: Any) -> None:
         return efficient(query, key, value, None, True, dropout_p, True, scale=scale)[0]
 
     replaced: Any = phase_engine
-    replaced.build_model, replaced.choose_structured_products = build, lambda *asked: None
+    replaced.build_model = build
+    replaced.choose_structured_products = lambda *asked: None
     replaced = partitioned_param_coordinator
     replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add(
         "host wait", "rank 0's order", 2

@@ -25,30 +25,33 @@ LARGE_FP64 = 1000
 COPIES = ("_to_copy", "copy_", "clone", "cat")
 READS = ("_local_scalar_dense", "nonzero", "equal")
 NO_KERNEL = {
-    *(
-        "view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "split",
-    ),
-    *(
-        "split_with_sizes",
-        "detach",
-        "alias",
-        "_unsafe_view",
-        "as_strided",
-        "narrow",
-        "unbind",
-        "unfold",
-    ),
-    *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_reshape_alias"),
-    *("lift_fresh", "is_pinned", "record_stream"),
+    "view",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "split",
+    "split_with_sizes",
+    "detach",
+    "alias",
+    "_unsafe_view",
+    "as_strided",
+    "narrow",
+    "unbind",
+    "unfold",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_reshape_alias",
+    "lift_fresh",
+    "is_pinned",
+    "record_stream",
 }
 
 
@@ -69,7 +72,8 @@ class Costs(TorchDispatchMode):
         return sum(count for (own, _), count in self.found.items() if own == kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        name = func.overloadpacket.__name__
+        kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if name in READS and isinstance(inputs[0], FakeTensor):
             if inputs[0].is_cuda:
@@ -196,10 +200,8 @@ def _stand_in(costs: Costs) -> None:
             tensor.numel() - 2
         )  # an update, its norm, no signals
 
-    state, card = (
-        torch.get_rng_state(),
-        SimpleNamespace(major=9, minor=0, total_memory=85e9, name="pretended"),
-    )
+    state = torch.get_rng_state()
+    card = SimpleNamespace(major=9, minor=0, total_memory=85e9, name="pretended")
     generator = SimpleNamespace(get_state=lambda: state, set_state=lambda state: None)
     answers = {
         **{
@@ -232,7 +234,8 @@ def _stand_in(costs: Costs) -> None:
     fake: Any = FakeTensor
     fake.tolist = as_list
     tensor: Any = torch.Tensor
-    tensor.pin_memory, tensor.record_stream = pinned, lambda tensor, stream: None
+    tensor.pin_memory = pinned
+    tensor.record_stream = lambda tensor, stream: None
 
 
 def _place() -> str:

@@ -31,7 +31,8 @@ class Block(nn.Module):
         batch, length, hidden = x.shape
         mixed = self.query_key_value(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
-        query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
+        query = rotated(query, cosine, sine)
+        key = rotated(key, cosine, sine)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(context.transpose(1, 2).reshape(batch, length, hidden))
         return x + self.down(F.gelu(self.up(self.norm_mlp(x))))

@@ -37,7 +37,8 @@ def main() -> None:
             sys.exit(f"error: --keep {directory} is not empty; name another directory")
         data_pipeline("demo-corpus", directory / "corpus")
         shards = make_shards(directory)
-        cases, keep = _chosen(arguments), arguments.keep is not None
+        cases = _chosen(arguments)
+        keep = arguments.keep is not None
         if arguments.record:
             arguments.record.parent.mkdir(parents=True, exist_ok=True)
         before = recorded(arguments.record) if arguments.record else []
@@ -79,7 +80,8 @@ def campaign(
         made: undisturbed runs that are there already.
         note: is told each outcome at once.
     """
-    shim, tried = build_shim(directory), commit()
+    shim = build_shim(directory)
+    tried = commit()
     references = References(directory / "references", shards, shim, made)
     runner = Cases(directory, shards, shim, references)
     outcomes = []

@@ -98,7 +98,8 @@ class Cases:
 
     def run(self, case: Case) -> Outcome:
         """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
-        began, outcome = time.monotonic(), Outcome(case)
+        began = time.monotonic()
+        outcome = Outcome(case)
         directory = self._directory / case.name
         directory.mkdir(parents=True)
         with ExitStack() as stack:

@@ -52,7 +52,8 @@ class Disturbance:
         self.happened = self._strike(start, ranks)
         self.in_save = bool(unfinished_checkpoints(start.run))
         if self.happened and self.case.fault is Fault.SUSPEND:
-            struck, errors = time.monotonic(), start.log.with_suffix(".errors")
+            struck = time.monotonic()
+            errors = start.log.with_suffix(".errors")
             if start.until(lambda: "error: " in errors.read_text()):
                 self.seconds_to_sentence = time.monotonic() - struck
 

@@ -78,7 +78,8 @@ def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
     last = f"checkpoints/step_{STEPS:08d}"
     if not (run / last / "COMPLETE").is_file():
         return ["the last checkpoint is missing"]
-    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(reference / last)
+    ours = checkpoint_tensors(run / last)
+    theirs = checkpoint_tensors(reference / last)
     if ours.keys() != theirs.keys():
         return ["the last checkpoint holds other tensors"]
     different = []

@@ -72,7 +72,9 @@ class Outside:
 
     def __init__(self, directory: Path, corpus: Path, references: References) -> None:
         self._directory, self._corpus, self._references = directory, corpus, references
-        self._lock, self._one_slurm, self._stack = threading.RLock(), threading.Lock(), ExitStack()
+        self._lock = threading.RLock()
+        self._one_slurm = threading.Lock()
+        self._stack = ExitStack()
         self._made: dict[str, object] = {}
 
     def close(self) -> None:
@@ -131,13 +133,15 @@ class Outside:
         files = {
             f"x/{path.name}": path.read_bytes() for path in sorted(self._inputs("small").iterdir())
         }
-        chance, out = random.Random(f"{case.number}/{case.moment}"), directory / "shards"
+        chance = random.Random(f"{case.number}/{case.moment}")
+        out = directory / "shards"
         with serving(files) as web:
             web.unlucky = lambda: chance.random() < SHARE_OF_503
             urls = [web.url(name) for name in files]
             end = self._tokenize(urls, out, directory / "disturbed.log")
             refused = web.refused
-        verdict.happened, verdict.sentence = refused > 0, f"{refused} answers were 503"
+        verdict.happened = refused > 0
+        verdict.sentence = f"{refused} answers were 503"
         verdict.left += end.left
         if end.hung or end.code != 0 or end.has_traceback:
             verdict.wrong_end.append(f"exit code {end.code}: {end.errors[-300:]}")
@@ -166,10 +170,8 @@ class Outside:
         """The shards of these inputs, undisturbed."""
         with self._lock:
             if size not in self._made:
-                out, log = (
-                    self._directory / "outside" / f"shards-{size}",
-                    self._directory / f"{size}.log",
-                )
+                out = self._directory / "outside" / f"shards-{size}"
+                log = self._directory / f"{size}.log"
                 end = self._tokenize([self._inputs(size)], out, log)
                 assert end.code == 0 and not end.left, (end.errors, end.left)
                 self._made[size] = out

@@ -76,10 +76,8 @@ class Start:
                 return True
             time.sleep(POLL_SECONDS)
             # A machine that stood still itself has waited for nobody.
-            self.waited, before = (
-                self.waited + min(1.0, time.monotonic() - before),
-                time.monotonic(),
-            )
+            self.waited = self.waited + min(1.0, time.monotonic() - before)
+            before = time.monotonic()
         return False
 
 
@@ -137,7 +135,8 @@ def run_command(
         log: its output goes there, its errors beside it.
         environment: is added to the usual one.
     """
-    mark, shared_before = uuid.uuid4().hex, _shared_files()
+    mark = uuid.uuid4().hex
+    shared_before = _shared_files()
     env = rank_environment() | dict(environment or {}) | {MARK: mark}
     errors = log.with_suffix(".errors")
     with log.open("w") as out, errors.open("w") as err:
@@ -166,7 +165,8 @@ def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
     """Return what is left after the launcher has ended; the kernel gets a moment to reap the ranks."""
     deadline = time.monotonic() + BURIAL_SECONDS
     while True:
-        family, ports = start.family(), start.ports & _listening(start.mark)
+        family = start.family()
+        ports = start.ports & _listening(start.mark)
         if not (family or ports) or time.monotonic() > deadline:
             break
         time.sleep(0.02)

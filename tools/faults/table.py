@@ -55,7 +55,8 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     if bad:
         lines += ["", "Not as it should be:", ""]
     for outcome in bad:
-        case, problems = outcome.case, "; ".join(outcome.problems)
+        case = outcome.case
+        problems = "; ".join(outcome.problems)
         lines.append(
             f"* seed {case.seed}, case {case.number}, {case.fault.value}, {case.layout}: {problems}"
         )

@@ -28,7 +28,8 @@ CURVES: tuple[Callable[[float], float], ...] = (
 
 def coverage(curve: Callable[[float], float], tokens: int, lengths: Sequence[int]) -> float:
     """Return the share of intervals that hold the truth, for runs of `tokens`; the variant has `lengths`."""
-    random, hits = np.random.default_rng(1), 0
+    random = np.random.default_rng(1)
+    hits = 0
     for _ in range(CAMPAIGNS):
         own, base = {}, {}
         for seed, shift in enumerate(random.normal(0, SEED_SD, SEEDS)):

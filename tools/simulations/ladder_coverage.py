@@ -51,7 +51,8 @@ def campaign(
     def cells(sizes: tuple[int, ...], first: float) -> list[Cell]:
         found = []
         for arm, n, d in ((arm, n, d) for arm in FACTORS for n in sizes for d in LENGTHS):
-            mean, own = law(arm, n, d) + misfit[n, d], range(int(first), int(first + seeds))
+            mean = law(arm, n, d) + misfit[n, d]
+            own = range(int(first), int(first + seeds))
             found.append(
                 Cell(arm, n, d, {s: mean + alike[s] + random.normal(0, run_sd) for s in own})
             )
@@ -64,9 +65,14 @@ def main() -> None:
     """Print the shares for each form of a campaign."""
     parser = argparse.ArgumentParser(description="Coverage of the intervals of `ladder`.")
     parser.add_argument("--campaigns", type=int, default=150)
-    ladder.FITS, campaigns, least = 200, parser.parse_args().campaigns, 1.0
+    ladder.FITS = 200
+    campaigns = parser.parse_args().campaigns
+    least = 1.0
     for name, form in FORMS.items():
-        random, inside, widths, factors = np.random.default_rng(1), [], [], []
+        random = np.random.default_rng(1)
+        inside = []
+        widths = []
+        factors = []
         for _ in range(campaigns):
             cells, ahead = campaign(random, **{"seed_sd": 0.02, **form})
             found = fit_ladder(cells, "base", ahead)

@@ -48,7 +48,8 @@ def recall(numbers: np.random.Generator, samples: int) -> Drawn:
 
 def induction(numbers: np.random.Generator, samples: int) -> Drawn:
     """Draw samples of the second task; the first token of the order follows no other, so is no answer."""
-    every, half = np.tile(np.arange(VOCABULARY), (samples, 1)), 2 * PAIRS
+    every = np.tile(np.arange(VOCABULARY), (samples, 1))
+    half = 2 * PAIRS
     first = numbers.permuted(every, axis=1)[:, :half]
     places = (numbers.integers(half, size=(samples, 1)) + np.arange(half)) % half
     answers = np.concatenate((np.zeros((samples, half), bool), places[:, :-1] < half - 1), axis=1)

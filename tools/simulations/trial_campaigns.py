@@ -23,20 +23,20 @@ Floats = NDArray[np.float64]
 N = np.arange(1, LAST + 1)
 LOOKS = (5, 10, 20, 50, LAST)
 CASES = (
-    *(
-        ("better", 0.0, "yes"),
-        ("better", -1.0, "no"),
-        ("within", 1.0, "yes"),
-        ("within", 0.5, "yes"),
-    ),
-    *(("within", 1.0, "no"), ("within", 0.2, "no")),
+    ("better", 0.0, "yes"),
+    ("better", -1.0, "no"),
+    ("within", 1.0, "yes"),
+    ("within", 0.5, "yes"),
+    ("within", 1.0, "no"),
+    ("within", 0.2, "no"),
 )
 """(question, true gap in standard deviations, false answer); a margin of its size, of 1 where it is 0."""
 
 
 def running(differences: Floats) -> tuple[Floats, Floats]:
     """Return the mean and its standard error after every pair from FIRST on, [campaigns, looks]."""
-    n, sums = N[FIRST - 1 :], differences.cumsum(1)[:, FIRST - 1 :]
+    n = N[FIRST - 1 :]
+    sums = differences.cumsum(1)[:, FIRST - 1 :]
     squares = (differences * differences).cumsum(1)[:, FIRST - 1 :]
     return sums / n, np.sqrt(np.maximum(squares - sums * sums / n, 0) / (n - 1) / n)
 
@@ -53,11 +53,13 @@ def answers(differences: Floats, question: str, margin: float) -> tuple[Floats, 
         np.array([quantile(int(n), level) for n in N[FIRST - 1 :]]) * error for level in (YES, NO)
     )
     if question == "better":
-        shown, refuted = mean + yes < 0, mean - no > -margin
+        shown = mean + yes < 0
+        refuted = mean - no > -margin
     else:
         shown = (mean - yes > -margin) & (mean + yes < margin)
         refuted = (mean - no > margin) | (mean + no < -margin)
-    at_yes, at_no = first(shown), first(refuted)
+    at_yes = first(shown)
+    at_no = first(refuted)
     return np.where(at_yes <= at_no, at_yes, np.inf), np.where(at_no < at_yes, at_no, np.inf)
 
 
@@ -91,7 +93,8 @@ def main() -> None:
         shares = ", ".join(f"{100 * float((at <= look).mean()):.2f}" for look in LOOKS)
         print(f"  {name}: {question} by {margin} sd, truth {true:+}, '{wrong}': {shares}")
     at_yes, at_no = answers(normal - 1, "better", 1.0)
-    pairs, power = np.minimum(np.minimum(at_yes, at_no), LAST), float(np.isfinite(at_yes).mean())
+    pairs = np.minimum(np.minimum(at_yes, at_no), LAST)
+    power = float(np.isfinite(at_yes).mean())
     null = np.minimum(np.minimum(*answers(normal, "better", 1.0)), LAST)
     print(
         f"\nd_z = 1: mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}, 'yes' in {power:.3f}"
