@@ -84,7 +84,7 @@ def _parts(tensor: Tensor, rank: int, size: int) -> Iterator[Part]:
         if not replicated:
             first = sum(tensor.share(length, before, size) for before in range(rank))
             block = Block(dim, first, first + tensor.share(length, rank, size))
-        part = Part(name, shape, block, start, replicated)
+        part = Part(name, shape, block, start, replicated=replicated)
         if part.numel:
             yield part
             start += part.numel
@@ -93,8 +93,8 @@ def _parts(tensor: Tensor, rank: int, size: int) -> Iterator[Part]:
 def _logical(tensor: Tensor) -> Iterator[tuple[str, int]]:
     """Yield (name, length along the cut dimension) of each logical parameter in a parameter.
 
-    Each part is one, because a rank has its share of every part. A tensor that no rank cuts, or that
-    repeats its parts, is one as it is: what a rank has of it is contiguous.
+    Each part is one, because a rank has its share of every part. A tensor that no rank cuts, or
+    that repeats its parts, is one as it is: what a rank has of it is contiguous.
     """
     if len(tensor.parts) == 1 or tensor.cut is None or tensor.repeats is not None:
         yield tensor.name, tensor.shape[tensor.cut or 0]

@@ -92,7 +92,8 @@ def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
         The trunk's directory, the step, and the commit that trained it.
     """
     segments = _facts(trunk.environment).get("segments", [])
-    *_, segment = ({}, *(each for each in segments if each["first_step"] <= step))
+    until = [each for each in segments if each["first_step"] <= step]
+    segment = until[-1] if until else {}
     return {"run": str(trunk.path), "step": step, "git_commit": segment.get("git_commit")}
 
 

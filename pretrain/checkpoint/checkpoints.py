@@ -5,8 +5,8 @@ SHA-256. A checkpoint is known good once a loss of its weights was finite: the n
 validation's.
 
 At most one save is in progress. Finishing a save takes no collective: every rank watches its own
-thread (`saving`), and rank 0's thread writes the marker. Where all ranks must know the outcome, they
-call `wait`.
+thread (`saving`), and rank 0's thread writes the marker. Where all ranks must know the outcome,
+they call `wait`.
 """
 
 from __future__ import annotations
@@ -401,8 +401,8 @@ class Checkpoints:
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).
 
-        A kill between writing a checkpoint's marker and this leaves an older name there, so a resume
-        writes the name again.
+        A kill between writing a checkpoint's marker and this leaves an older name there, so a
+        resume writes the name again.
         """
         if newest is not None:
             write_text_atomically(self.run.latest, newest.name + "\n")

@@ -4,10 +4,10 @@
         ...    # fp32, on the CPU, one parameter at a time; no engine, no process groups
 
 When a run resumes, every rank loads its own part of each parameter. The model's weights come first,
-before DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which may
-be more precise than the model's, and the optimizer's states are overwritten slice by slice. Of a
-file only the slices that are needed are read, if the range is contiguous in the stored blocks; else
-the whole parameter is assembled, one at a time.
+before DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which
+may be more precise than the model's, and the optimizer's states are overwritten slice by slice. Of
+a file only the slices that are needed are read, if the range is contiguous in the stored blocks;
+else the whole parameter is assembled, one at a time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class StoredCheckpoint:
             UserError: a file is missing or is not what the index says.
         """
         stored = self.parameters[name]
-        result, blocks = torch.empty(length), stored.blocks()
+        result = torch.empty(length)
+        blocks = stored.blocks()
         shifts = {own: _shift(own, block, stored.shape) for own in blocks}
         if any(shift is None for shift in shifts.values()):
             cut = self.full(kind, name).narrow(block.dim, block.first, block.last - block.first)
@@ -154,7 +155,8 @@ def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
     """
     if stored == wanted:
         return 0
-    ours, theirs = stored.rows(shape), wanted.rows(shape)
+    ours = stored.rows(shape)
+    theirs = wanted.rows(shape)
     return None if ours is None or theirs is None else ours[0] - theirs[0]
 
 

@@ -93,7 +93,14 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
         for change in accept_identity(str(newest), stored.about, identity, config.data.allow_change)
     ]
     state = StoredState(stored, context.tensor_parallel_rank, context.tensor_parallel_size)
-    return Start(newest, state, stored.about, trunk, tuple(changes), tuple(notes))
+    return Start(
+        checkpoint=newest,
+        state=state,
+        about=stored.about,
+        trunk=trunk,
+        layout_changes=tuple(changes),
+        notes=tuple(notes),
+    )
 
 
 def _newest_whole(

@@ -104,7 +104,8 @@ class Saving:
     def require_progress(self, since: float) -> None:
         """End this process if the file system has taken nothing for PATIENCE timeouts since `since`.
 
-        An error would not end it: to remove the files, and the lock, is to wait for the same file system.
+        An error would not end it: to remove the files, and the lock, is to wait for the same file
+        system.
         """
         idle = time.perf_counter() - max(since, self._moved)
         if not self._written.is_set() and idle > PATIENCE * self._timeout:

@@ -1,7 +1,7 @@
 """The slices of each parameter in this rank's optimizer: fp32 master weights and optimizer states.
 
-Version-sensitive, and the only file of this package that is: relies on internals of DeepSpeed 0.19's
-optimizers. ZeRO-1, ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one
+Version-sensitive, and the only file of this package that is: relies on internals of DeepSpeed
+0.19's optimizers. ZeRO-1, ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one
 partition a rank and record a parameter's fragment on this rank in its `_hp_mapping`. ZeRO-3
 partitions every parameter by itself and has the fragment's place in `grad_position`. At stage 0
 every rank has everything: in fp32 the parameters themselves, in bf16 a copy of each in
@@ -104,7 +104,8 @@ def _places(engine: Any) -> Iterator[_Place]:
 
 def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Iterator[_Place]:
     for parameter in model.parameters():
-        # None: this rank has no fragment of the parameter. DeepSpeed omits parameters without elements.
+        # None: this rank has no fragment of the parameter. DeepSpeed omits parameters without
+        # elements.
         mapping = parameter._hp_mapping if parameter.numel() else None  # type: ignore[attr-defined]
         if mapping is not None:
             (flat,) = inner.param_groups[mapping.param_group_index]["params"]

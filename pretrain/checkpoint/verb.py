@@ -54,7 +54,8 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Read every file of every complete checkpoint and compare its SHA-256.
 
-    Exit code 0: all are whole; 1: a file is damaged or missing (each is named), COMPLETE among them.
+    Exit code 0: all are whole; 1: a file is damaged or missing (each is named), COMPLETE among
+    them.
 
     Example: python -m pretrain checkpoint verify runs/demo
     """

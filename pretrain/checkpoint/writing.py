@@ -141,7 +141,8 @@ def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
 
 def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:
     """Yield the elements of share `rank` of `size` equal shares."""
-    total, offset = sum(own.length for own in slices), 0
+    total = sum(own.length for own in slices)
+    offset = 0
     for own in slices:
         first = max(total * rank // size - offset, 0)
         last = min(total * (rank + 1) // size - offset, own.length)
@@ -209,7 +210,8 @@ def write_snapshot(
         Abandoned: the event was set meanwhile.
     """
     file = path / rank_file(snapshot.rank)
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     content = snapshot.values.view(torch.uint8).numpy().data
     with naming(file), open(file, "wb", buffering=0) as output:
         chunks = (content[start : start + CHUNK] for start in range(0, len(content), CHUNK))

@@ -1,8 +1,8 @@
 """Model -> DeepSpeed engine, and the audit of its contents.
 
 Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so our optimizer
-does both. At stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) DeepSpeed keeps the norm, and
-our optimizer clips by it.
+does both. At stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) DeepSpeed keeps the norm,
+and our optimizer clips by it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def wrap_model(
     bf16_optimizer = (
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
     )
-    optimizer, clip = build_optimizer(model, config.optimizer), config.optimizer.gradient_clip
+    clip = config.optimizer.gradient_clip
+    optimizer = build_optimizer(model, config.optimizer)
     if precision.dtype == "fp32" and stage == 0:
         settings["gradient_clipping"] = 0.0
         clip_by_own_norm(optimizer, clip, context.tensor_parallel_group)
@@ -56,7 +57,8 @@ def wrap_model(
     )
     if bf16_optimizer:
         clip_by_outer_norm(optimizer, engine.optimizer, clip)
-    reduction, alone = None, context.data_parallel_size == 1
+    reduction = None
+    alone = context.data_parallel_size == 1
     if reduces_whole_gradients(engine) and (alone or config.performance.overlap_reduction):
         engine.enable_backward_allreduce = False
         if not alone:

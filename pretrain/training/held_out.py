@@ -21,12 +21,25 @@ from pretrain.telemetry.records import AttentionScores, HeldOutLosses
 def held_out_losses(
     engine: Any, data: RunData, config: Config, context: ParallelContext
 ) -> HeldOutLosses:
-    """Return the total loss on each source's held-out samples (collective): always the same, no dropout."""
+    """Return the total loss on each source's held-out samples (collective).
+
+    The samples are always the same, and nothing is dropped out.
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine.
+        data: of the run.
+        config: of the run.
+        context: this rank's place in the layout.
+
+    Returns:
+        {source: (total loss in nats, number of predictions)}.
+    """
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
     micro_batch = np.arange(config.data.micro_batch_size)
     for total, samples in zip(totals, data.validation.values(), strict=True):
-        # Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that
+        # Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a
+        # share that
         # comes out short is filled with sample 0 at weight zero.
         for first in range(0, len(samples), len(micro_batch) * context.data_parallel_size):
             numbers = first + context.data_parallel_rank * len(micro_batch) + micro_batch
@@ -49,10 +62,16 @@ def held_out_losses(
 def attention_scores(
     engine: Any, data: RunData, context: ParallelContext
 ) -> tuple[AttentionScores, ...]:
-    """Return each layer's attention on the first held-out sample (collective): the same under every layout.
+    """Return each layer's attention on the first held-out sample (collective).
 
-    One forward pass of one sample without dropout, compiled layers as they were written. It holds the
-    probabilities of one layer at a time, float32 `[heads, sequence, sequence]` of this rank's heads.
+    One forward pass of one sample without dropout, compiled layers as they were written: the same
+    under every layout. It holds the probabilities of one layer at a time, float32
+    `[heads, sequence, sequence]` of this rank's heads.
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine.
+        data: of the run.
+        context: this rank's place in the layout.
     """
     layers: list[torch.Tensor] = []
 

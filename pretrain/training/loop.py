@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 8 -m pretrain train pretrain/configs/small.yaml      # or srun, one task per GPU
     python -m pretrain train demo --local-ranks 4                                    # one machine, CPU
 
-Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward
-and backward over the micro batches, clip, update if the numbers are good, record; validate and save when due;
-stop in good order when a signal asks for it, or when the numbers stay bad. A checkpoint is copied between two
-steps and written behind those that follow.
+Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every
+step: forward and backward over the micro batches, clip, update if the numbers are good, record;
+validate and save when due; stop in good order when a signal asks for it, or when the numbers stay
+bad. A checkpoint is copied between two steps and written behind those that follow.
 """
 
 from __future__ import annotations
@@ -43,10 +43,18 @@ from pretrain.training.step_clock import StepClock
 
 
 def train(config: Config, signals: StopSignals) -> str:
-    """Train until the schedule's end or a signal; returns the state the run was left in.
+    """Train until the schedule's end or a signal.
 
-    Raises UserError, DataError, MethodError: anything the user can mend, before step 1 wherever it can be
-    known then.
+    Args:
+        config: of the run.
+        signals: that ask for an early end.
+
+    Returns:
+        The state that the run was left in.
+
+    Raises:
+        UserError, DataError, MethodError: anything the user can fix, before step 1 wherever it can
+            be known then.
     """
     with open_run(config) as run:
         state = run_steps(run, signals)
@@ -55,7 +63,15 @@ def train(config: Config, signals: StopSignals) -> str:
 
 
 def run_steps(run: Run, signals: StopSignals) -> str:
-    """Run the loop. Every rank runs it in step with the others and leaves it with the same answer."""
+    """Run the loop, on every rank in step with the others.
+
+    Args:
+        run: as `open_run` yields it.
+        signals: that ask for an early end.
+
+    Returns:
+        The state to leave the run in, the same on every rank.
+    """
     config, position = run.config, run.position
     while position.step < config.total_steps:
         run.enter_phase_of(position.step + 1)
@@ -69,7 +85,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             updated=result.updated,
         )
         require_good_step(run, position, result)
-        # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
+        # The state to leave the run in, or None to go on: being finished outranks any signal, and a
+        # signal
         # waits for a step that can be saved.
         state = (
             FINISHED if position.step == config.total_steps else asked if result.updated else None
@@ -89,7 +106,13 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             run.watch.at(f"the attention after step {position.step}")
             attention = attention_scores(run.engine, run.data, run.context)
         record = StepRecord(
-            position, result, stall, validation, run.checkpoints.take_written(), samples, attention
+            position,
+            result,
+            stall,
+            validation,
+            written=run.checkpoints.take_written(),
+            samples=samples,
+            attention=attention,
         )
         # On the disk before a checkpoint counts: a resumed run then misses no record.
         run.record(record, durable=stall is not None)
@@ -101,21 +124,35 @@ def run_steps(run: Run, signals: StopSignals) -> str:
 
 
 def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
-    """Return held-out losses and the prompts' continuations; training goes on as if there had been none."""
+    """Return held-out losses and the prompts' continuations, which leave no trace in the training.
+
+    Args:
+        run: that trains.
+        step: the last one that was trained.
+    """
     run.watch.at(f"the validation after step {step}")
     losses = held_out_losses(run.engine, run.data, run.config, run.context)
     if run.prompts is None:
         return losses, ()
     run.watch.at(f"the samples after step {step}")
-    return losses, continue_prompts(
-        run.engine, run.prompts, run.config, run.data.boundary, run.context
+    samples = continue_prompts(
+        run.engine, run.prompts, run.config, boundary=run.data.boundary, context=run.context
     )
+    return losses, samples
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
-    """Make one optimizer step over one global batch; return its result, and the state a signal asks for.
+    """Make one optimizer step over one global batch.
 
     On a GPU everything is submitted first and read at the end, in one go.
+
+    Args:
+        run: that trains.
+        position: progress before the step.
+        signals: that ask for an early end.
+
+    Returns:
+        The step's result, and the state that a signal asks for.
     """
     config, device = run.config, run.context.device
     step = position.step + 1
@@ -150,20 +187,29 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     in_data, in_passes, in_sums, in_update, in_reading = clock.seconds()
     in_step = in_data + in_passes + in_sums + in_update + in_reading
     seconds = StepSeconds(in_step, in_data + in_reading, in_passes, in_update)
-    return StepResult(loss_total, terms, norm, rate, seconds, bool(made)), asked
+    result = StepResult(loss_total, terms, norm, rate, seconds=seconds, updated=bool(made))
+    return result, asked
 
 
 def accumulate_gradients(
     run: Run, batch: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Run forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
+    """Run forward and backward over this rank's micro batches.
 
-    The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
-    are kept apart. Returns this rank's parts of the loss and of each term, on the device, for
-    `_sum_over_ranks`.
+    The loss is the mean over the predictions of the global batch that count; terms that the model
+    adds to it are kept apart.
+
+    Args:
+        run: that trains.
+        batch: ids, `[micro batches, samples, sequence + 1]`.
+        step: the number of the step.
+
+    Returns:
+        This rank's parts of the loss and of each term, on the device, for `_sum_over_ranks`.
     """
     context, engine = run.context, run.engine
-    micro_batches, predictions = len(batch), _counted_predictions(run, batch)
+    micro_batches = len(batch)
+    predictions = _counted_predictions(run, batch)
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
@@ -171,7 +217,8 @@ def accumulate_gradients(
         losses = token_losses(
             engine, tokens.to(context.device, non_blocking=True), run.data.boundary
         )
-        # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
+        # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them /
+        # predictions.
         loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
         auxiliary = take_auxiliary_losses(engine.module)
         engine.backward(sum(auxiliary.values(), loss))
@@ -206,8 +253,8 @@ def _over_ranks(
 ) -> tuple[float, str | None, dict[str, float]]:
     """Read loss, the state that a signal to any rank asks for, and the terms off `_sum_over_ranks`.
 
-    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part. Raises UserError: on
-    every rank, if one of them cannot go on.
+    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part. Raises
+    UserError: on every rank, if one of them cannot go on.
     """
     stop, continue_later, error, loss, *terms = sums
     if error > 0:

@@ -94,7 +94,12 @@ class Run:
             self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
     def save(self, position: Position, in_background: bool) -> None:
-        """Begin a checkpoint, which does not count until `commit`, as `Checkpoints.save` (collective)."""
+        """Begin a checkpoint, which does not count until `commit` (collective).
+
+        Args:
+            position: progress of the run.
+            in_background: as `Checkpoints.save` has it.
+        """
         self.watch.at(f"the checkpoint of step {position.step}")
         note = self.checkpoints.save(self.engine, position, in_background)
         if note is not None:
@@ -103,7 +108,9 @@ class Run:
     def record(self, record: StepRecord, durable: bool = False) -> None:
         """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.
 
-        `durable`: wait until this record and all before it are on the disk.
+        Args:
+            record: of the step.
+            durable: wait until this record and all before it are on the disk.
         """
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_directory.metrics):
@@ -112,7 +119,7 @@ class Run:
                     self.telemetry.sync()
 
     def commit(self, good: bool) -> None:
-        """Let the checkpoint of `save` count, unless the records up to its step are not durable (collective).
+        """Let the checkpoint of `save` count, once the records up to its step are durable (collective).
 
         Raises:
             UserError: on every rank, if they are not, or if a save that is not in the background has failed.
@@ -229,7 +236,8 @@ def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
     Raises UserError: on every rank: another process is training the run.
     """
     watch.at("the lock of the run directory")
-    lock, waiting = RunLock(run), False
+    lock = RunLock(run)
+    waiting = False
     while True:
         took_lock = _on_first_rank(context, lock.take)
         if agree([float(took_lock is False)], context.device)[0] == 0:

@@ -1,9 +1,10 @@
 """The live engine, and its replacement where a run begins to train more weights.
 
-DeepSpeed fixes what it trains when it is initialised, so a layer that only gets `requires_grad` later never
-moves. Here a new model and a new engine are built for the new phase and take over everything of the old ones,
-bit for bit: weights, fp32 masters, both moments and step counts, micro-step and sample counts. What has
-become trainable starts from the rows it was frozen with, with zero moments and a step count of its own.
+DeepSpeed fixes what it trains when it is initialised, so a layer that only gets `requires_grad`
+later never moves. Here a new model and a new engine are built for the new phase and take over
+everything of the old ones, bit for bit: weights, fp32 masters, both moments and step counts,
+micro-step and sample counts. What has become trainable starts from the rows it was frozen with,
+with zero moments and a step count of its own.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class PhasedEngine:
     """The live engine of the current phase, its audit, and the change into the next phase.
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
-    checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine; another one
-    after `enter` has answered True. `structured_products`: how structured rows are multiplied by, chosen
-    once; None: there have been none.
+    checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
+    another one after `enter` has answered True. `structured_products`: how structured rows are
+    multiplied by, chosen once; None: there have been none.
 
-    Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is damaged or
-    of another model, or a kernel that is asked for cannot be had.
+    Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is
+    damaged or of another model, or a kernel that is asked for cannot be had.
     """
 
     def __init__(

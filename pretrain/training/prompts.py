@@ -1,8 +1,8 @@
 """Prompts continued by the model as it is: `telemetry.sample_prompts`.
 
-No second model and no cache of keys and values: for every token, each prompt goes through the live model once
-more as a whole. Evaluation draws nothing and compiled layers run as they were written, so the training after
-it has the bits that it would have without.
+No second model and no cache of keys and values: for every token, each prompt goes through the live
+model once more as a whole. Evaluation draws nothing and compiled layers run as they were written,
+so the training after it has the bits that it would have without.
 """
 
 from __future__ import annotations
@@ -30,9 +30,17 @@ def continue_prompts(
 ) -> tuple[Sample, ...]:
     """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
-    All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before the others
-    where its model ends a document. `boundary`: the end-of-document id where documents stand alone. `draw`:
-    chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one rank.
+    All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before
+    the others where its model ends a document.
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine, or a model.
+        prompts: their ids, and how many tokens to add.
+        config: of the run.
+        boundary: the end-of-document id where documents stand alone.
+        context: this rank's place in the layout.
+        draw: chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one
+            rank.
     """
     ids, ends = _block(prompts, config, context)
     # Not more tokens at a time than a forward pass of training has.
@@ -54,8 +62,8 @@ def _block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `[prompts, length]` ids with room for all tokens behind each prompt, and `[prompts]` its start.
 
-    What stands in the room has no effect on what is before it. With sequence parallelism the length must
-    divide; that of training does and is no less than what the prompts need.
+    What stands in the room has no effect on what is before it. With sequence parallelism the length
+    must divide; that of training does and is no less than what the prompts need.
     """
     length = max(map(len, prompts.ids)) + prompts.tokens
     if config.parallel.sequence_parallel:
@@ -68,10 +76,14 @@ def _block(
 
 
 def likeliest(logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
-    """Return `[rows]` ids of the largest logits, the first of equal ones, from `[rows, vocabulary/tp]`.
+    """Return `[rows]` ids of the largest logits, the first of equal ones (collective).
 
-    The tensor-parallel ranks exchange two numbers a row, and all have the same answer (collective). Rows of
-    the output layer that are no piece of the tokenizer have the logit −∞.
+    The tensor-parallel ranks exchange two numbers a row, and all have the same answer. Rows of the
+    output layer without a token of the tokenizer have the logit −∞.
+
+    Args:
+        logits: `[rows, vocabulary / tensor-parallel ranks]`.
+        context: this rank's place in the layout.
     """
     best, column = logits.double().max(dim=-1)
     if context.tensor_parallel_size == 1:

@@ -1,13 +1,13 @@
 """Gradients summed over data-parallel ranks while the backward pass still makes others.
 
-Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO stage 0,
-and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores `overlap_comm`). It copies them
-into one buffer, reduces that, and copies them back. Here a gradient is reduced as soon as the last micro
-batch has added its part: where it lies if it is large or in a flat buffer, else packed with others, since a
-call costs more than the copies.
+Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO
+stage 0, and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores
+`overlap_comm`). It copies them into one buffer, reduces that, and copies them back. Here a gradient
+is reduced as soon as the last micro batch has added its part: where it lies if it is large or in a
+flat buffer, else packed with others, since a call costs more than the copies.
 
-Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks add a bf16
-gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
+Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks
+add a bf16 gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def reduces_whole_gradients(engine: Any) -> bool:
 class Bucket:
     """Parameters whose gradients are reduced in one call, and how many of them are still to come.
 
-    `gradients()` are those that there are; `flat()` is where they lie one after the other, None if nowhere.
+    `gradients()` are those that there are; `flat()` is where they lie one after the other, None if
+    nowhere.
     """
 
     parameters: Sequence[torch.nn.Parameter]
@@ -61,7 +62,8 @@ class Bucket:
 class OverlappedReduction:
     """Hooks that average an engine's gradients over the data-parallel ranks; done when `backward` returns.
 
-    Every rank must run the same backward pass: the order in which gradients come is that of the collectives.
+    Every rank must run the same backward pass: the order in which gradients come is that of the
+    collectives.
     """
 
     def __init__(self, engine: Any, group: dist.ProcessGroup) -> None:
@@ -131,7 +133,9 @@ def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
 
     From the last layer to the first, as the backward pass makes them.
     """
-    buckets, pack, elements = [], list[torch.nn.Parameter](), 0
+    buckets = []
+    pack: list[torch.nn.Parameter] = []
+    elements = 0
     for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
         if parameter.numel() >= PACKED_ELEMENTS:
             buckets.append(Bucket([parameter]))
@@ -152,7 +156,8 @@ def flat_buckets(optimizer: Any) -> list[Bucket]:
     for parameters, flat in zip(
         optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True
     ):
-        start, members = 0, list[torch.nn.Parameter]()
+        start = 0
+        members: list[torch.nn.Parameter] = []
         for parameter in parameters:
             members.append(parameter)
             elements = sum(member.numel() for member in members)

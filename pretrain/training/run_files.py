@@ -76,14 +76,16 @@ def changes_since(resolved: Resolved, start: Start) -> list[Change]:
         resolved: this run's configuration; another content of the file of deepspeed.config counts too.
         start: where the run starts from.
     """
-    run, position = start.trunk or resolved.config.run_directory, start.position
+    run = start.trunk or resolved.config.run_directory
+    position = start.position
     try:
         before = yaml.safe_load(run.config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
         return []
     if not position.step or not isinstance(before, dict):
         return []
-    was, digest = _on_disk(run.environment).get(DEEPSPEED_FACT), resolved.deepspeed_sha256
+    was = _on_disk(run.environment).get(DEEPSPEED_FACT)
+    digest = resolved.deepspeed_sha256
     content = Change("the content of deepspeed.config", was, digest)
     keys = effective_changes(before, resolved.config.values)
     return [*keys, *([content] if was and was != digest else [])]
@@ -218,8 +220,15 @@ def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemet
 
 
 def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
-    """Return the facts that telemetry counts with, in the engine's phase."""
-    shape, policy, device = config.shape, config.policy, device_name(context.device)
+    """Return the facts that telemetry counts with, in the engine's phase.
+
+    Args:
+        config: of the run.
+        context: this rank's place in the layout.
+        phased: the live engine.
+    """
+    shape, policy = config.shape, config.policy
+    device = device_name(context.device)
     totals = phased.audit["totals"]
     return RunFacts(
         world_size=context.world_size,
@@ -241,7 +250,15 @@ def headline(
     start: Start,
     changes: Sequence[Change],
 ) -> str:
-    """Return the first line of a run's log."""
+    """Return the first line of a run's log.
+
+    Args:
+        config: of the run.
+        context: this rank's place in the layout.
+        audit: of the live engine.
+        start: where the run begins.
+        changes: of its settings since it last trained.
+    """
     totals, step = audit["totals"], start.position.step
     begins = f"resumes after step {step}" if step else "starts"
     if start.trunk is not None:
@@ -256,7 +273,12 @@ def headline(
 
 
 def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
-    """Return the line that names what a new phase trains."""
+    """Return the line that names what a new phase trains.
+
+    Args:
+        phased: the engine of the new phase.
+        facts: in that phase.
+    """
     layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
         f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "

@@ -2,8 +2,9 @@
 
 Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
 
-A checkpoint is known good once a loss of its very weights was finite. A run that stops here puts its last
-step on record, lets no checkpoint count that is not known good, and says where it goes on from.
+A checkpoint is known good once a loss of its very weights was finite. A run that stops here puts
+its last step on record, lets no checkpoint count that is not known good, and says where it goes on
+from.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ from pretrain.training.open_run import Run
 
 
 def require_good_step(run: Run, position: Position, result: StepResult) -> None:
-    """Judge a step: its loss says whether the weights before it were good, and too many bad ones end the run.
+    """Judge a step: whether the weights before it were good, and whether the run must end.
 
-    Raises UserError: on every rank, after stability.max_skipped steps in a row without an update.
+    Args:
+        run: that trains.
+        position: progress after the step.
+        result: of the step.
+
+    Raises:
+        UserError: on every rank, after stability.max_skipped steps in a row without an update.
     """
     if math.isfinite(result.loss):
         run.mark_good()
@@ -71,7 +78,12 @@ def _spike(run: Run, position: Position, result: StepResult) -> str:
 def require_good_weights(run: Run, record: StepRecord) -> None:
     """Require, before a checkpoint, that loss, validation loss and weights are finite (collective).
 
-    Raises UserError: on every rank, naming what is not.
+    Args:
+        run: that trains.
+        record: of the step before the checkpoint.
+
+    Raises:
+        UserError: on every rank, naming what is not.
     """
     step = record.position.step
     validation = validation_metrics(record.validation or {}).get(VALIDATION_LOSS.tag, 0.0)
@@ -86,7 +98,12 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
 
 
 def weights_are_finite(engine: Any, device: torch.device) -> bool:
-    """Return whether all trained weights are finite, of which each rank looks at its own (collective)."""
+    """Return whether all trained weights are finite (collective).
+
+    Args:
+        engine: a deepspeed.DeepSpeedEngine; each rank looks at its own weights.
+        device: for the collective.
+    """
     held = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
     largest = torch.nn.utils.get_total_norm(
         [own for own in held if own.numel()], norm_type=math.inf

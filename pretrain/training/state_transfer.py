@@ -1,7 +1,8 @@
 """Transfer of the training state from one DeepSpeed engine into another that trains more weights.
 
-Groups that both engines have are made of the same parameters in the same order, hence cut alike: each rank
-copies its own slices, without arithmetic or communication. So every bit survives the move.
+Groups that both engines have are made of the same parameters in the same order, hence cut alike:
+each rank copies its own slices, without arithmetic or communication. So every bit survives the
+move.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The update of an engine's weights, made only from good numbers.
 
-DeepSpeed does not ask before it moves the weights, and what it does with a gradient norm that is not finite
-depends on ZeRO stage, precision and settings: it skips the update without a word, or makes it. All its
-optimizers end in `step` of the optimizer that this program gave them, after the global norm is known
-and, under ZeRO, once for every group. There the decision falls, on the device, without waiting for
-it: a hook tells our optimizer whether it is allowed to change weights, states and step counts. The
-engine then ends the step as always: its buffers are free for the next one.
+DeepSpeed does not ask before it moves the weights, and what it does with a gradient norm that is
+not finite depends on ZeRO stage, precision and settings: it skips the update without a word, or
+makes it. All its optimizers end in `step` of the optimizer that this program gave them, after the
+global norm is known and, under ZeRO, once for every group. There the decision falls, on the device,
+without waiting for it: a hook tells our optimizer whether it is allowed to change weights, states
+and step counts. The engine then ends the step as always: its buffers are free for the next one.
 
 Version-sensitive: DeepSpeed 0.19 keeps the global norm in `optimizer._global_grad_norm` when our
 optimizer is called, negative or infinite where a part of it was not finite.
@@ -53,9 +53,11 @@ class GuardedUpdate:
     def make(self, allowed: torch.Tensor, largest_norm: float = math.inf) -> Update:
         """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
 
-        Waits for the device only where DeepSpeed does, to learn the norm it clips by. `allowed`: a truth
-        value on the device, the same on all ranks. `largest_norm`: a norm above it does not move the weights
-        either. The same on all ranks.
+        Waits for the device only where DeepSpeed does, to learn the norm it clips by.
+
+        Args:
+            allowed: a truth value on the device, the same on all ranks.
+            largest_norm: a norm above it does not move the weights either; the same on all ranks.
         """
         self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()
