@@ -20,8 +20,6 @@ FOLDERS = (
     "tests",
 )
 PENDING: tuple[str, ...] = (
-    "pretrain/training",
-    "pretrain/checkpoint",
     "megatron_patches/bank/monarch_kernel.py",
     "megatron_patches/engine/documents.py",
     "tools/faults",

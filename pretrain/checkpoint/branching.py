@@ -39,9 +39,9 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
     if not points:
         there = ", ".join(str(step_of(path)) for path in reversed(complete)) or "none"
         raise UserError(
-            f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, after "
-            f"which its learning rates are not this run's (complete: {there}); train it with a "
-            "checkpoint.every and checkpoint.keep_last that leave one there"
+            f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, "
+            f"after which its learning rates are not this run's (complete: {there}); train it "
+            "with a checkpoint.every and checkpoint.keep_last that leave one there"
         )
     return points
 

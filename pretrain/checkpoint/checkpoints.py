@@ -140,7 +140,7 @@ class Checkpoints:
         self.identity["frozen_bank"]["sha256"] = bank
 
     def newest(self) -> Path | None:
-        """Return the newest complete checkpoint, or None. The markers decide; `latest` is for people."""
+        """Return the newest complete checkpoint by the markers, or None; `latest` is for people."""
         return self.run.newest_checkpoint()
 
     def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
@@ -155,8 +155,8 @@ class Checkpoints:
             A sentence for the user if training had to wait for the previous save.
 
         Raises:
-            UserError: on every rank, if a rank could not write the previous checkpoint or begin this
-                one.
+            UserError: on every rank, if a rank could not write the previous checkpoint or begin
+                this one.
         """
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
@@ -190,8 +190,8 @@ class Checkpoints:
             return None
         self._said_waiting = True
         return (
-            f"the checkpoint of step {position.step} waited {waited:.1f} s for the one before, which "
-            "was still being written; raise checkpoint.every "
+            f"the checkpoint of step {position.step} waited {waited:.1f} s for the one before, "
+            "which was still being written; raise checkpoint.every "
             f"({CHECKPOINT_STALL_SECONDS.tag} has every wait)"
         )
 
@@ -314,7 +314,7 @@ class Checkpoints:
             self._saving = None
 
     def mark_good(self) -> None:
-        """Mark the newest checkpoint as known good: its weights gave a finite loss (rank 0 writes)."""
+        """Mark the newest checkpoint as known good: its weights gave a finite loss."""
         if self._not_yet_good is None:
             return
         if self._saving is not None and self._saving.path == self._not_yet_good:
@@ -324,9 +324,10 @@ class Checkpoints:
         self._not_yet_good = None
 
     def withdraw(self) -> None:
-        """Withdraw the newest checkpoint, whose weights gave no finite loss, unless it is known good.
+        """Withdraw the newest checkpoint, whose weights gave no finite loss.
 
-        Collective: afterwards all ranks see the same newest checkpoint. The files stay.
+        Not if it is known good. Collective: afterwards all ranks see the same newest checkpoint.
+        The files stay.
         """
         with suppress(UserError):  # what could not be written needs no withdrawal
             self.wait()
@@ -374,7 +375,7 @@ class Checkpoints:
             raise error
 
     def _mark_good(self, checkpoint: Path) -> None:
-        """Mark a complete checkpoint; an abandoned save leaves an incomplete one, which gets no mark."""
+        """Mark a complete checkpoint; what an abandoned save has left gets no mark."""
         if (checkpoint / MARKER).exists() and not (checkpoint / GOOD).exists():
             write_text_atomically(checkpoint / GOOD, "")
             self._remove_oldest()

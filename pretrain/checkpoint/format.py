@@ -30,7 +30,7 @@ from pretrain.runs.position import Count, Position
 
 FORMAT: Literal[2] = 2
 READS = (1, 2)
-"""Formats that this version reads. In format 1 every parameter has the states of FORMAT_1_STATES."""
+"""Formats that this version reads; in format 1 every parameter has FORMAT_1_STATES."""
 FORMAT_1_STATES = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
 """The kind of the fp32 weights; the others are the states that an optimizer keeps beside them."""
@@ -51,8 +51,8 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
         problem: a clause that follows the file's name.
     """
     return DamagedCheckpoint(
-        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep {file.parent.name} "
-        "aside and go on from the checkpoint before"
+        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep "
+        f"{file.parent.name} aside and go on from the checkpoint before"
     )
 
 
@@ -84,10 +84,10 @@ def tensor_key(kind: str, name: str) -> str:
 def safetensors_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the head of a safetensors file: the length of a JSON object in 8 bytes, and the object.
+    """Return the head of a safetensors file.
 
-    Written here because the safetensors package copies every tensor before it writes, and cannot
-    hash.
+    The length of a JSON object in 8 bytes, and the object. Written here because the safetensors
+    package copies every tensor before it writes, and cannot hash.
 
     Args:
         tensors: (name, the format's name of the type, shape, bytes) in the order of the file.

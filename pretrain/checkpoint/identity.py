@@ -89,8 +89,8 @@ def accept_identity(
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         raise UserError(
-            f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set it "
-            "back, or choose another run.name to start afresh"
+            f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set "
+            "it back, or choose another run.name to start afresh"
         )
     changes = [
         f"{key} is {live['keys'][key]}, was {saved.keys.get(key)}"
@@ -100,8 +100,8 @@ def accept_identity(
     changes += data_changes(saved.data, live["data"])
     if saved.data["tokenizer"] != live["data"]["tokenizer"]:
         raise UserError(
-            f"checkpoint {checkpoint} was trained on ids of another tokenizer, which mean other text "
-            "here; restore the shards, or choose another run.name to start afresh"
+            f"checkpoint {checkpoint} was trained on ids of another tokenizer, which mean other "
+            "text here; restore the shards, or choose another run.name to start afresh"
         )
     if changes and not allow_data_change:
         raise UserError(
@@ -202,7 +202,7 @@ def _word(value: Any) -> str:
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
-    """Return the SHA-256 of the live frozen bank for every (layer, role), on any layout (collective).
+    """Return the SHA-256 of the live frozen bank for every (layer, role) (collective).
 
     Args:
         model: with the bank in its buffers.

@@ -1,4 +1,4 @@
-"""Loading a checkpoint of any layout into a model, into an engine, or as plain tensors, bit for bit.
+"""Loading a checkpoint of any layout into a model or an engine, or as plain tensors.
 
     for name, weight in full_weights(Path("runs/NAME/checkpoints/step_00000123")):
         ...    # fp32, on the CPU, one parameter at a time; no engine, no process groups
@@ -246,7 +246,8 @@ class StoredState:
                 if steps.setdefault(id(own.state), stored.step) != stored.step:
                     raise UserError(
                         f"{self._stored.path} has step counts that this run's optimizer keeps "
-                        f"together, and '{part.name}' has another; restore the run's own config.yaml"
+                        f"together, and '{part.name}' has another; restore the run's own "
+                        "config.yaml"
                     )
                 if own.step is not None and stored.step is not None:
                     own.step.fill_(stored.step)

@@ -1,4 +1,4 @@
-"""The start of a run: step 0, or the newest checkpoint, which must be undamaged and the run's own."""
+"""The start of a run: step 0, or the newest checkpoint, undamaged and the run's own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
 def _newest_whole(
     run: RunDirectory, section: CheckpointSection, context: ParallelContext
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint, or None, and a note for every checkpoint set aside."""
+    """Return the newest undamaged checkpoint, if any, and a note on each one set aside."""
     notes: list[str] = []
     while True:
         together(partial(_check_permissions, run))
@@ -183,7 +183,7 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
 
 
 def _was_saved(run: RunDirectory) -> bool:
-    """Return whether the records tell of a complete checkpoint; the last save may have been killed."""
+    """Return whether the records tell of a complete checkpoint, not of a killed save alone."""
     if not run.metrics.is_file() or run.withdrawn_checkpoints():
         return False
     saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]

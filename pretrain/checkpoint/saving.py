@@ -28,7 +28,7 @@ from pretrain.ranks.watch import end_process
 from pretrain.runs.directory import GOOD, write_text_atomically
 
 PATIENCE = 1.5
-"""Timeouts without progress after which a rank ends; after one, rank 0 can still name another rank."""
+"""Timeouts without progress after which a rank ends; after one, rank 0 names a late rank."""
 
 
 class Saving:
@@ -40,16 +40,16 @@ class Saving:
         about: content of checkpoint.json; None on every rank but the first, which completes the
             checkpoint.
         world_size: number of ranks that write.
-        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and in
-            which the file system must take something.
+        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and
+            in which the file system must take something.
         when_complete: called once the checkpoint counts, on the thread of rank 0.
 
     Attributes:
         error: what ended the thread, if anything did.
         good: the checkpoint is known good. After the thread has ended, the caller has to write the
             mark.
-        seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until
-            then.
+        seconds_write: time the thread took to write, hash and make durable this rank's file; 0
+            until then.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Saving:
         return self._may_count.is_set()
 
     def wait_for_own_part(self) -> None:
-        """Wait until this rank's file is on the disk, or could not be written; see `require_progress`."""
+        """Wait until this rank's file is on the disk, or could not be written."""
         since = time.perf_counter()
         while not self._written.wait(self._timeout / 10):
             self.require_progress(since)
 
     def require_progress(self, since: float) -> None:
-        """End this process if the file system has taken nothing for PATIENCE timeouts since `since`.
+        """End this process if the file system has taken nothing for PATIENCE timeouts.
 
         An error would not end it: to remove the files, and the lock, is to wait for the same file
         system.
@@ -111,8 +111,8 @@ class Saving:
         if not self._written.is_set() and idle > PATIENCE * self._timeout:
             end_process(
                 f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
-                f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; look at "
-                "it, then the same command goes on from the newest checkpoint"
+                f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; "
+                "look at it, then the same command goes on from the newest checkpoint"
             )
 
     def let_count(self, good: bool) -> None:

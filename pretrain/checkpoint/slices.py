@@ -27,7 +27,7 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements [start, start + length) of this rank's flattened parameter, as the optimizer has them.
+    """Elements [start, start + length) of this rank's flattened parameter, in its optimizer.
 
     Attributes:
         name: of the parameter in the live model.
@@ -130,7 +130,7 @@ def _partition(parameter: Any) -> tuple[int, int]:
 
 
 def held_by_rank(parameter: Any) -> torch.Tensor:
-    """Return what this rank has of a parameter; under ZeRO-3 without padding, which holds anything."""
+    """Return what this rank has of a parameter, without the padding of ZeRO-3."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     return parameter.ds_tensor.detach().narrow(0, 0, _partition(parameter)[1])

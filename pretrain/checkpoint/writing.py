@@ -3,7 +3,7 @@
     snapshot = take_snapshot(engine, context, buffer)    # at a step boundary: copies, nothing else
     write_snapshot(snapshot, path, abandoned)            # files only: in the background of training
     files = join_parts(path, world_size, ...)            # rank 0: waits for the others' files
-    declare_complete(path, files)                        # rank 0: from then on the checkpoint counts
+    declare_complete(path, files)                        # rank 0: then the checkpoint counts
 
 No function here calls a collective. Each rank writes one safetensors file with the slices that its
 optimizer owns, hashed while writing and made durable, and then a sidecar: a small file that states
@@ -79,7 +79,7 @@ class HostBuffer:
 
 @dataclass(frozen=True)
 class OwnSlice:
-    """A slice that this rank writes: elements of a logical parameter's block, and their live source."""
+    """A slice that this rank writes: elements of a block, and their live source."""
 
     part: Part
     start: int
@@ -108,7 +108,7 @@ class Snapshot:
 
 
 def file_order(parameters: Mapping[str, StoredParameter]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, logical name) in the order of a rank's file: all masters, then state by state."""
+    """Yield (kind, logical name) as a rank's file has them: all masters, then state by state."""
     kinds = dict.fromkeys(kind for parameter in parameters.values() for kind in parameter.kinds)
     for kind in kinds:
         for name, parameter in parameters.items():

@@ -1,7 +1,7 @@
 """The training program: read this file and you know what a run does.
 
-    torchrun --nproc-per-node 8 -m pretrain train pretrain/configs/small.yaml      # or srun, one task per GPU
-    python -m pretrain train demo --local-ranks 4                                    # one machine, CPU
+    torchrun --nproc-per-node 8 -m pretrain train pretrain/configs/small.yaml    # or srun
+    python -m pretrain train demo --local-ranks 4                                # one machine, CPU
 
 Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every
 step: forward and backward over the micro batches, clip, update if the numbers are good, record;
@@ -224,13 +224,14 @@ def accumulate_gradients(
         engine.backward(sum(auxiliary.values(), loss))
         loss_sum += loss.detach()
         if index < micro_batches - 1:
-            engine.step()  # only counts the micro batch; after the last one, train_step moves the weights
+            # Only counts the micro batch; after the last one, train_step moves the weights.
+            engine.step()
     # The terms are of the weights alone, so they are equal in all micro batches.
     return loss_sum / micro_batches, {name: term.detach() for name, term in auxiliary.items()}
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
-    """Return the predictions of the global batch that count (collective where ranks differ in them)."""
+    """Return the predictions of the global batch that count (collective where ranks differ)."""
     if run.data.boundary is None:
         return run.config.tokens_per_step  # known without asking the other ranks
     total = agree([float(count_predictions(batch, run.data.boundary))], run.context.device)[0]
@@ -238,7 +239,7 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
 
 
 def _sum_over_ranks(flags: Sequence[bool], numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum this rank's flags, known on the host, and numbers over all ranks (one small all-reduce)."""
+    """Sum flags, known on the host, and numbers over all ranks (one small all-reduce)."""
     on_device = torch.stack([number.double() for number in numbers])
     raised = torch.tensor(flags, dtype=torch.float64)
     if on_device.is_cuda:

@@ -1,4 +1,4 @@
-"""Opening a run: ranks, data, engine, checkpoint, telemetry, and every refusal possible before step 1."""
+"""Opening a run: ranks, data, engine, checkpoint, telemetry, and every early refusal."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Run:
 
     @property
     def engine(self) -> Any:
-        """Return the current deepspeed.DeepSpeedEngine; do not keep a reference over `enter_phase_of`."""
+        """Return the current deepspeed.DeepSpeedEngine; `enter_phase_of` may replace it."""
         return self.phased.engine
 
     def enter_phase_of(self, step: int) -> None:
-        """Rebuild the engine if other weights are trained from `step` on than before (collective)."""
+        """Rebuild the engine if other weights train from `step` on than before (collective)."""
         if not self.phased.is_in(step):
             self.checkpoints.wait()  # the host has no room for two phases' copies
         if not self.phased.enter(step):
@@ -119,10 +119,11 @@ class Run:
                     self.telemetry.sync()
 
     def commit(self, good: bool) -> None:
-        """Let the checkpoint of `save` count, once the records up to its step are durable (collective).
+        """Let the checkpoint of `save` count, once its records are durable (collective).
 
         Raises:
-            UserError: on every rank, if they are not, or if a save that is not in the background has failed.
+            UserError: on every rank, if they are not, or if a save that is not in the background
+                has failed.
         """
         self.settle()
         self.checkpoints.commit(good)
@@ -133,7 +134,7 @@ class Run:
             self.checkpoints.mark_good()
 
     def has_error(self) -> bool:
-        """Return whether this rank has an error that must end the run: if one has, all must `give_up`."""
+        """Return whether this rank has an error for which all must `give_up`."""
         self.checkpoints.has_failed()  # records it
         if self.lock is not None and (lost := self.lock.lost) is not None:
             self.errors.record(lost)
@@ -148,7 +149,7 @@ class Run:
             self.give_up()
 
     def give_up(self) -> NoReturn:
-        """End the run on all ranks for the error of one, after a committed save has finished (collective).
+        """End the run for the error of one rank, once a committed save is done (collective).
 
         Raises UserError: the same on every rank: the error of the first rank that has one.
         """
@@ -168,7 +169,7 @@ class Run:
                 self.config.run_directory.write_state(state)
 
     def close(self, state: str) -> None:
-        """Finish the run directory for this segment: summary and HParams if finished, then the state."""
+        """Finish the run directory for this segment: summary if finished, then the state."""
         self.profile.close()
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):

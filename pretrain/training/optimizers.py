@@ -45,7 +45,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
 
     def states_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
-        """Return the names of the states of a tensor of `param_groups`, each of the tensor's shape."""
+        """Return the names of a tensor's states, each of the tensor's shape."""
         return self.rule.states
 
     def begin(self, tensor: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ class FusedAdamW(RuleOptimizer, torch.optim.AdamW):
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerSection], RuleOptimizer]] = {
     ADAMW.name: FusedAdamW,
 }
-"""{name of an optimizer's first rule: what builds the optimizer of parameter groups and settings}."""
+"""{name of the first rule: what builds the optimizer of parameter groups and settings}."""
 
 
 def build_optimizer(model: torch.nn.Module, settings: OptimizerSection) -> RuleOptimizer:
@@ -170,5 +170,5 @@ def _norm(optimizer: torch.optim.Optimizer, tp_group: dist.ProcessGroup) -> torc
 
 
 def _divisor(norm: torch.Tensor, clip: float) -> torch.Tensor:
-    """Return the divisor of gradients of this norm; DeepSpeed's ZeRO optimizers clip by the same formula."""
+    """Return the divisor of gradients of this norm, by the formula of DeepSpeed's optimizers."""
     return ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)

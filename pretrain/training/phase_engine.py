@@ -68,7 +68,11 @@ class PhasedEngine:
         return self._config.phase_at(step) == self.phase
 
     def enter(self, step: int) -> bool:
-        """Enter the phase of `step` (collective). True if that took a new engine; the old engine is gone."""
+        """Enter the phase of `step` (collective).
+
+        Returns:
+            Whether that took a new engine; the old one is gone then.
+        """
         if self.is_in(step):
             return False
         state = TrainingState.of(self.engine)
@@ -80,14 +84,15 @@ class PhasedEngine:
         return True
 
     def close(self) -> None:
-        """Release the engine, and with the engine the model and the process groups that it holds."""
+        """Release the engine, and with it the model and the process groups."""
         self.update.detach()
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None
         release_engine(self.engine)
         del self.engine
-        gc.collect()  # engine and model hold each other; without this both models would be in memory at once
+        # Engine and model hold each other; without this both models would be in memory at once.
+        gc.collect()
 
     def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
@@ -107,7 +112,7 @@ class PhasedEngine:
         self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the audit for audit.json: of the live engine, and of each phase so far if there are several.
+        """Return the audit for audit.json: of the live engine, and of each phase so far.
 
         `on_disk`: what audit.json holds already, for the phases before; empty if there is none.
         """

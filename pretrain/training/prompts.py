@@ -39,8 +39,8 @@ def continue_prompts(
         config: of the run.
         boundary: the end-of-document id where documents stand alone.
         context: this rank's place in the layout.
-        draw: chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one
-            rank.
+        draw: chooses `[rows]` ids in place of the likeliest, from logits
+            `[rows, vocabulary]` of one rank.
     """
     ids, ends = _block(prompts, config, context)
     # Not more tokens at a time than a forward pass of training has.
@@ -60,7 +60,7 @@ def continue_prompts(
 def _block(
     prompts: Prompts, config: Config, context: ParallelContext
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `[prompts, length]` ids with room for all tokens behind each prompt, and `[prompts]` its start.
+    """Return ids `[prompts, length]` with room behind each prompt, and its start `[prompts]`.
 
     What stands in the room has no effect on what is before it. With sequence parallelism the length
     must divide; that of training does and is no less than what the prompts need.

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 BUCKET_ELEMENTS = 8 * 2**20
-"""Neighbours are reduced together up to this size: 32 MiB of fp32, enough for full bandwidth on NVLink."""
+"""Neighbours are reduced together up to this size: 32 MiB, full bandwidth on NVLink."""
 PACKED_ELEMENTS = 2**18
 """A gradient smaller than this (1 MiB of fp32) is packed, and packs are four times as large."""
 
 
 def reduces_whole_gradients(engine: Any) -> bool:
-    """Return whether DeepSpeed would average this engine's gradients after the backward pass, as we do.
+    """Return whether DeepSpeed would average whole gradients after the backward pass.
 
     Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
     """
@@ -56,12 +56,14 @@ class Bucket:
         self.waiting = len(self.parameters)
 
     def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that there are."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 class OverlappedReduction:
-    """Hooks that average an engine's gradients over the data-parallel ranks; done when `backward` returns.
+    """Hooks that average an engine's gradients over the data-parallel ranks.
 
+    All are averaged when `backward` returns.
     Every rank must run the same backward pass: the order in which gradients come is that of the
     collectives.
     """
@@ -112,7 +114,7 @@ class OverlappedReduction:
         self._in_flight.append((work, flat, packed))
 
     def _finish(self) -> None:
-        """Wait for reductions under way, reduce the buckets that are still incomplete, and take the mean."""
+        """Wait for the reductions under way, reduce incomplete buckets, and take the mean."""
         for bucket in self._buckets:
             if bucket.waiting:
                 self._launch(bucket)
@@ -129,8 +131,9 @@ class OverlappedReduction:
 
 
 def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
-    """Group the trainable weights, whose gradients are tensors of their own: large ones alone, others packed.
+    """Group the trainable weights, whose gradients are tensors of their own.
 
+    Large ones are alone, others packed.
     From the last layer to the first, as the backward pass makes them.
     """
     buckets = []
@@ -149,7 +152,7 @@ def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
 
 
 def flat_buckets(optimizer: Any) -> list[Bucket]:
-    """Group neighbours in `BF16_Optimizer`'s flat gradient buffers; empty for an optimizer without them."""
+    """Group neighbours in `BF16_Optimizer`'s flat gradient buffers; empty without them."""
     if not hasattr(optimizer, "fp32_groups_gradients_flat"):
         return []
     buckets = []

@@ -40,7 +40,7 @@ from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.phase_engine import PhasedEngine
 
 DEEPSPEED_FACT = "deepspeed_config_sha256"
-"""Key of environment.json with the SHA-256 of the file that deepspeed.config names, null without one."""
+"""Key of environment.json with the SHA-256 of the file of deepspeed.config; null without one."""
 ENDINGS = {
     FINISHED: "",
     STOPPED: " is saved; the same command goes on from here",
@@ -49,7 +49,7 @@ ENDINGS = {
 
 
 def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
-    """Refuse an end earlier than the trained steps; a finished run may start again, with nothing to do.
+    """Refuse an end earlier than the trained steps; a finished run may start again.
 
     Args:
         run: the run's directory.
@@ -73,7 +73,8 @@ def changes_since(resolved: Resolved, start: Start) -> list[Change]:
     """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
 
     Args:
-        resolved: this run's configuration; another content of the file of deepspeed.config counts too.
+        resolved: this run's configuration; another content of the file of deepspeed.config counts
+            too.
         start: where the run starts from.
     """
     run = start.trunk or resolved.config.run_directory
@@ -130,7 +131,7 @@ def environment_of(
     start: Start,
     changes: Sequence[Change],
 ) -> dict[str, Any]:
-    """Return the content of environment.json: of the segment that starts, and all of them in `segments`.
+    """Return the content of environment.json: the segment that starts, and all of them.
 
     Args:
         resolved: the run's configuration, with its layout.
@@ -145,7 +146,8 @@ def environment_of(
         earlier = _on_disk(resolved.config.run_directory.environment).get("segments", [])
     layout = {
         "device": device_name(device),
-        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
+        # AVX2, AVX512, …: they round differently.
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": torch.get_num_threads(),  # sums are in another order with others
         **resolved.layout.as_dict(),
     }
@@ -182,7 +184,7 @@ def _on_disk(path: Path) -> dict[str, Any]:
 
 
 def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None:
-    """Say how this segment ended; of a finished run, its summary and HParams too. The state comes last.
+    """Say how this segment ended, and write a finished run's summary; the state comes last.
 
     Args:
         run: the run's directory.
@@ -265,8 +267,9 @@ def headline(
         begins = f"starts as a branch of {start.trunk.path}, after its step {step}"
     return (
         f"{config.run_path} {begins}: {config.attention.variant}, "
-        f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} "
-        f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
+        f"{totals['model_trainable_parameters']:,} trainable and "
+        f"{totals['model_frozen_parameters']:,} frozen parameters, "
+        f"tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {device_name(context.device)}, ZeRO-{audit['zero_stage']}"
         + "".join(f"; from step {step + 1} on {change}" for change in changes)
     )
@@ -282,8 +285,8 @@ def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
     layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
         f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "
-        f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen parameters, "
-        f"learning rate x {phased.phase.learning_rate_factor:g}"
+        f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen "
+        f"parameters, learning rate x {phased.phase.learning_rate_factor:g}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reaction to bad numbers beyond the update left out: checkpoints known good or withdrawn, and the stop.
+"""Handling of non-finite and spiking losses: checkpoints known good or withdrawn, and the stop.
 
 Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
 
@@ -60,7 +60,7 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
 
 
 def _spike(run: Run, position: Position, result: StepResult) -> str:
-    """Name the number of a step without update that was finite but too large; "" for another cause."""
+    """Name the finite number of a step that was too large; "" for another cause."""
     factor = run.config.stability.spike_factor
     if factor is None or not math.isfinite(result.loss + result.gradient_norm):
         return ""
@@ -117,6 +117,6 @@ def _stop_diverged(run: Run, record: StepRecord, what: str) -> NoReturn:
     good = run.checkpoints.newest()
     run.leave(DIVERGED)
     raise UserError(
-        f"{what}; lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
-        f"{good.name if good else 'the start'}"
+        f"{what}; lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes "
+        f"from {good.name if good else 'the start'}"
     )

@@ -9,7 +9,7 @@ import torch
 
 
 class StepClock:
-    """Marks along a step; on CUDA, events in the stream of work, timed when the GPU reaches them."""
+    """Marks along a step; on CUDA, events in the stream, timed when the GPU reaches them."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -26,7 +26,7 @@ class StepClock:
         self._events.append(event)
 
     def seconds(self) -> list[float]:
-        """Return the parts between the marks. On CUDA, call this when the GPU is past the last mark."""
+        """Return the parts between the marks; on CUDA, once the GPU is past the last one."""
         if self._on_gpu:
             return [one.elapsed_time(other) / 1e3 for one, other in pairwise(self._events)]
         return [other - one for one, other in pairwise(self._marks)]

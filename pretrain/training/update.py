@@ -51,7 +51,7 @@ class GuardedUpdate:
         del self._engine
 
     def make(self, allowed: torch.Tensor, largest_norm: float = math.inf) -> Update:
-        """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
+        """Step the engine; the weights move if allowed and the norm is finite (collective).
 
         Waits for the device only where DeepSpeed does, to learn the norm it clips by.
 

@@ -1,4 +1,4 @@
-"""Slices of DeepSpeed engines on one rank: taken, written, and given to another engine, at every stage."""
+"""Slices of DeepSpeed engines on one rank: taken, written, and given to another engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint without an engine: written, completed, read in blocks; gaps and absentees named."""
+"""Files of a checkpoint without an engine: written, read in blocks, gaps named."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""`python -m pretrain checkpoint list|verify`: what they say of whole and of damaged checkpoints."""
+"""`python -m pretrain checkpoint list|verify`: whole and damaged checkpoints."""
 
 from __future__ import annotations
 
