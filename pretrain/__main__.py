@@ -297,10 +297,6 @@ def doctor(
         int | None,
         typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says."),
     ] = None,
-    digest_seconds: Annotated[
-        float,
-        typer.Option(min=0, help="Regenerate and compare frozen heads for at most this long."),
-    ] = 30,
     report: Annotated[
         Path | None, typer.Option(help="Write the results and bad nodes as JSON.")
     ] = None,
@@ -314,7 +310,6 @@ def doctor(
         overrides=tuple(overrides or ()),
         timeout=timeout,
         gpus=gpus,
-        digest_seconds=digest_seconds,
         report=report,
     )
     if local_ranks:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from data_pipeline.shards.manifest import expected_files, file_problem
 from megatron_patches.bank.head_split import split_heads
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe
 from megatron_patches.bank.shards import head_digests, head_rows_in
-from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs
@@ -29,16 +28,13 @@ from pretrain.ranks.devices import ask_for
 from pretrain.ranks.environment import LaunchEnvironment
 
 
-def local_facts(
-    request: Request, own: LaunchEnvironment, leader: bool, say: Callable[[str], None]
-) -> dict[str, Any]:
+def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[str, Any]:
     """Make every check of this rank within `request.timeout` seconds.
 
     Args:
         request: what the command line asks for.
         own: this rank.
         leader: this is the first rank of its node, which checks what the node's ranks share.
-        say: called with the name of each check before it begins.
 
     Returns:
         {check: facts, "failures": {check: clause}}.
@@ -61,14 +57,13 @@ def local_facts(
         "config": read_config,
         "gpus": check_gpus,
         "data": lambda: data_facts(config[0], own.world_size, leader),
-        "bank": lambda: bank_facts(config[0], request.digest_seconds),
+        "bank": lambda: bank_facts(config[0]),
     }
     if leader:
         checks |= {"disk": lambda: disk_facts(config[0]), "shm": shm_facts}
     for name, action in checks.items():
         if name in ("data", "bank", "disk") and not config:
             continue
-        say(name)
         try:
             facts[name] = bounded(action, deadline - time.monotonic(), f"the check of {name}")
         except Exception as error:
@@ -103,54 +98,36 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
     return {"fingerprint": blend.fingerprint, "files": files}
 
 
-def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
-    """Return digests of frozen heads: head 0 of every layer, then head 1, while there is time.
-
-    All ranks use the same order, so the lists of two ranks agree as far as the shorter one goes.
+def bank_facts(config: Config) -> dict[str, str]:
+    """Return the digest of one frozen head, the first of the model; training compares all.
 
     Args:
         config: configuration of the run.
-        seconds: time after which no other head is begun.
     """
-    recipe = config.recipe
+    recipe, policy = config.recipe, config.policy
     if not isinstance(recipe, BankRecipe):
         # Training itself compares the score matrices of a synthesizer.
-        return {"digests": [], "heads": 0}
-    deadline = time.monotonic() + seconds
-    digests = []
-    drawn = _frozen_heads(recipe, config.policy, config.model.num_layers)
-    for layer, role, heads in drawn:
-        rows = head_rows_in(recipe, layer, role, heads, dtype=DTYPES[config.precision.dtype])
-        made = head_digests(rows, recipe.head_dim)
-        for head, sha256 in zip(heads, made, strict=True):
-            digests.append([f"layer {layer} {role} head {head}", sha256[:16]])
-        if time.monotonic() > deadline:
-            break
-    return {"digests": digests, "heads": sum(len(heads) for _, _, heads in drawn)}
-
-
-def _frozen_heads(
-    recipe: BankRecipe, policy: QKPolicy, num_layers: int
-) -> list[tuple[int, Role, Sequence[int]]]:
-    """Return (layer, role, heads) drawn at once: one head, or all of a role with scope `layer`."""
-    drawn: list[tuple[int, Role, Sequence[int]]] = []
-    roles = policy.frozen_row_roles
-    for layer, groups in enumerate(policy.frozen_groups(num_layers, recipe.num_query_groups)):
+        return {"digest": "none"}
+    groups = policy.frozen_groups(config.model.num_layers, recipe.num_query_groups)
+    for layer, frozen in enumerate(groups):
         heads = split_heads(
             recipe.num_attention_heads,
             recipe.num_query_groups,
-            groups,
+            frozen,
             rank=0,
             tensor_parallel_size=1,
-            roles=roles,
+            roles=policy.frozen_row_roles,
             shared=policy.shared,
         ).frozen
         for role in ROLES:
-            if recipe.scope == "layer" and heads[role]:
-                drawn.append((layer, role, heads[role]))
-            else:
-                drawn += [(layer, role, [head]) for head in heads[role]]
-    return sorted(drawn, key=lambda one: one[2][0])
+            if heads[role]:
+                dtype = DTYPES[config.precision.dtype]
+                first = heads[role][:1]
+                (made,) = head_digests(
+                    head_rows_in(recipe, layer, role, first, dtype=dtype), recipe.head_dim
+                )
+                return {"digest": f"{made[:16]} at layer {layer} {role} head {first[0]}"}
+    return {"digest": "none"}
 
 
 def _clause(error: Exception) -> str:

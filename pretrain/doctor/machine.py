@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_pipeline.io.files import sync
 from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
@@ -23,7 +20,6 @@ from pretrain.runs.storage import size_text
 SHM_FOR_NCCL = 1 << 30
 """NVIDIA's advice for containers (Docker gives 64 MiB): NCCL uses /dev/shm within a node."""
 SHM_WITHOUT_GPU = 16 << 20
-PROBE_BYTES = 256 << 20
 FREE_GPU_SHARE = 0.9
 """A GPU with less of its memory free before the run starts is used by another process."""
 
@@ -82,7 +78,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
-    """Return free bytes and bytes written per second in the checkpoints' directory.
+    """Return the free bytes of the checkpoints' directory, which is written to for a moment.
 
     Raises:
         Unfit: too little space for the checkpoints that are kept and the one being written, or the
@@ -102,11 +98,10 @@ def disk_facts(config: Config) -> dict[str, Any]:
             f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
         )
     try:
-        speed = _write_speed(there, min(PROBE_BYTES, max(1 << 20, size)))
+        tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         raise Unfit(f"{there} cannot be written to ({error.strerror})") from error
-    facts = {"directory": str(there), "checkpoint": size, "needed": needed, "free": free}
-    return facts | {"bytes_per_second": speed}
+    return {"directory": str(there), "checkpoint": size, "needed": needed, "free": free}
 
 
 def shm_facts() -> dict[str, Any]:
@@ -124,24 +119,6 @@ def shm_facts() -> dict[str, Any]:
             "container more"
         )
     return {"total": usage.total, "free": usage.free}
-
-
-def _write_speed(directory: Path, size: int) -> float:
-    """Return the bytes per second of a write through to the disk; the file is read back."""
-    block = os.urandom(1 << 20)  # not zeros: file systems that compress would not write them
-    count = -(-size // len(block))
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as probe:
-        path = Path(probe) / "probe"
-        started = time.monotonic()
-        with path.open("wb") as file:
-            for _ in range(count):
-                file.write(block)
-            sync(file)
-        seconds = time.monotonic() - started
-        with path.open("rb") as file:
-            if any(file.read(len(block)) != block for _ in range(count)):
-                raise Unfit(f"a file written to {directory} reads back differently")
-    return size / max(seconds, 1e-9)
 
 
 def _driver_version() -> str | None:

@@ -25,7 +25,6 @@ from pretrain.doctor.verdict import (
     bad_nodes,
     exit_code,
     find_problems,
-    find_warnings,
     ranks_by_node,
 )
 from pretrain.ranks.environment import LaunchEnvironment, head_node, missing_nodes, node_name
@@ -62,7 +61,7 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     absent = [rank for rank in range(own.world_size) if rank not in came]
     nodes = ranks_by_node(came)
     clocks = _call_roll(rendezvous, nodes, slack)
-    rendezvous.post("facts/0", local_facts(request, own, True, lambda what: None))
+    rendezvous.post("facts/0", local_facts(request, own, True))
     facts = rendezvous.collect("facts", came, request.timeout + slack)
     run_collectives = len(facts) == own.world_size and not any(
         {"gpus", "config"} & set(each["failures"]) for each in facts.values()
@@ -70,17 +69,13 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     rendezvous.post("collectives", run_collectives)
     collectives: dict[int, Any] = {}
     if run_collectives:
-        results = Collectives(rendezvous, nodes, _limit(request), lambda what: None).run()
+        results = Collectives(rendezvous, nodes, _limit(request)).run()
         rendezvous.post("collectives/0", results)
         collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + slack)
-    done = collectives if run_collectives else facts
-    silent = [rank for rank in came if rank not in done]
     gathered = Gathered(
-        world_size=own.world_size,
         nodes=came,
         facts=facts,
         collectives=collectives,
-        last={rank: rendezvous.read(f"doing/{rank}", 0.001) or "nothing" for rank in silent},
         missing=missing_nodes(absent, came, own.world_size, os.environ),
         clocks=clocks,
         seconds=request.timeout,
@@ -91,12 +86,11 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
 
 def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> int:
     problems = find_problems(gathered)
-    warnings = find_warnings(gathered)
     code = exit_code(problems)
-    print_report(gathered, problems, warnings)
+    print_report(gathered, problems)
     if request.report is not None:
         try:
-            write_report(request.report, gathered, problems, warnings)
+            write_report(request.report, gathered, problems)
         except OSError as error:
             _complain(f"--report {request.report} cannot be written ({error.strerror})")
             code = max(code, SITE)
@@ -116,9 +110,6 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
     own, node = rendezvous.own, rendezvous.node
     rendezvous.post(f"hello/{own.rank}", node)
 
-    def say(what: str) -> None:
-        rendezvous.post(f"doing/{own.rank}", what)
-
     def expect(key: str, seconds: float) -> Any:
         value = rendezvous.read(key, seconds)
         if value is None:
@@ -131,10 +122,10 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
     if own.rank not in nodes.get(node, []):  # too late: counted among the missing
         return int(expect("verdict", 3 * request.timeout + 2 * slack))
     leader = nodes[node][0] == own.rank
-    rendezvous.post(f"facts/{own.rank}", local_facts(request, own, leader, say))
+    rendezvous.post(f"facts/{own.rank}", local_facts(request, own, leader))
     # Rank 0 first read the clocks, then made its own checks, then waited for everybody's.
     if expect("collectives", 3 * request.timeout + 2 * slack):
-        results = Collectives(rendezvous, nodes, _limit(request), say).run()
+        results = Collectives(rendezvous, nodes, _limit(request)).run()
         rendezvous.post(f"collectives/{own.rank}", results)
     wait = (len(nodes) + 3) * (_limit(request) + slack)
     code = int(expect("verdict", wait + request.timeout))

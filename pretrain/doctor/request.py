@@ -18,7 +18,6 @@ class Request:
         overrides: section.key=value.
         timeout: seconds to wait for a rank, and for a check.
         gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
-        digest_seconds: most seconds in which each rank regenerates frozen heads.
         report: file for the results as JSON.
     """
 
@@ -26,7 +25,6 @@ class Request:
     overrides: tuple[str, ...] = ()
     timeout: float = 180
     gpus: int | None = None
-    digest_seconds: float = 30
     report: Path | None = None
 
     def arguments(self) -> list[str]:
@@ -34,7 +32,6 @@ class Request:
         options = {
             "--timeout": self.timeout,
             "--gpus": self.gpus,
-            "--digest-seconds": self.digest_seconds,
             "--report": self.report,
         }
         given = [f"{name}={value}" for name, value in options.items() if value is not None]

@@ -21,7 +21,6 @@ FINE, SITE, BAD_NODES = 0, 2, 3
 MAX_CLOCK_SKEW = 5.0
 """Seconds. Training works with any skew, but logs of different nodes cannot be read together, and
 credentials fail at a skew of minutes."""
-SLOW_SHARE = 0.5
 
 SHARED = ("disk", "shm")
 """Checks that one rank makes for its node."""
@@ -54,22 +53,18 @@ class Gathered:
     """All facts that rank 0 has gathered.
 
     Attributes:
-        world_size: ranks of the job.
         nodes: rank -> node, of the ranks that came.
         facts: rank -> what it found on its own.
         collectives: rank -> what it found together with others.
-        last: rank -> the check that it began last, of ranks that fell silent.
         missing: rank -> node (None: not known) of ranks that never came.
         clocks: node -> seconds ahead of the head node, and the uncertainty.
         seconds: seconds that rank 0 waited.
         ran_collectives: the ranks were asked for checks together.
     """
 
-    world_size: int
     nodes: Mapping[int, str]
     facts: Mapping[int, dict[str, Any]]
     collectives: Mapping[int, dict[str, Any]] = field(default_factory=dict)
-    last: Mapping[int, str] = field(default_factory=dict)
     missing: Mapping[int, str | None] = field(default_factory=dict)
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0
@@ -79,12 +74,6 @@ class Gathered:
     def ranks_of(self) -> dict[str, list[int]]:
         """Return {node: its ranks that came}, the head node first."""
         return ranks_by_node(self.nodes)
-
-    @property
-    def links(self) -> dict[str, float | None]:
-        """Return {node: GB/s of all-reduce with the head node}."""
-        links: dict[str, float | None] = self.collectives.get(0, {}).get("links", {})
-        return links
 
     def by_node(self, ranks: Sequence[int]) -> dict[str, tuple[list[int], str]]:
         """Return {node: (its ranks among these, a prefix that names them unless all are)}."""
@@ -127,26 +116,6 @@ def find_problems(gathered: Gathered) -> list[Problem]:
     ]
 
 
-def find_warnings(gathered: Gathered) -> list[str]:
-    """Return warnings about slow GPU nodes: at most half the median all-reduce speed."""
-    if not any(facts.get("gpus", {}).get("names") for facts in gathered.facts.values()):
-        return []  # CPU ranks share their cores with everything else: their speeds say little
-    within = {
-        node: gathered.collectives.get(ranks[0], {}).get("node")
-        for node, ranks in gathered.ranks_of.items()
-    }
-    warnings = []
-    for what, speeds in (("within the node", within), ("with the head node", gathered.links)):
-        known = {node: speed for node, speed in speeds.items() if speed}
-        median = statistics.median(known.values()) if len(known) > 2 else 0
-        warnings += [
-            f"slow node {node}: all-reduce {what} at {speed:.1f} GB/s, the median is {median:.1f}"
-            for node, speed in known.items()
-            if speed <= SLOW_SHARE * median
-        ]
-    return warnings
-
-
 def _absent(gathered: Gathered) -> list[Problem]:
     """Return problems of ranks that never came, or came and did not finish their checks."""
     problems = []
@@ -160,13 +129,10 @@ def _absent(gathered: Gathered) -> list[Problem]:
         nodes = () if node is None else (node,)
         problems.append(Problem("answer", text if nodes else text + unknown, nodes))
     done = gathered.collectives if gathered.ran_collectives else gathered.facts
-    silent: dict[tuple[str, str], list[int]] = {}
-    for rank, node in gathered.nodes.items():
-        if rank not in done:
-            silent.setdefault((node, gathered.last.get(rank, "nothing")), []).append(rank)
-    for (node, doing), ranks in silent.items():
-        text = f"{name_ranks(ranks)} came, but did not end; the last check begun was of {doing}"
-        problems.append(Problem("answer", text, (node,)))
+    for node, all_ranks in gathered.ranks_of.items():
+        if silent := [rank for rank in all_ranks if rank not in done]:
+            text = f"{name_ranks(silent)} came, but did not end the checks"
+            problems.append(Problem("answer", text, (node,)))
     return problems
 
 
@@ -202,23 +168,13 @@ def _differences(gathered: Gathered) -> list[Problem]:
         ("gpus", "names", "the GPUs are"),
         ("config", "sha256", "the config or its overrides differ: digest"),
         ("data", "fingerprint", "the data has the manifest fingerprint"),
+        ("bank", "digest", "the frozen bank has the digest"),
     ]
     problems = []
     for check, key, subject in compared:
         values = {r: facts[check][key] for r, facts in gathered.facts.items() if check in facts}
         problems += _odd_ones(gathered, check, subject, values)
-    return problems + _bank_differences(gathered)
-
-
-def _bank_differences(gathered: Gathered) -> list[Problem]:
-    """Return a problem for each node whose bank differs, up to the slowest rank's last head."""
-    made = {rank: f["bank"]["digests"] for rank, f in gathered.facts.items() if "bank" in f}
-    problems: dict[tuple[str, ...], Problem] = {}
-    for index in range(min(map(len, made.values()), default=0)):
-        shown = {rank: "{1} at {0}".format(*digests[index]) for rank, digests in made.items()}
-        for problem in _odd_ones(gathered, "bank", "the frozen bank has the digest", shown):
-            problems.setdefault(problem.nodes, problem)
-    return list(problems.values())
+    return problems
 
 
 def _odd_ones(

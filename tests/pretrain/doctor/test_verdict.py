@@ -12,7 +12,6 @@ from pretrain.doctor.verdict import (
     bad_nodes,
     exit_code,
     find_problems,
-    find_warnings,
 )
 
 
@@ -22,12 +21,8 @@ def gathered(nodes: int, per_node: int = 2, **changes: Any) -> Gathered:
     versions = {"torch": "2.13.0+cu126", "driver": "550.54"}
     gpus = {"names": ["NVIDIA A100-SXM4-80GB 79 GiB"] * per_node, "free": 84e9}
     facts = {r: {"failures": {}, "versions": dict(versions), "gpus": dict(gpus)} for r in world}
-    collectives = {
-        r: {"failures": {}, "links": {}, "link_failures": {}, "node": 200.0, "world": 80.0}
-        for r in world
-    }
+    collectives = {r: {"failures": {}, "link_failures": {}} for r in world}
     content: dict[str, Any] = {
-        "world_size": len(world),
         "nodes": {r: f"n{r // per_node + 1}" for r in world},
         "facts": facts,
         "collectives": collectives,
@@ -93,14 +88,9 @@ def test_failing_collectives_name_the_node_that_can_be_named() -> None:
     assert (code, bad) == (SITE, []) and "NCCL_SOCKET_IFNAME" in sentence
 
 
-def test_clocks_and_slow_nodes() -> None:
+def test_clocks() -> None:
     clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (0.2, 0.001)}
     _, bad, (sentence,) = judged(gathered(3, clocks=clocks))
     assert bad == ["n2"] and "its clock is 7.3 s ahead of the others" in sentence
     clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (7.6, 0.001)}
     assert judged(gathered(3, clocks=clocks))[1] == ["n1"]
-    state = gathered(3)
-    state.collectives[2]["node"] = 24.0
-    assert find_warnings(state) == [
-        "slow node n2: all-reduce within the node at 24.0 GB/s, the median is 200.0"
-    ]
