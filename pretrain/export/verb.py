@@ -29,11 +29,6 @@ def export(
         Dtype | None,
         typer.Option(help="Of the weights; default: the run's, fp32 where adapters are folded in."),
     ] = None,
-    push_to_hub: Annotated[
-        str | None,
-        typer.Option(help="OWNER/NAME on the hub to send it to; made private if it is new."),
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
 ) -> None:
     """Export a run's model for transformers: weights, tokenizer, card; its logits are compared.
 
@@ -48,42 +43,6 @@ def export(
         f"most {logits['difference']:.2g} of {logits['largest']:.2g}, ids in "
         f"{tokenizer['different_ids']} of {tokenizer['documents']} documents"
     )
-    if push_to_hub is not None:
-        typer.echo(f"pushed: {push(out, push_to_hub, public)}")
-
-
-def push(directory: Path, repository: str, public: bool = False) -> str:
-    """Upload an export in one commit to the Hugging Face hub, or to HF_ENDPOINT.
-
-    Args:
-        directory: the export.
-        repository: OWNER/NAME; created if it does not exist.
-        public: a new repository is public.
-
-    Returns:
-        The commit's address.
-
-    Raises:
-        UserError: the hub refuses, or cannot be reached; the export stays where it is.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    api = HfApi()
-    try:
-        api.create_repo(repository, private=not public, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=repository, folder_path=directory, commit_message=f"Export of {directory.name}"
-        )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"--push-to-hub {repository}: {reason}; {directory} is complete, push it again with "
-            f"`hf upload {repository} {directory}`"
-        ) from error
-    return str(done.commit_url)
 
 
 def import_(

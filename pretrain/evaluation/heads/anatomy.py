@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -17,11 +16,9 @@ import numpy as np
 import torch
 from scipy import stats
 
-from data_pipeline.tokenizer.tokenizer import open_tokenizer
 from pretrain.data.open import RunData
 from pretrain.errors import UserError
 from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
-from pretrain.reporting.html import html_page
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, number, share
 from pretrain.runs.finished import FinishedRun
@@ -248,15 +245,7 @@ def anatomy_document(
         table = Table(_HEADER, [row.cells for row in rows if row.split == split], (0, 1))
         page += [f"## By {split}" if split in splits else "## All", table]
     classes = [vars(row) | {"gap": gap_content(row.gap)} for row in rows]
-    tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
-    texts = [tokenizer.decode(every[0, :end].tolist()) for end in range(every.shape[1] + 1)]
-    passage = [after[len(before) :] for before, after in pairwise(texts)]
-    differences = {}
-    for (name, base), (whole, *_) in zip(pairs.items(), found, strict=True):
-        each = [losses[name][seed][0] - losses[base][seed][0] for seed in whole.gap.seeds]
-        differences[name] = np.mean(each, axis=0)
-    files = {"text.html": text_html(passage, differences)}
-    return Document(page, {"in_short": in_short, "classes": classes}, [in_short], files=files)
+    return Document(page, {"in_short": in_short, "classes": classes}, [in_short])
 
 
 def in_words(gaps: Sequence[ClassGap]) -> str:
@@ -273,28 +262,3 @@ def in_words(gaps: Sequence[ClassGap]) -> str:
         size_of_class = f"{top.cells[-1]}, with {share(top.share)} of the tokens"
         answer += f' "{top.name}" ({top.split}): {size_of_class}.'
     return f"{gaps[0].variant} − {gap.baseline}: {size}. {answer}"
-
-
-def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> str:
-    """Return the passage once for each variant, every token coloured by its difference of loss.
-
-    Args:
-        passage: texts of the tokens.
-        differences: {variant: `[tokens - 1]`, its loss minus the baseline's in nats}.
-    """
-
-    def span(words: str, difference: float) -> str:
-        # Two colours that people of all kinds of sight tell apart.
-        colour = "213, 94, 0" if difference > 0 else "0, 114, 178"
-        style = f"background: rgba({colour}, {0.55 * min(1.0, abs(difference)):.2f})"
-        return f'<span style="{style}" title="{difference:+.2f} nats">{escape(words)}</span>'
-
-    legend = " ".join(span(f" {step:+.1f} ", step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0))
-    body = (
-        "<h1>The gap, token by token</h1>\n"
-        f"<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
-    )
-    for variant, values in differences.items():
-        spans = "".join(map(span, passage, [0.0, *values.tolist()]))
-        body += f'\n<h2>{escape(variant)}</h2>\n<p style="white-space: pre-wrap">{spans}</p>'
-    return html_page("The gap, token by token", body)

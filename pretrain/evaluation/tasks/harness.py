@@ -19,8 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.scores import TaskScores, task_scores
@@ -36,10 +34,10 @@ PACKAGES = ("lm-eval", "transformers", "torch")
 """Packages with a version that the report names."""
 BOOTSTRAP = 1000
 """Resamples for the standard error of a metric that is not a mean, such as a perplexity."""
-HUB_SECONDS = 10.0
-"""Longest time for the hub's first answer."""
-_LOCAL = {"arrow", "csv", "json", "pandas", "parquet", "text", "xml"}
-"""Values of `dataset_path` for data in files: the builders that `datasets` brings along."""
+_REMEDY = (
+    "fix the task, or leave it out; data of the hub must have been fetched once without "
+    "HF_HUB_OFFLINE, or be local files in a task of --include-path (docs/evaluation.md)"
+)
 _SEED, _OTHER_SEED = 0, 1234  # the harness's own
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -131,7 +129,6 @@ def load_tasks(
     """
     with _quiet():
         manager = _task_manager(names, include_path)
-        _require_hub(manager, names)
         loaded: dict[str, Measured] = {}
         for name in names:
             try:
@@ -140,9 +137,8 @@ def load_tasks(
             except UserError:
                 raise
             except Exception as error:  # whatever a task's file, its code and its data can raise
-                remedy = _remedy() if _on_hub(manager, [name]) else "fix the task, or leave it out"
                 raise UserError(
-                    f"--tasks {name} cannot be loaded: {_reason(error)}; {remedy}"
+                    f"--tasks {name} cannot be loaded: {_reason(error)}; {_REMEDY}"
                 ) from error
             for one in _measured(parts.get("groups", {}).get(name), tasks):
                 loaded.setdefault(one.name, one)
@@ -197,47 +193,6 @@ def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
             )
         else:
             yield name
-
-
-def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
-    """Return those of the tasks whose data are not in local files."""
-    entries = {name: manager.task_index.get(name) for name in _parts(manager, names)}
-    paths = {name: str((e.cfg or {}).get("dataset_path", "")) for name, e in entries.items() if e}
-    return sorted(
-        name for name, path in paths.items() if path not in _LOCAL and not Path(path).exists()
-    )
-
-
-def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
-    """Refuse soon where data must come from the hub and the hub does not answer.
-
-    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache.
-    """
-    tasks = _on_hub(manager, names)
-    if not tasks or _offline():
-        return
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        urlopen(Request(hub, method="HEAD"), timeout=HUB_SECONDS).close()
-    except HTTPError:
-        pass  # an answer
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise UserError(
-            f"--tasks {tasks[0]}: {hub} does not answer ({reason}); {_remedy()}"
-        ) from error
-
-
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _remedy() -> str:
-    """Return the advice about data that cannot be had."""
-    cached = "set HF_HUB_OFFLINE=1 if the data were fetched on this machine before"
-    if _offline():
-        cached = "fetch the data once without HF_HUB_OFFLINE"
-    return f"{cached}, or name local files in a task of --include-path (docs/evaluation.md)"
 
 
 def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:

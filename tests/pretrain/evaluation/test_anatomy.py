@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.evaluation.heads.anatomy import classify, dissect, in_words, text_html
+from pretrain.evaluation.heads.anatomy import classify, dissect, in_words
 from tests.command_line import assert_refused
 from tests.fabricated_runs import write_run
 from tests.ranks import warm_cli
@@ -108,12 +108,6 @@ def test_fiellers_interval_covers_the_true_share() -> None:
         part = dissect("v", "b", own, base=base, splits=splits)[1].part
         inside += part is None or part[1] <= 0.75 <= part[2]
     assert 368 <= inside <= 392
-
-
-def test_the_passage_is_escaped_and_coloured() -> None:
-    page = text_html(["a", "<b>", " c"], {"v": np.array([0.5, -3.0])})
-    assert 'title="+0.50 nats">&lt;b&gt;</span>' in page and "213, 94, 0, 0.28" in page
-    assert 'rgba(0, 114, 178, 0.55)" title="-3.00 nats"> c</span>' in page and "<b>" not in page
 
 
 @pytest.mark.distributed

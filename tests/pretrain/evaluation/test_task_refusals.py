@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pretrain.errors import UserError
-from pretrain.evaluation.tasks import harness
 from pretrain.evaluation.verbs import tasks
 from pretrain.export import run_exports as cache
 from tests.pretrain.evaluation.tiny_models import facts_of, own_cache, write_model, write_tasks
@@ -109,28 +106,6 @@ def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> 
 def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     refused(r"pip install 'ora-pretrain\[eval\]'", [place / "model"], "choice")
-
-
-@pytest.mark.distributed
-def test_a_hub_that_does_not_answer(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither one that refuses nor one that takes the connection and says nothing."""
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(harness, "HUB_SECONDS", 0.2)
-    task = {"task": "far", "dataset_path": "nyu-mll/glue", "dataset_name": "sst2"}
-    (tmp_path / "far.yaml").write_text(yaml.safe_dump(task))
-    group = {"group": "several", "task": ["far", {"task": "far", "task_alias": "again"}]}
-    (tmp_path / "several.yaml").write_text(yaml.safe_dump(group))
-    options = {"include_path": tmp_path}
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        refused("does not answer .*refused.*HF_HUB_OFFLINE=1", [place / "model"], "far", **options)
-        silent.listen()
-        message = "--tasks far: .*does not answer .*timed out.*--include-path"
-        refused(message, [place / "model"], "several", **options)
 
 
 @pytest.mark.distributed
