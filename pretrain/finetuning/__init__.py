@@ -8,6 +8,6 @@ frozen_rows          Q and K that stay frozen, and the proof that they did
 models               models to fine-tune: their groups, loading with a new head
 encoding             texts to ids, examples set aside
 classification_data  GLUE's tasks, and examples of a task from files
-records              rows of TSV, JSONL and parquet files
+records              rows of JSONL and parquet files
 metrics              GLUE's metrics and their standard errors
 """

@@ -1,8 +1,7 @@
 """GLUE's nine tasks (Wang et al. 2019), and examples of a task from files as they come.
 
-DATA/SST-2/train.tsv, dev.tsv                                    GLUE's own archives
 DATA/sst2/train-00000-of-00001.parquet, validation-….parquet     the hub's nyu-mll/glue
-DATA/sst2/train.jsonl, validation.jsonl                          your own, in the columns of either
+DATA/sst2/train.jsonl, validation.jsonl                          your own, in the same columns
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ VALIDATION = "validation"
 MISMATCHED = "validation_mismatched"
 _FILES = {
     TRAIN: ("train",),
-    VALIDATION: ("validation", "dev", "validation_matched", "dev_matched"),
-    MISMATCHED: ("validation_mismatched", "dev_mismatched"),
+    VALIDATION: ("validation", "validation_matched"),
+    MISMATCHED: ("validation_mismatched",),
 }
 """Names of the files of a split, without a part after a hyphen or a point."""
 
@@ -32,24 +31,18 @@ class Task:
 
     Attributes:
         name: as on the hub.
-        folder: as in GLUE's archives.
         labels: names in the order of their numbers; empty for a score in a range.
-        first: columns of the first sentence, by all the names they go by.
+        first: column of the first sentence.
         metrics: what GLUE reports, whose mean is the task's score.
         second: the same of the second sentence; empty: there is none.
-        label: the same of the label.
-        headless: columns of its TSV files, where these have no header.
         scores: the range, where there are no labels.
     """
 
     name: str
-    folder: str
     labels: tuple[str, ...]
-    first: tuple[str, ...]
+    first: str
     metrics: tuple[str, ...]
-    second: tuple[str, ...] = ()
-    label: tuple[str, ...] = ("label",)
-    headless: tuple[str, ...] = ()
+    second: str = ""
     scores: tuple[float, float] = (0.0, 5.0)
 
     @property
@@ -57,89 +50,69 @@ class Task:
         """Return how many numbers the classifier gives for an example."""
         return len(self.labels) or 1
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.first, *self.second, *self.label)
-
 
 _ENTAILMENT = ("entailment", "not_entailment")
-_FIRST = ("sentence1", "#1 String")
-_SECOND = ("sentence2", "#2 String")
 _ACCURACY = ("accuracy",)
 _TASKS = (
     Task(
         name="cola",
-        folder="CoLA",
         labels=("unacceptable", "acceptable"),
-        first=("sentence",),
+        first="sentence",
         metrics=("matthews",),
-        headless=("source", "label", "mark", "sentence"),
     ),
     Task(
         name="sst2",
-        folder="SST-2",
         labels=("negative", "positive"),
-        first=("sentence",),
+        first="sentence",
         metrics=_ACCURACY,
     ),
     Task(
         name="mrpc",
-        folder="MRPC",
         labels=("not_equivalent", "equivalent"),
-        first=_FIRST,
-        second=_SECOND,
-        label=("label", "Quality"),
+        first="sentence1",
+        second="sentence2",
         metrics=("accuracy", "f1"),
     ),
     Task(
         name="qqp",
-        folder="QQP",
         labels=("not_duplicate", "duplicate"),
-        first=("question1",),
-        second=("question2",),
-        label=("label", "is_duplicate"),
+        first="question1",
+        second="question2",
         metrics=("accuracy", "f1"),
     ),
     Task(
         name="stsb",
-        folder="STS-B",
         labels=(),
-        first=_FIRST,
-        second=_SECOND,
-        label=("label", "score"),
+        first="sentence1",
+        second="sentence2",
         metrics=("pearson", "spearman"),
     ),
     Task(
         name="mnli",
-        folder="MNLI",
         labels=("entailment", "neutral", "contradiction"),
-        first=("premise", "sentence1"),
-        second=("hypothesis", "sentence2"),
-        label=("label", "gold_label"),
+        first="premise",
+        second="hypothesis",
         metrics=_ACCURACY,
     ),
     Task(
         name="qnli",
-        folder="QNLI",
         labels=_ENTAILMENT,
-        first=("question",),
-        second=("sentence",),
+        first="question",
+        second="sentence",
         metrics=_ACCURACY,
     ),
     Task(
         name="rte",
-        folder="RTE",
         labels=_ENTAILMENT,
-        first=_FIRST,
-        second=_SECOND,
+        first="sentence1",
+        second="sentence2",
         metrics=_ACCURACY,
     ),
     Task(
         name="wnli",
-        folder="WNLI",
         labels=_ENTAILMENT[::-1],
-        first=_FIRST,
-        second=_SECOND,
+        first="sentence1",
+        second="sentence2",
         metrics=_ACCURACY,
     ),
 )
@@ -179,15 +152,14 @@ class TaskData:
 
 
 def find_tasks(names: str) -> list[Task]:
-    """Return the tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
+    """Return the tasks of a list such as `sst2,CoLA`, by the hub's names.
 
     Raises:
         UserError: a name is none of them, or is there twice.
     """
-    known = {key.lower(): task for task in TASKS.values() for key in (task.name, task.folder)}
     tasks: list[Task] = []
     for name in names.split(","):
-        task = known.get(name.strip().lower())
+        task = TASKS.get(name.strip().lower())
         if task is None:
             raise UserError(
                 f"--tasks: there is no task '{name.strip()}'; there are {', '.join(TASKS)}"
@@ -209,19 +181,16 @@ def read_task(task: Task, data: Path) -> TaskData:
         UserError: no such folder, no file of a split or several kinds of them, or a row that is not
             an example.
     """
-    folders = [data / name for name in (task.folder, task.name) if (data / name).is_dir()]
-    if not folders and data.name in (task.folder, task.name) and data.is_dir():
-        folders = [data]
-    if not folders:
+    folder = data if data.name == task.name else data / task.name
+    if not folder.is_dir():
         raise UserError(
-            f"--data {data} has no folder {task.folder} or {task.name}: give the directory that "
-            "holds it"
+            f"--data {data} has no folder {task.name}: give the directory that holds it"
         )
-    train, validation = (
-        _read_split(task, folders[0], split, required=True) for split in (TRAIN, VALIDATION)
-    )
     return TaskData(
-        task, train, validation, _read_split(task, folders[0], MISMATCHED, required=False)
+        task,
+        train=_read_split(task, folder, TRAIN, required=True),
+        validation=_read_split(task, folder, VALIDATION, required=True),
+        mismatched=_read_split(task, folder, MISMATCHED, required=False),
     )
 
 
@@ -236,7 +205,7 @@ def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
         UserError: a file cannot be read, or a row is not an example of the task.
     """
     examples = []
-    for record in (r for path in paths for r in read_records(path, task.columns, task.headless)):
+    for record in (record for path in paths for record in read_records(path)):
         second = record.text(task.second) if task.second else None
         examples.append(Example(record.text(task.first), second, _label(task, record)))
     if not examples:
@@ -263,7 +232,7 @@ def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list
 
 
 def _label(task: Task, record: Record) -> int | float:
-    value = record.value(task.label)
+    value = record.value("label")
     if not task.labels:
         try:
             score = float(value)

@@ -1,4 +1,4 @@
-"""Examples of GLUE's tasks from files in all the layouts they come in."""
+"""Examples of GLUE's tasks from files of both kinds."""
 
 from __future__ import annotations
 
@@ -19,74 +19,56 @@ from pretrain.finetuning.classification_data import (
 )
 from pretrain.finetuning.encoding import encode_examples, set_aside, shorten
 
-# Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
-ARCHIVES = {
-    "cola": ("", 'gj04\t0\t*\tHe said "no.\n', Example('He said "no.', None, 0)),
-    "sst2": ("sentence\tlabel\n", "a joy \t1\n", Example("a joy ", None, 1)),
+EXAMPLES = {
+    "cola": ({"sentence": 'He said "no.', "label": 0}, Example('He said "no.', None, 0)),
+    "sst2": ({"sentence": "a joy ", "label": 1}, Example("a joy ", None, 1)),
     "mrpc": (
-        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
-        "1\t70\t71\tHe went.\tHe left.\n",
+        {"sentence1": "He went.", "sentence2": "He left.", "label": 1},
         Example("He went.", "He left.", 1),
     ),
-    "qqp": (
-        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
-        "7\t1\t2\tWhy?\tHow?\t0\n",
-        Example("Why?", "How?", 0),
-    ),
+    "qqp": ({"question1": "Why?", "question2": "How?", "label": 0}, Example("Why?", "How?", 0)),
     "stsb": (
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n",
-        "0\tmain\tMSR\t2012\t1\tnone\tnone\tA plane.\tA jet.\t4.250\n",
+        {"sentence1": "A plane.", "sentence2": "A jet.", "label": 4.25},
         Example("A plane.", "A jet.", 4.25),
     ),
     "mnli": (
-        "index\tpromptID\tpairID\tgenre\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label\n",
-        "0\t1\t2\tfiction\t( x )\t( y )\tIt rains.\tIt is wet.\tneutral\tentailment\n",
+        {"premise": "It rains.", "hypothesis": "It is wet.", "label": "entailment"},
         Example("It rains.", "It is wet.", 0),
     ),
     "qnli": (
-        "index\tquestion\tsentence\tlabel\n",
-        "0\tWho?\tHe did.\tnot_entailment\n",
+        {"question": "Who?", "sentence": "He did.", "label": "not_entailment"},
         Example("Who?", "He did.", 1),
     ),
-    "rte": (
-        "index\tsentence1\tsentence2\tlabel\n",
-        "0\tA.\tB.\tentailment\n",
-        Example("A.", "B.", 0),
-    ),
-    "wnli": ("index\tsentence1\tsentence2\tlabel\n", "0\tA.\tB.\t1\n", Example("A.", "B.", 1)),
+    "rte": ({"sentence1": "A.", "sentence2": "B.", "label": 0}, Example("A.", "B.", 0)),
+    "wnli": ({"sentence1": "A.", "sentence2": "B.", "label": "1"}, Example("A.", "B.", 1)),
 }
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_archives_the_hub_and_own_files_give_the_same_examples(name: str, tmp_path: Path) -> None:
-    task, (header, row, example) = TASKS[name], ARCHIVES[name]
-    archive, hub, own = (tmp_path / part for part in ("archive", "hub", "own"))
-    for folder in (archive / task.folder, hub / task.name, own / task.name):
+def test_the_hub_and_own_files_give_the_same_examples(name: str, tmp_path: Path) -> None:
+    task, (fields, example) = TASKS[name], EXAMPLES[name]
+    hub, own = (tmp_path / part for part in ("hub", "own"))
+    for folder in (hub / task.name, own / task.name):
         folder.mkdir(parents=True)
-    names = {"train": "train", "validation": "dev_matched" if name == "mnli" else "dev"}
-    fields = {task.first[0]: example.first, "label": example.label}
-    if example.second is not None:
-        fields[task.second[0]] = example.second
-    for split, file in names.items():
-        (archive / task.folder / f"{file}.tsv").write_text(header + row * 2)
-        (own / task.name / f"{split}.jsonl").write_text(
-            json.dumps(fields) + "\n\n" + json.dumps(fields)
-        )
+    for split in ("train", "validation"):
+        lines = json.dumps(fields) + "\n\n" + json.dumps(fields)
+        (own / task.name / f"{split}.jsonl").write_text(lines)
         place = split + "_matched" * (name == "mnli" and split == "validation")
         table = pyarrow.Table.from_pylist([fields] * 2)
         parquet.write_table(table, hub / task.name / f"{place}-00000-of-00001.parquet")
-    for data in (archive, hub, own, own / task.name):
+    for data in (hub, own, own / task.name):
         found = read_task(task, data)
         assert found.train == found.validation == [example] * 2 and not found.mismatched
 
 
 def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
-    folder = tmp_path / "MNLI"
+    folder = tmp_path / "mnli"
     folder.mkdir()
-    header, row, _ = ARCHIVES["mnli"]
-    for number, name in enumerate(("train", "dev_matched", "dev_mismatched"), start=1):
-        (folder / f"{name}.tsv").write_text(header + row * number)
-    (folder / "test_matched.tsv").write_text("of no use here")
+    row = json.dumps(EXAMPLES["mnli"][0]) + "\n"
+    names = ("train", "validation_matched", "validation_mismatched")
+    for number, name in enumerate(names, start=1):
+        (folder / f"{name}.jsonl").write_text(row * number)
+    (folder / "test_matched.jsonl").write_text("of no use here")
     found = read_task(TASKS["mnli"], tmp_path)
     assert [len(split) for split in (found.train, found.validation, found.mismatched)] == [1, 2, 3]
 
@@ -94,11 +76,13 @@ def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.tsv", "sentence\tlabel\na\t1\nb\n", "x.tsv, line 3 has 1 fields between tabs where 2"),
-        ("x.tsv", "sentence\tlabel\na\t2\n", r"'2' is not a label of sst2; these are 0 \(neg"),
-        ("x.tsv", "text\tclass\na\t1\n", r"line 1: the header names none of sentence, label"),
-        ("x.tsv", "sentence\tmark\na\t1\n", r"line 2 has no label; it has sentence, mark"),
-        ("x.tsv", "sentence\tlabel\n", r"there are no examples"),
+        (
+            "x.jsonl",
+            '{"sentence": "a", "label": 2}\n',
+            r"'2' is not a label of sst2; these are 0 \(neg",
+        ),
+        ("x.jsonl", '{"sentence": "a", "mark": 1}\n', "line 1 has no label; it has sentence, mark"),
+        ("x.jsonl", "\n", "there are no examples"),
         (
             "x.jsonl",
             '{"sentence": "a", "label": 1}\n{"sentence": 3, "label": 1}\n',
@@ -109,7 +93,7 @@ def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
         ("x.jsonl", '{"sentence"\n', "line 1 is not JSON"),
         ("x.jsonl", "[1]\n", "line 1 is not a JSON object"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
-        ("x.csv", "a,1", "give a file that ends in .tsv, .jsonl, .parquet"),
+        ("x.csv", "a,1", "give a file that ends in .jsonl, .parquet"),
     ],
 )
 def test_a_bad_row_is_named(name: str, content: str, said: str, tmp_path: Path) -> None:
@@ -119,33 +103,31 @@ def test_a_bad_row_is_named(name: str, content: str, said: str, tmp_path: Path) 
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
-    with pytest.raises(UserError, match=r"x.tsv is not UTF-8"):
-        read_examples(TASKS["sst2"], [tmp_path / "x.tsv"])
-    with pytest.raises(UserError, match=r"none.tsv cannot be read: No such file"):
-        read_examples(TASKS["sst2"], [tmp_path / "none.tsv"])
-    (tmp_path / "score.tsv").write_text(
-        ARCHIVES["stsb"][0] + ARCHIVES["stsb"][1].replace("4.250", "6")
-    )
-    with pytest.raises(UserError, match=r"line 2: the label of stsb is '6', not 0 to 5"):
-        read_examples(TASKS["stsb"], [tmp_path / "score.tsv"])
+    (tmp_path / "x.jsonl").write_bytes(b'{"sentence": "\xff", "label": 1}\n')
+    with pytest.raises(UserError, match=r"x.jsonl is not UTF-8"):
+        read_examples(TASKS["sst2"], [tmp_path / "x.jsonl"])
+    with pytest.raises(UserError, match=r"none.jsonl cannot be read: No such file"):
+        read_examples(TASKS["sst2"], [tmp_path / "none.jsonl"])
+    (tmp_path / "score.jsonl").write_text(json.dumps(EXAMPLES["stsb"][0] | {"label": 6}))
+    with pytest.raises(UserError, match=r"line 1: the label of stsb is '6', not 0 to 5"):
+        read_examples(TASKS["stsb"], [tmp_path / "score.jsonl"])
 
 
 def test_folders_and_tasks_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no task 'squad'; there are cola, sst2"):
         find_tasks("sst2,squad")
     with pytest.raises(UserError, match="--tasks names sst2 twice"):
-        find_tasks("sst2, SST-2")
-    assert [task.name for task in find_tasks("CoLA,sts-b")] == ["cola", "stsb"]
-    with pytest.raises(UserError, match="has no folder SST-2 or sst2"):
+        find_tasks("sst2, SST2")
+    assert [task.name for task in find_tasks("CoLA,stsb")] == ["cola", "stsb"]
+    with pytest.raises(UserError, match="has no folder sst2"):
         read_task(TASKS["sst2"], tmp_path)
     folder = tmp_path / "sst2"
     folder.mkdir()
-    (folder / "train.tsv").write_text("sentence\tlabel\na\t1\n")
-    with pytest.raises(UserError, match="sst2 has no file validation or dev"):
+    (folder / "train.jsonl").write_text('{"sentence": "a", "label": 1}')
+    with pytest.raises(UserError, match="sst2 has no file validation"):
         read_task(TASKS["sst2"], tmp_path)
-    (folder / "train.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"train.jsonl and train.tsv for one split"):
+    (folder / "train.parquet").write_text("")
+    with pytest.raises(UserError, match=r"train.jsonl and train.parquet for one split"):
         read_task(TASKS["sst2"], tmp_path)
 
 

@@ -27,11 +27,14 @@ def exports(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for seed in (1, 2):
         tiny_export(directory / f"vanilla-{seed}", tiny_shards, "vanilla", seed=seed, frozen=False)
         tiny_export(directory / f"orthogonal-{seed}", tiny_shards, "orthogonal", seed=seed)
-    data = directory / "data/SST-2"
+    data = directory / "data/sst2"
     data.mkdir(parents=True)
-    for name, count in (("train", 48), ("dev", 24)):
-        rows = [f"a {'good' if i % 2 else 'bad'} film {i}\t{i % 2}" for i in range(count)]
-        (data / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    for name, count in (("train", 48), ("validation", 24)):
+        rows = [
+            {"sentence": f"a {'good' if i % 2 else 'bad'} film {i}", "label": i % 2}
+            for i in range(count)
+        ]
+        (data / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return directory
 
 
@@ -67,7 +70,7 @@ def test_the_command_writes_a_report_and_goes_on_from_what_is_there(
     out = tmp_path / "out"
     command = ["evaluate", "glue", *(str(exports / name) for name in names)]
     command += [f"--data={exports / 'data'}", f"--out={out}"]
-    command += ["--tasks=SST-2", "--epochs=1", "--learning-rate=3e-3"]
+    command += ["--tasks=sst2", "--epochs=1", "--learning-rate=3e-3"]
     done = cli([*command, "--seeds", "1"])
     assert done.returncode == 0, done.stderr
     assert f"written: {out / 'report.md'}" in done.stdout and "orthogonal, sst2" in done.stdout
