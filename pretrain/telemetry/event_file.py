@@ -16,7 +16,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -28,10 +27,6 @@ from pretrain.runs.tags import METRICS, Page
 from pretrain.telemetry.records import Sample
 
 FILE_PREFIX = "events.out.tfevents."
-CHECKED_BYTES = 256 << 20
-"""Size of older files up to which they are read at a start: TensorBoard's checksums take 0.12 s a
-MB."""
-_FRAME_BYTES = 16  # of a record, beside its content: its length and two checksums
 SAMPLE_TAG = "samples/{}"
 """With the prompt's place in telemetry.sample_prompts, from 0."""
 
@@ -158,27 +153,6 @@ def _next_name(older: list[Path]) -> str:
     digits = [path.name.removeprefix(FILE_PREFIX).split(".")[0] for path in older]
     stamp = max([int(time.time()), *(int(own) + 1 for own in digits if own.isdigit())])
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
-
-
-def shown_steps(directory: Path) -> tuple[set[int], list[str]]:
-    """Return the steps that TensorBoard shows, and `FILE ends at byte N of M` of files cut.
-
-    TensorBoard reads a file up to its first damaged record, and says nothing of the rest.
-    """
-    steps: set[int] = set()
-    cut = []
-    for path in sorted(directory.glob(FILE_PREFIX + "*")):
-        end = 0
-        for record in RawEventFileLoader(str(path)).Load():
-            end += len(record) + _FRAME_BYTES
-            event = Event.FromString(record)
-            if event.session_log.status == SessionLog.START:
-                steps = {step for step in steps if step < event.step}
-            elif event.summary.value and event.step:
-                steps.add(event.step)
-        if end < (size := path.stat().st_size):
-            cut.append(f"{path} can be read up to byte {end:,} of {size:,}")
-    return steps, cut
 
 
 def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:

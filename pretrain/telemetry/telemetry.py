@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.metrics_file import MetricsFile, cut_back, read_metrics
+from pretrain.runs.metrics_file import MetricsFile, cut_back
 from pretrain.runs.tags import HFU, MFU, SUMMARY
 from pretrain.telemetry.console import StepDisplay
-from pretrain.telemetry.event_file import CHECKED_BYTES, EventFile, sample_pages, shown_steps
+from pretrain.telemetry.event_file import EventFile, sample_pages
 from pretrain.telemetry.hparams import FIRST, HParam
 from pretrain.telemetry.metrics import LossWindow, memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
@@ -71,8 +71,6 @@ class Telemetry:
         self._wandb = WandbRun(run_path, resume_step, hparams, self.say) if wandb else None
         self._closed = False
         self._say_what_is_missing(run.metrics, resume_step)
-        if tensorboard and resume_step > 0:
-            self._say_what_is_not_shown(run)
 
     def log(self, record: StepRecord) -> None:
         """Take the record of the next step.
@@ -165,21 +163,4 @@ class Telemetry:
             self.say(
                 f"telemetry: {metrics.name} ends at step {self._last_step} but the run resumes at "
                 f"step {resume_step}: the steps between have no record"
-            )
-
-    def _say_what_is_not_shown(self, run: RunDirectory) -> None:
-        """Say which recorded steps TensorBoard does not show, and which files are damaged."""
-        if (size := sum(path.stat().st_size for path in run.tensorboard.iterdir())) > CHECKED_BYTES:
-            self.say(
-                f"telemetry: {run.tensorboard} holds {size / 1e6:,.0f} MB, too many to check for "
-                "damage"
-            )
-            return
-        shown, cut = shown_steps(run.tensorboard)
-        recorded = (record["step"] for record in read_metrics(run.metrics))
-        if lost := [step for step in recorded if step not in shown]:
-            why = ", ".join(cut) or f"{run.tensorboard} has no records of them"
-            self.say(
-                f"telemetry: TensorBoard does not show {len(lost)} recorded steps, {lost[0]} to "
-                f"{lost[-1]}: {why}; {run.metrics.name} has them all"
             )

@@ -1,8 +1,7 @@
-"""Records, TensorBoard's files, checkpoints, locks, and what `compare` reads, after damage."""
+"""Records, checkpoints, locks, and what `compare` reads, after damage."""
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from itertools import pairwise
@@ -14,7 +13,6 @@ import torch
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.checkpoint.loading import StoredCheckpoint
@@ -25,11 +23,9 @@ from pretrain.compare.report import report_page
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position
-from pretrain.telemetry.event_file import FILE_PREFIX, shown_steps
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import NO_OBJECTS, REFUSED, damaged, damaged_json, odd_json, right_or_refused
-from tests.pretrain.telemetry.records import make_record, open_telemetry
 
 RECORDS = [{"step": step, "tokens": 8 * step, "loss/train": 4.0 / step} for step in range(1, 9)]
 METRICS = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
@@ -69,31 +65,6 @@ def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
-
-
-@pytest.fixture(scope="module")
-def events(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """A run of eight steps, and its event file's content."""
-    run = tmp_path_factory.mktemp("events")
-    telemetry = open_telemetry(run, console=Console(file=io.StringIO()))
-    for step in range(1, 9):
-        telemetry.log(make_record(step))
-    telemetry.close()
-    (path,) = (run / "tensorboard").glob(FILE_PREFIX + "*")
-    return path, path.read_bytes()
-
-
-@given(st.data())
-def test_event_files(events: tuple[Path, bytes], data: st.DataObject) -> None:
-    path, content = events
-    changed = data.draw(st.one_of(damaged(content), st.binary(max_size=100)))
-    path.write_bytes(changed)
-    steps, cut = shown_steps(path.parent)
-    assert steps <= set(range(1, 9))
-    if changed != content and len(changed) == len(content):
-        assert cut  # whatever was overwritten is noticed: every record has its checksum
-    if not cut and len(changed) >= len(content):
-        assert steps == set(range(1, 9)) or changed.startswith(content[:12])
 
 
 @pytest.fixture(scope="module")
