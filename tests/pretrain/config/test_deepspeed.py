@@ -59,10 +59,6 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     assert given["zero_optimization"]["stage"] == stage_of(config, 4) == int(stage[-1])
 
 
-def test_fp32_switches_bf16_off() -> None:
-    assert settings_of(demo(), 4)["bf16"]["enabled"] is False
-
-
 def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
     config = demo("precision.dtype=bf16", "precision.grad_accum_dtype=bf16")
     assert settings_of(config, 4)["communication_data_type"] == "bf16"
@@ -282,30 +278,27 @@ def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
     resolve(demo("deepspeed.overrides.zero_optimization.stage=0"), 4)  # fp32 is right without ZeRO
 
 
-def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
-    """DeepSpeed gathers no parameter of no elements, and then misses it."""
+@pytest.mark.parametrize(
+    ("adapters", "refusal"),
+    [
+        # DeepSpeed gathers no parameter of no elements, and then misses it.
+        ("[low_rank]", "layer 0 has some on 2 of 4 ranks; choose ZeRO-2"),
+        # It asks for the same list of parameters on every rank, else it ends at the first step.
+        ("null", "has no trained head and another has: layer 0 has some on 2 of 4 ra"),
+    ],
+)
+def test_parameters_on_some_ranks_only_are_refused_at_zero3(adapters: str, refusal: str) -> None:
     hybrid = [
         "attention.variant=hybrid",
         "attention.frozen_heads={0-1: 0.5}",
-        "attention.adapters=[low_rank]",
-        "deepspeed.config=zero3",
+        f"attention.adapters={adapters}",
     ]
-    resolve(demo(*hybrid, "parallel.tensor_model_parallel_size=2"), 4)
-    with pytest.raises(UserError, match="layer 0 has some on 2 of 4 ranks; choose ZeRO-2"):
-        resolve(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
-    resolve(
-        demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4
-    )
 
+    def at(size: int, stage: int) -> Config:
+        layout = [f"parallel.tensor_model_parallel_size={size}", f"deepspeed.config=zero{stage}"]
+        return demo(*hybrid, *layout)
 
-def test_trained_heads_on_some_ranks_only_are_refused_at_zero3() -> None:
-    """DeepSpeed asks for the same list of parameters on every rank, else it ends at the first step."""
-    hybrid = ["attention.variant=hybrid", "attention.frozen_heads={0-1: 0.5}"]
-    for size, stage in ((2, 3), (4, 2)):
-        settings = (f"parallel.tensor_model_parallel_size={size}", f"deepspeed.config=zero{stage}")
-        resolve(demo(*hybrid, *settings), 4)
-    refused = demo(*hybrid, "parallel.tensor_model_parallel_size=4", "deepspeed.config=zero3")
-    with pytest.raises(
-        UserError, match="has no trained head and another has: layer 0 has some on 2 of 4 ra"
-    ):
-        resolve(refused, 4)
+    resolve(at(2, 3), 4)
+    resolve(at(4, 2), 4)
+    with pytest.raises(UserError, match=refusal):
+        resolve(at(4, 3), 4)

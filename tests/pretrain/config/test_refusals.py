@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.load import load_config
+from pretrain.config.load import load_config, parse_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 
@@ -23,7 +23,7 @@ def message(name_or_path: str, *overrides: str, world_size: int | None = None) -
 
 def yaml_file(directory: Path, text: str) -> str:
     path = directory / "mine.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
@@ -38,6 +38,39 @@ def test_malformed_overrides(item: str) -> None:
 def test_an_override_that_is_not_yaml() -> None:
     assert "override 'optimizer.betas=[1, ' " not in message("demo", "optimizer.betas=[1, ")
     assert "the value is not valid YAML" in message("demo", "optimizer.betas=[1, ")
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("run.name=a\nb: c", "override 'run.name=a\\nb: c': the value is not valid YAML"),
+        ("run.name=\udcff", "the value is not valid YAML"),
+        ("attention.frozen_heads={'" + "9" * 900 + "': 1}", "names no layers"),
+        ("deepspeed.config=none.json", "is neither a file nor one of"),
+        ("run.name=my run", "'run.name' is 'my run': it should be one word without /"),
+        ("attention.adapters=low_rank", "it should be a list, such as [a, b]"),
+        ("attention.frozen_heads=0.5", "it should be a mapping, such as {key: value}"),
+    ],
+)
+def test_overrides_that_are_no_value(override: str, named: str) -> None:
+    assert named in message("demo", override, world_size=2)
+
+
+def test_numbers_too_large_for_a_float() -> None:
+    values = load_config("demo").as_dict()
+    values["attention"]["frozen_heads"] = {"0": 10**400}
+    with pytest.raises(UserError, match=r"attention\.frozen_heads"):
+        parse_config(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 400, "a/b\udcff", "."])
+def test_names_that_are_no_file(name: str) -> None:
+    assert "is neither a file nor one of the shipped configs" in message(name)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "\ufeff" + load_config("demo").to_yaml())
+    assert load_config(path).to_yaml() == load_config("demo").to_yaml()
 
 
 # Names and places of mistakes
@@ -91,6 +124,15 @@ def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
         ("run:\n", "line 1: section 'run' must hold keys, but is nothing"),
         ("run:\n  name: x\n", "section 'model' is missing and has no default"),
         ("? [a]\n: 1\n", "keys must be plain words"),
+        ("1: 2\n", "line 1: the key '1' is not text"),
+        ("true: {a: 1}\n", "line 1: the key 'true' is not text"),
+        ("null: 2\n", "line 1: the key 'null' is not text"),
+        ("run:\n  name: x\n  7: 2\n", "line 3: the key '7' is not text"),
+        ("run:\n  5e-4: 2\n", "line 2: the key '5e-4' is not text"),
+        ("run:\n  seed: !!int ''\n", "is not valid YAML"),
+        ("run:\n  name: !!bool x\n", "is not valid YAML"),
+        ("run:\n  name: !mine x\n", "is not valid YAML: line 2"),
+        ("[" * 2000, "is not valid YAML"),
     ],
 )
 def test_broken_files(tmp_path: Path, text: str, words: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from pretrain.plan.memory import memory_of
 from pretrain.plan.report import as_json
 from pretrain.plan.roofline import GPUS, find_gpu
 from pretrain.plan.workload import workload_of
-from tests.ranks import ROOT
 
 
 def planned(
@@ -152,22 +149,9 @@ def test_json_has_the_same_content() -> None:
     assert sum(exact["memory_bytes"].values()) + parts == estimate["memory_bytes"]["peak"]
     seconds = dict(estimate["step_seconds"])
     assert seconds.pop("total") == pytest.approx(sum(seconds.values()))
-    assert answer["gpu"]["watts"] == 400 and len(answer["assumptions"]) == 9
-
-
-def test_it_answers_without_torch_and_without_deepspeed() -> None:
-    program = (
-        "import sys; sys.argv = ['pretrain', 'plan', 'large', 'data.micro_batch_size=1',"
-        " 'data.global_batch_size=1024', '--gpus', '1024', '--json']\n"
-        "from pretrain.__main__ import main\n"
-        "try: main()\n"
-        "finally: print({'torch', 'deepspeed', 'megatron.core'} & sys.modules.keys(), file=sys.stderr)"
+    assert (
+        answer["nodes"] == 2 and answer["gpu"]["watts"] == 400 and len(answer["assumptions"]) == 9
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and done.stderr == "set()\n"
-    assert json.loads(done.stdout)["nodes"] == 128
 
 
 @pytest.mark.parametrize(
@@ -293,13 +277,4 @@ def test_young_and_daly_lose_least() -> None:
         found.lost_share_at_young_daly
         == lost(found.young_daly_steps)
         <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
-    )
-
-
-def test_the_verb_exits_with_two_and_a_sentence() -> None:
-    command = [sys.executable, "-m", "pretrain", "plan", "large", "--gpus", "16", "--gpu", "v100"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr.startswith("error: --gpu 'v100' is not a card") and done.stderr.count("\n") == 1
     )
