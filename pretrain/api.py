@@ -182,6 +182,6 @@ def sample(
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler, Sampling
 
-    directory = exported(Path(path), step, apart=True)
+    directory = exported(Path(path), step)
     sampler = Sampler(directory, trust_code=directory != Path(path))
     return sampler.text(prompt, Sampling(tokens, temperature, top_p, seed))

@@ -16,7 +16,7 @@ from data_pipeline.io.files import hash_file, refusing
 from data_pipeline.io.lease import Lease
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
+from pretrain.ranks.devices import ask_for
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
@@ -43,16 +43,16 @@ _OWN_FILES = {
 }
 
 
-def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
+def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the run's export.
 
-    Of several commands that want an export at once one makes it. Exports whose checkpoints are gone
-    are removed.
+    Another process exports, because an export hides the GPUs from its process for good. Of several
+    commands that want an export at once one makes it. Exports whose checkpoints are gone are
+    removed.
 
     Args:
         path: directory of a run or an export.
         step: of the run's checkpoint; None: the newest one.
-        apart: export in another process, for a process that continues.
 
     Raises:
         UserError: `path` is neither, or as `export_run`.
@@ -83,23 +83,8 @@ def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
                 stack.enter_context(lease)
         if not out.is_dir():  # unless another command has made it while this one waited
             print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
-            (export_apart if apart else export_on_cpu)(path, out, step_of(checkpoint), None)
+            export_apart(path, out, step_of(checkpoint))
     return out
-
-
-def exported_apart(path: Path, step: int | None = None) -> Path:
-    """Return what `exported` returns, for a process that needs its GPUs afterwards.
-
-    An export hides the GPUs from its process for good, so on a machine with GPUs another process
-    exports.
-
-    Args:
-        path: directory of a run or an export.
-        step: of the run's checkpoint; None: the newest one.
-    """
-    return exported(
-        path, step, bool(nvidia_devices(MACHINE)) and not cpu_was_asked_for(os.environ.get(VISIBLE))
-    )
 
 
 def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | None = None) -> str:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from pretrain.errors import UserError
-from pretrain.export.run_exports import exported_apart
+from pretrain.export.run_exports import exported
 from pretrain.finetuning.classification_data import Task
 from pretrain.finetuning.encoding import Ids
 from pretrain.finetuning.frozen_rows import Rows
@@ -117,7 +117,7 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
         DataError: as `export_run`.
     """
-    directory = exported_apart(path, step)
+    directory = exported(path, step)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
             f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there"

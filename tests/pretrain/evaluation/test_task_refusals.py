@@ -13,7 +13,6 @@ import pytest
 
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import tasks
-from pretrain.export import run_exports as cache
 from tests.pretrain.evaluation.tiny_models import facts_of, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -106,24 +105,3 @@ def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> 
 def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     refused(r"pip install 'ora-pretrain\[eval\]'", [place / "model"], "choice")
-
-
-@pytest.mark.distributed
-def test_where_there_are_gpus_an_export_is_made_in_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An export hides the GPUs from its process; what it refuses comes back as it was said."""
-
-    def here(path: Path, step: int | None, apart: bool) -> Path:
-        assert not apart
-        raise UserError("in this process")
-
-    (tmp_path / "config.yaml").write_text("run: {}\n")
-    monkeypatch.setattr(cache, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UserError, match="has no complete checkpoint"):
-        cache.exported_apart(tmp_path)
-    monkeypatch.setattr(cache, "exported", here)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="in this process"):
-        cache.exported_apart(tmp_path)

@@ -35,17 +35,17 @@ def test_two_commands_that_want_one_export_at_once(
     made: list[int | None] = []
     begun = threading.Barrier(2, timeout=10)
 
-    def export(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, object]:
+    def export(run: Path, out: Path, step: int | None) -> str:
         with made_beside(out):
             made.append(step)
             time.sleep(0.2)  # the other asks meanwhile
-        return {}
+        return ""
 
     def want() -> Path:
         begun.wait()
         return exported(run)
 
-    monkeypatch.setattr(run_exports, "export_on_cpu", export)
+    monkeypatch.setattr(run_exports, "export_apart", export)
     with ThreadPoolExecutor(2) as both:
         results = [each.result() for each in (both.submit(want), both.submit(want))]
     assert made == [7] and results == [run / "exports/step_00000007"] * 2
