@@ -170,7 +170,7 @@ EVERY = "telemetry.every"
         ("environment.packages", "torch", "packages", "valid dictionary"),
         ("environment.started", "today", "started", "time data 'today' does not"),
         ("environment.segments", "x", "segments", "valid list"),
-        ("environment.segments", [{}], "segments.0.first_step", "no file of this version"),
+        ("environment.segments", [{}], "segments.0.first_step", "this version did not write it"),
         (
             "environment.segments",
             [{"first_step": 1, "changes": {EVERY: {"was": "2", "is": 1}}}],
