@@ -37,18 +37,19 @@ def initialize_parameters(
     recipe: BankRecipe | None,
     given: GivenWeights | None = None,
 ) -> None:
-    """Fill every parameter of `model` in place, and mark each for DeepSpeed and the optimizer's groups.
+    """Fill every parameter of `model` in place, and mark it for DeepSpeed and `freeze`.
 
     Args:
-        model: megatron-core's, with layers of `install`.
-        inventory: declares every parameter of the model.
-        seed: of the random streams.
+        model: megatron-core's model, with layers of `install`.
+        inventory: the declaration of every parameter of the model.
+        seed: seed of the random streams.
         init_std: standard deviation of the matrices that start `normal`.
-        recipe: of the bank from which rows start that start from a bank; None: there are none.
-        given: file of weights, each of which takes the place of the drawn one.
+        recipe: recipe of the bank from which trainable query and key rows start; None: they start
+            like every other matrix.
+        given: file whose weights replace the drawn ones; it must have every norm.
 
     Raises:
-        MethodError: the file is damaged.
+        MethodError: the file is damaged, or lacks a norm.
     """
     init = _Initializer(model, seed, init_std=init_std, recipe=recipe, given=given)
     declared = {tensor.name: tensor for tensor in inventory}
@@ -141,7 +142,8 @@ class _Initializer:
             heads = self._heads(role, tensor.groups or (True,) * (tensor.repeats or 0))
             return head_rows_in(self.recipe, tensor.layer, role=role, heads=heads, dtype=dtype)
         numbers = tensor.rows(length, self.rank, self.size)
-        if self.given is not None and self.given.has(name):
+        # A file has all norms: to start one at 1 and 0 for want of its values would go unnoticed.
+        if self.given is not None and (tensor.kind == "norm" or self.given.has(name)):
             rows = self.given.rows(name, numbers)
         elif tensor.start in ("normal", "residual", "fan_in", "bank", "bank_by_fp32"):
             columns = tensor.shape[1]

@@ -9,6 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
 from megatron_patches.recipe.parts import ModelShape
@@ -24,6 +25,7 @@ def build(
     groups: int = HEADS,
     dtype: torch.dtype = torch.float32,
     rotary: RotaryAngles | None = None,
+    given: GivenWeights | None = None,
     **axes: Any,
 ) -> GPTModel:
     """Initialised as the program initialises it; `axes` are those of `policy_for`."""
@@ -70,5 +72,6 @@ def build(
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,
     )
-    initialize_parameters(model, tensors(shape, policy), seed=SEED, init_std=STD, recipe=bank)
+    inventory = tensors(shape, policy)
+    initialize_parameters(model, inventory, seed=SEED, init_std=STD, recipe=bank, given=given)
     return model

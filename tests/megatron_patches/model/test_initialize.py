@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
+from megatron_patches.bank.initial_weights_file import FORMAT, GivenWeights
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
+from megatron_patches.errors import MethodError
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, STD, build
 
 
@@ -67,3 +71,20 @@ def test_all_but_the_norms_are_marked_as_sharded(one_rank: dist.ProcessGroup, va
             continue
         by_columns = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
         assert parameter.tensor_model_parallel and parameter.partition_dim == by_columns, name
+
+
+@pytest.mark.parametrize("lost", ["layer.1.norm2.weight", "layer.0.norm1.bias", "norm.bias"])
+def test_a_file_without_a_norm_is_refused(
+    one_rank: dist.ProcessGroup, tmp_path: Path, lost: str
+) -> None:
+    places = [f"layer.{layer}.{norm}" for layer in range(LAYERS) for norm in ("norm1", "norm2")]
+    names = [f"{place}.{part}" for place in (*places, "norm") for part in ("weight", "bias")]
+    vectors = {name: torch.full((HIDDEN,), 2.0 + n) for n, name in enumerate(names)}
+    metadata = {"format": FORMAT, "model": "{}", "heads": "{}"}
+    whole, damaged = tmp_path / "whole.safetensors", tmp_path / "damaged.safetensors"
+    save_file(vectors, whole, metadata)
+    weights = dict(build("vanilla", given=GivenWeights(whole)).named_parameters())
+    assert torch.equal(weights["decoder.final_layernorm.bias"], vectors["norm.bias"])
+    save_file({name: vectors[name] for name in names if name != lost}, damaged, metadata)
+    with pytest.raises(MethodError, match=rf"damaged\.safetensors cannot be used: {lost}: .*"):
+        build("vanilla", given=GivenWeights(damaged))
