@@ -1,4 +1,7 @@
-"""Command line of the method: `python -m megatron_patches digest` prints a frozen bank, a line per head."""
+"""Command line of the method.
+
+`python -m megatron_patches digest` prints the digests of a frozen bank, a line per head.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ try:
     import typer
 except ModuleNotFoundError:
     print(
-        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
-        "`source .venv/bin/activate`",
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, "
+        "then `source .venv/bin/activate`",
         file=sys.stderr,
     )
     sys.exit(2)
@@ -75,8 +78,8 @@ def digest(
 def _default_head_dim(hidden_size: int, num_attention_heads: int) -> int:
     if num_attention_heads < 1 or hidden_size % num_attention_heads:
         raise MethodError(
-            f"hidden_size={hidden_size} is not divisible by num_attention_heads={num_attention_heads}; "
-            "give --head-dim"
+            f"hidden_size={hidden_size} is not divisible by "
+            f"num_attention_heads={num_attention_heads}; give --head-dim"
         )
     return hidden_size // num_attention_heads
 

@@ -20,8 +20,6 @@ FOLDERS = (
     "tests",
 )
 PENDING: tuple[str, ...] = (
-    "megatron_patches/bank/monarch_kernel.py",
-    "megatron_patches/engine/documents.py",
     "tools/faults",
     "tools/simulations",
     "benchmarks/bank.py",
@@ -70,10 +68,14 @@ MANY_POSITIONAL = {
     "add_row",
     "run",
     "update",
+    "_flash_attention_forward",
+    "two_products",
 }
 """Functions of any number of equal arguments, such as words of a command line.
 
-`apply` of an autograd.Function takes no keywords.
+`apply` of an autograd.Function takes no keywords, the arguments of `_flash_attention_forward` have
+other names in other versions of torch, and a launch of a Triton kernel, `two_products[grid](…)`,
+takes its strides as `*tensor.stride()`, which cannot follow a keyword.
 """
 
 
@@ -89,8 +91,9 @@ def files() -> list[Path]:
 
 
 def named(node: ast.expr) -> str:
-    """The last name of what is called."""
-    return ast.unparse(node).rpartition(".")[2]
+    """The last name of what is called; of a Triton kernel that is launched, the kernel's."""
+    kernel = node.value if isinstance(node, ast.Subscript) else node
+    return ast.unparse(kernel).rpartition(".")[2]
 
 
 def golf(node: ast.AST) -> str | None:

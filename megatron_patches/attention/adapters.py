@@ -2,15 +2,17 @@
 
 With q_h = W_q x of head h (k likewise), in this order:
 
-    low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   A [rank, hidden] shared by the heads; B starts
-                                                               at 0, or normal where there is no W
+    low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   B starts at 0, or normal where there
+                                                               is no W
     query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
-    qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1; the scale becomes at once
-                                                               the one that orthonormal rows have on
-                                                               average
-    short_convolution  k_t ← Σ_j c_j ∘ k_(t−j), v alike        c_0 starts at 1; for the odd channels of k c_1
+    qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1
+    short_convolution  k_t ← Σ_j c_j ∘ k_(t−j), v alike        c_0 starts at 1; of the odd channels
+                                                               of k, c_1
     channel_scale      q_h ← exp(s_h) ∘ q_h                    s starts at 0
     logit_scale        q_h ← s_h q_h                           s_h starts at 1
+
+A `[rank, hidden]` is shared by the heads. At a gain of 1, qk_norm gives queries and keys the scale
+that orthonormal rows give them on average.
 
 Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All
 weights but A belong to a head and are sharded with it. A is the same on every tensor-parallel rank,
@@ -32,11 +34,13 @@ QK_NORM_EPSILON = 1e-6
 
 
 class Heads(NamedTuple):
-    """Queries `[seq, batch, heads, head_dim]`, keys and values `[seq, batch, groups, head_dim]` of a layer.
+    """Queries, keys and values of the heads of a layer.
 
     Attributes:
-        query, key: no heads before low_rank makes them, where there is no W.
-        value: None where only queries and keys are of interest.
+        query: `[seq, batch, heads, head_dim]`; no heads before low_rank makes them, where there is
+            no W.
+        key: `[seq, batch, groups, head_dim]`, as the queries.
+        value: `[seq, batch, groups, head_dim]`; None where only queries and keys are of interest.
         reach: what a token may look back at (see `convolution`).
     """
 
@@ -47,17 +51,23 @@ class Heads(NamedTuple):
 
 
 Weights = Mapping[str, torch.Tensor]
-"""An adapter's tensors by name; the product of a shared one with the input stands in that one's place."""
+"""An adapter's tensors by name.
+
+In place of a tensor that heads share stands its product with the input, `[seq, batch, rows]`.
+"""
 Formula = Callable[[Heads, Weights], Heads]
 
 
 def low_rank(heads: Heads, weights: Weights) -> Heads:
-    """Add B A x.
+    """Add B A x to queries and keys; without queries and keys, B A x takes their place.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `low_rank_down`: the product A x `[seq, batch, 2 * rank]`, for queries, then for
+            keys; `up_query` `[heads * head_dim, rank]`; `up_key` `[groups * head_dim, rank]`.
+
+    Returns:
+        The corrected heads.
     """
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
     query = _up(for_query, weights["up_query"])
@@ -71,12 +81,14 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
 
 
 def query_key_bias(heads: Heads, weights: Weights) -> Heads:
-    """Add each head's biases.
+    """Add each head's biases to its queries and keys.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `query_bias` `[heads * head_dim]` and `key_bias` `[groups * head_dim]`.
+
+    Returns:
+        The corrected heads, of the same shapes.
     """
     query, key = heads.query, heads.key
     return heads._replace(
@@ -86,12 +98,14 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
 
 
 def qk_norm(heads: Heads, weights: Weights) -> Heads:
-    """Normalise queries and keys by their root mean square, times the gains.
+    """Divide queries and keys by their root mean square, and multiply them by the gains.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `query_gain` `[heads * head_dim]` and `key_gain` `[groups * head_dim]`.
+
+    Returns:
+        The corrected heads, of the same shapes.
     """
     return heads._replace(
         query=_rms_norm(heads.query, weights["query_gain"]),
@@ -100,12 +114,14 @@ def qk_norm(heads: Heads, weights: Weights) -> Heads:
 
 
 def short_convolution(heads: Heads, weights: Weights) -> Heads:
-    """Mix each channel of keys and values with the tokens before.
+    """Mix each channel of keys and values with the same channel of the tokens before.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `key_taps` and `value_taps`, `[groups * head_dim, taps]`, or one of both.
+
+    Returns:
+        The corrected heads, of the same shapes.
     """
     if "key_taps" in weights:
         heads = heads._replace(key=convolve(heads.key, weights["key_taps"], heads.reach))
@@ -118,9 +134,11 @@ def channel_scale(heads: Heads, weights: Weights) -> Heads:
     """Multiply each channel of the queries by the exponential of its weight.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `log_scale` `[heads * head_dim]`.
+
+    Returns:
+        The corrected heads, of the same shapes.
     """
     return heads._replace(
         query=heads.query * weights["log_scale"].exp().view(heads.query.shape[-2:])
@@ -128,12 +146,14 @@ def channel_scale(heads: Heads, weights: Weights) -> Heads:
 
 
 def logit_scale(heads: Heads, weights: Weights) -> Heads:
-    """Multiply each head's query by the head's scale.
+    """Multiply each head's queries by the head's scale.
 
     Args:
-        heads: queries, keys and values.
-        weights: the adapter's tensors by name; a shared one's product with the input stands in its
-            place.
+        heads: queries and keys, and values where they are of interest.
+        weights: `logit_scale` `[heads]`.
+
+    Returns:
+        The corrected heads, of the same shapes.
     """
     return heads._replace(query=heads.query * weights["logit_scale"].unsqueeze(-1))
 
@@ -154,8 +174,13 @@ FORMULAS: Mapping[str, Formula] = {
 class HeadAdapters(torch.nn.Module):
     """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
-    They are applied in their order; `num_heads` and `num_groups` are this rank's adapted query and
-    key heads.
+    Args:
+        adapters: in the order in which they are applied.
+        num_heads: this rank's adapted query heads.
+        num_groups: this rank's adapted key and value heads.
+        sizes: what the shapes of the weights depend on.
+        dtype: of the parameters, which have no values yet.
+        device: of the parameters.
     """
 
     def __init__(
@@ -180,23 +205,29 @@ class HeadAdapters(torch.nn.Module):
                     self.register_parameter(weight.name, made)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
-        """Correct queries, keys and values.
-
-        `shared` has the products of x with tensors that heads share.
+        """Correct queries, keys and values by all adapters.
 
         Args:
-            heads: queries, keys and values.
-            shared: products of the input with tensors that heads share, by name.
+            heads: queries, keys and values of the adapted heads.
+            shared: products of the input with tensors that heads share, by name,
+                `[seq, batch, rows]`.
+
+        Returns:
+            The corrected heads.
         """
         return self.apply_some(tuple(self.steps), heads, shared)
 
     def apply_some(self, names: Iterable[str], heads: Heads, shared: Weights) -> Heads:
-        """Apply some of the adapters, in this order and in the type of the heads; see `forward`.
+        """Apply some of the adapters, as `forward` applies all.
 
         Args:
-            names: of the adapters, in the order in which they are applied.
-            heads: queries, keys and values.
-            shared: products of the input with tensors that heads share, by name.
+            names: names of the adapters, in the order in which they are applied.
+            heads: queries, keys and values of the adapted heads; weights are cast to their type.
+            shared: products of the input with tensors that heads share, by name,
+                `[seq, batch, rows]`.
+
+        Returns:
+            The corrected heads.
         """
         for name in names:
             weights = {
@@ -208,10 +239,8 @@ class HeadAdapters(torch.nn.Module):
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, copied.
-
-    In that layout gradients take less time on a CPU.
-    """
+    """Multiply `[..., rank]` by `[rows, rank]`ᵀ."""
+    # Copied: in that layout gradients take less time on a CPU.
     return inner @ weight.t().contiguous()
 
 

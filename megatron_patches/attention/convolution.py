@@ -1,6 +1,6 @@
 """Short causal convolution of each channel, within a sample and within its documents.
 
-    y_t = Σ_j c_j ∘ x_(t−j),   j = 0 … taps − 1,   x_(t−j) = 0 before the sample or the document begins
+    y_t = Σ_j c_j ∘ x_(t−j),   j = 0 … taps − 1,   x_(t−j) = 0 before the sample or document begins
 
 In one pass a tap forward, and two backward: no copy of shifted inputs is kept.
 """
@@ -25,8 +25,11 @@ def reach_of(visible: Visible, taps: int) -> Reach:
     """Return what tokens may look back at, from the form of an attention mask.
 
     Args:
-        visible: form of the attention mask.
-        taps: tokens that the convolution looks at.
+        visible: the attention mask in any of its forms.
+        taps: tokens that a convolution takes in, the current one included.
+
+    Returns:
+        A mask for each of the taps − 1 earlier tokens; None: no token is out of reach.
     """
     if visible is None:
         return None
@@ -43,12 +46,15 @@ def reach_of(visible: Visible, taps: int) -> Reach:
 
 
 def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
-    """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first.
+    """Convolve each channel of each head with its own taps.
 
     Args:
         inputs: `[seq, batch, heads, head_dim]`.
-        taps: `[heads * head_dim, taps]`.
-        reach: what a token may look back at.
+        taps: `[heads * head_dim, taps]`, the tap of the current token first.
+        reach: which earlier tokens take part, of `reach_of`.
+
+    Returns:
+        The shape and data type of `inputs`.
     """
     if (
         not reach
@@ -57,15 +63,14 @@ def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> t
         and inputs.dtype == torch.float32
     ):
         return _convolve_whole_samples(inputs, taps)
-    by_tap = (
-        taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])
-    )  # rows next to each other are quick
+    # Copied, because a tap's values next to each other are read faster.
+    by_tap = taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])
     convolved: torch.Tensor = _Convolve.apply(inputs, by_tap, *(reach or ()))
     return convolved
 
 
 def _convolve_whole_samples(inputs: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
-    """Convolve with oneDNN, as an image [1, channels, seq, batch] with the channels next to each other.
+    """Convolve with oneDNN, as a channels-last image `[1, channels, seq, batch]`.
 
     Padded before and not cut after, so that the gradient has no gaps and needs no copy: 0.4 of the
     loop's.

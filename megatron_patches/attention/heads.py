@@ -1,4 +1,4 @@
-"""Effective Query/Key matrices and attention distributions of each head, for a model on one process.
+"""Effective Query/Key matrices and attention distributions of each head, on one process.
 
 Both are measured on the live model instead of read from its parameters, so they hold for every
 variant and adapter: W_Q is the layer's response to the unit vectors, and the attention distribution
@@ -27,8 +27,9 @@ from megatron_patches.engine.documents import Documents
 class HeadWeights:
     """Effective projections of one layer, float64 on the CPU, before any rotary embedding.
 
-    query: `[num_attention_heads, head_dim, hidden_size]`; key: `[num_query_groups, head_dim,
-    hidden_size]`.
+    Attributes:
+        query: `[num_attention_heads, head_dim, hidden_size]`.
+        key: `[num_query_groups, head_dim, hidden_size]`.
     """
 
     query: torch.Tensor
@@ -43,10 +44,12 @@ def has_queries_and_keys(attention: torch.nn.Module) -> bool:
 def head_weights(attention: SelfAttention) -> HeadWeights | None:
     """Return the matrices W with q = W x and k = W x, head by head.
 
-    None where no such matrix exists.
+    Args:
+        attention: a layer's attention module.
 
-    None exists where scores are not made from queries and keys (synthesizers) or are not linear in
-    x before the dot product (a norm of q and k).
+    Returns:
+        The matrices; None where there are none, because scores are not made from queries and keys
+        (a synthesizer) or these are not linear in x (a norm of q and k).
     """
     if not has_queries_and_keys(attention):
         return None
@@ -65,14 +68,15 @@ def head_weights(attention: SelfAttention) -> HeadWeights | None:
 
 
 def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
-    """Return whether the last image is the sum of the others times `signs`, up to the rounding of bf16."""
+    """Return whether the last image is the sum of the others times `signs`, but for rounding."""
     mixture = torch.einsum("nhd,n->hd", images[:-1], signs)
     return bool((mixture - images[-1]).norm() <= 0.1 * images[:-1].norm())
 
 
 Observe = Callable[[int, torch.Tensor, torch.Tensor | None], None]
-"""(layer from 0, probabilities, scores before the softmax), both `[batch, heads, query, key]` float32.
+"""(layer from 0, probabilities, scores before the softmax).
 
+Both are `[batch, heads, query, key]`, float32.
 A score that a query must not see has probability 0. None: a synthesizer's, which has no queries and
 keys.
 """
@@ -80,15 +84,15 @@ keys.
 
 @contextmanager
 def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
-    """Pass each layer's distributions and scores to `observe` in every forward pass inside the context.
+    """Pass each layer's distributions and scores to `observe` in every forward pass inside.
 
     The core attention runs once more on the same queries and keys with the unit vectors as values:
     row t of its output is then the distribution of query t. The forward pass itself does not
     change.
 
     Args:
-        model: the model.
-        observe: gets each layer's distributions and scores.
+        model: megatron-core's model with layers of this package.
+        observe: called once for each layer and forward pass.
     """
     handles = []
     for layer in model.decoder.layers:

@@ -1,4 +1,4 @@
-"""Causal self-attention with frozen Query and Key rows as a plain module of torch, for anybody's model.
+"""Causal self-attention with frozen Query and Key rows as a plain torch module, for any model.
 
     attention = FrozenAttention(hidden_size=256, num_attention_heads=4, seed=1, layer=0)
     hidden_states = hidden_states + attention(norm(hidden_states))
@@ -30,36 +30,47 @@ DRAWN = tuple(
     if not (policy.trainable or policy.frozen_heads or policy.unfreeze or policy.adapters)
     and policy.init != "pretrained"
 )
-"""The variants whose rows are drawn from a seed and frozen in all heads from first to last, uncorrected."""
+"""The variants that FrozenAttention knows.
+
+Their rows are drawn from a seed and frozen in all heads throughout, without adapters.
+"""
 
 
 class FrozenAttention(nn.Module):
-    """Causal attention softmax(q·k/√head_dim) v.
+    """Causal attention softmax(q·k/√head_dim) v, with q and k by rows drawn from a seed.
 
-    Q, k by rows drawn from a seed; v and the output train.
+    V and the output projection train.
 
     The state dict holds the weights of v_proj and o_proj only; the rows are drawn wherever the
     module is made. So keep seed and layer with a saved model: with other rows the same weights are
     another model.
 
     Args:
-        seed, layer: of the rows, from 0; give each layer of a model its own number.
+        hidden_size: width of the inputs and outputs.
+        num_attention_heads: query heads.
+        seed: seed of the rows, from 0.
+        layer: number of the layer, from 0; give each layer of a model its own.
         num_query_groups: key and value heads; None: as many as query heads.
-        head_dim: None: hidden_size / num_attention_heads.
+        head_dim: width of a head; None: hidden_size / num_attention_heads.
         variant: one of DRAWN.
-        scope, construction: axes of the variant, see docs/method.md; None: its own.
+        scope: whether rows are orthonormal within a head or a layer, see docs/method.md; None: as
+            the variant.
+        construction: how rows are made, see docs/method.md; None: as the variant.
         shared: keys have the rows of queries; None: as the variant.
         rotary_base: of rotary positions, such as 10000; None: queries and keys are not rotated.
-        dropout: of the attention probabilities, in training.
+        dropout: probability of dropping an attention probability, in training.
+        device: of the module; None: torch's default.
+        dtype: of weights and rows; None: torch's default.
 
     Attributes:
         recipe: of the rows, for `bank_rows`.
         query_key_weight: buffer `[rows, hidden]` of queries, then keys, in the module's dtype, or
             None.
-        query_key_right, query_key_left: buffers, the factors of the rows of a structured variant,
-            or None.
+        query_key_right: buffer, the right factor of the rows of a structured variant, or None.
+        query_key_left: buffer, the left factor, or None.
 
-    Raises MethodError: another variant, or sizes at which there are no such rows.
+    Raises:
+        MethodError: the variant is not one of DRAWN, or there are no such rows at these sizes.
     """
 
     query_key_weight: torch.Tensor | None
@@ -90,16 +101,16 @@ class FrozenAttention(nn.Module):
         )
         if variant not in DRAWN:
             raise MethodError(
-                f"FrozenAttention has rows that are drawn from a seed and frozen in all heads, which variant "
-                f"'{variant}' has not; it knows {', '.join(DRAWN)}"
+                "FrozenAttention has rows that are drawn from a seed and frozen in all heads, "
+                f"which variant '{variant}' has not; it knows {', '.join(DRAWN)}"
             )
         self.num_heads = num_attention_heads
         self.num_groups = num_query_groups or num_attention_heads
         self.head_dim = head_dim or hidden_size // max(1, num_attention_heads)
         if not head_dim and self.head_dim * num_attention_heads != hidden_size:
             raise MethodError(
-                f"hidden_size={hidden_size} is not divisible by num_attention_heads={num_attention_heads}; "
-                "give head_dim"
+                f"hidden_size={hidden_size} is not divisible by "
+                f"num_attention_heads={num_attention_heads}; give head_dim"
             )
         if rotary_base is not None and self.head_dim % 2:
             raise MethodError(f"head_dim={self.head_dim} is odd; rotary positions need an even one")
@@ -144,9 +155,8 @@ class FrozenAttention(nn.Module):
             rows = nn.functional.linear(hidden_states, self.query_key_weight)
         else:
             assert self.query_key_right is not None and self.query_key_left is not None
-            with torch.autocast(
-                hidden_states.device.type, enabled=False
-            ):  # it knows no products by `out`
+            # Autocast does not cast the operands of products that write into `out`.
+            with torch.autocast(hidden_states.device.type, enabled=False):
                 inputs = hidden_states.to(self.query_key_left.dtype)
                 rows = _Project.apply(inputs, self.query_key_right, self.query_key_left)  # type: ignore[no-untyped-call]
         heads = rows.view(*rows.shape[:-1], -1, self.head_dim)
@@ -161,13 +171,13 @@ class FrozenAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what the rows depend on, for `print(model)`."""
-        return f"variant={self.variant!r}, seed={self.recipe.seed}, layer={self.layer}, shared={self.shared}"
+        return (
+            f"variant={self.variant!r}, seed={self.recipe.seed}, layer={self.layer}, "
+            f"shared={self.shared}"
+        )
 
     def _draw(self) -> None:
-        """Fill the buffers, in dtype and on the device of the trained weights.
-
-        Cast once, from float64.
-        """
+        """Fill the buffers, cast once from float64 to the trained weights' dtype and device."""
         keys = range(0 if self.shared else self.num_groups)
         heads: dict[Role, range] = {"query": range(self.num_heads), "key": keys}
         weight = self.v_proj.weight
@@ -182,10 +192,8 @@ class FrozenAttention(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> FrozenAttention:
-        """Move or cast the module, but draw its rows again for another dtype.
-
-        A second cast rounds twice.
-        """
+        """Move or cast the module, but draw its rows again for another dtype."""
+        # A cast of rows that were cast before would round twice.
         dtype, was_meta = self.v_proj.weight.dtype, self.v_proj.weight.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if dtype != self.v_proj.weight.dtype or was_meta:

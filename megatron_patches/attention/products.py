@@ -1,4 +1,6 @@
-"""Products of one input with several column-parallel weights, some of them frozen, in one autograd function.
+"""Products of one input with several column-parallel weights, in one autograd function.
+
+Some of the weights may be frozen.
 
 Together they need the collectives of one product: without sequence parallelism an all-reduce of the
 input gradient; with it an all-gather forward, and an all-gather and a reduce-scatter backward.
@@ -108,7 +110,7 @@ def _products(
 
 
 class _ColumnParallelProducts(torch.autograd.Function):
-    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for a frozen W_f.
+    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for W_f.
 
     W_f is none, one or two of the operands (see `_parts`); two may train.
     """

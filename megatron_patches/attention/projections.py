@@ -1,4 +1,4 @@
-"""Self-attention with frozen Query and Key projections, which are buffers, and a trainable Value projection.
+"""Self-attention with frozen Query and Key projections and a trainable Value projection.
 
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
@@ -45,17 +45,24 @@ from megatron_patches.recipe.policy import QKPolicy
 
 
 class FrozenQueryKeySelfAttention(SelfAttention):
-    """megatron-core's SelfAttention with the fused QKV projection replaced by `FrozenQueryKeyValueLinear`.
+    """megatron-core's SelfAttention with `FrozenQueryKeyValueLinear` for its fused QKV projection.
+
+    megatron-core passes the other arguments of the constructor as it does to its own class.
 
     Args:
-        policy: the choice of frozen heads and adapters.
-        recipe: the draw of frozen rows, and of trained ones that start from a bank; None: there are
+        policy: which heads are frozen, and which adapters correct them.
+        recipe: recipe of frozen rows, and of trained ones that start from a bank; None: there are
             none.
-        frozen_groups: global numbers of this layer's key heads that are frozen, with their query
-            heads.
+        frozen_groups: global numbers of this layer's frozen key heads; their query heads are frozen
+            with them.
 
-    `recomputes_query_key`: recompute structured queries and keys in backward instead of keeping
-    them.
+    Attributes:
+        recomputes_query_key: recompute structured queries and keys in backward instead of keeping
+            them.
+
+    Raises:
+        MethodError: `submodules` has a part that this attention does not apply, such as a norm of
+            queries.
     """
 
     recomputes_query_key = False
@@ -77,7 +84,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         for field in fields(submodules):
             if field.name not in applied and getattr(submodules, field.name) is not None:
                 raise MethodError(
-                    f"frozen queries and keys are made without megatron-core's {field.name}; leave it out"
+                    f"frozen queries and keys are made without megatron-core's {field.name}; "
+                    "leave it out"
                 )
         # linear_qkv does not get the layer number, which is global and from 1; the bank counts from
         # 0.
@@ -100,14 +108,18 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Visible, **others: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as megatron-core's SelfAttention.
+        """Attend as megatron-core's SelfAttention does.
 
-        Adapters look back within what the mask lets see.
+        Short convolutions mix only tokens that the mask lets see each other.
 
         Args:
-            hidden_states: `[seq(/tp), batch, hidden]`.
+            hidden_states: `[seq(/tp), batch, hidden]`, cut along seq under sequence parallelism.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
                 the future included, or documents that stand alone; None: causal.
+            others: megatron-core's further arguments, such as `packed_seq_params`.
+
+        Returns:
+            The output `[seq(/tp), batch, hidden]`, and its bias, which is None.
         """
         self.linear_qkv.look_back_within(attention_mask)
         attended: tuple[torch.Tensor, torch.Tensor | None]
@@ -121,13 +133,19 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project `[seq, batch, hidden]` to query, key, value `[seq, batch, heads or groups, head_dim]`.
+        """Project hidden states to queries, keys and values.
+
+        megatron-core's SelfAttention calls this method in its own forward.
 
         Args:
             hidden_states: `[seq(/tp), batch, hidden]`.
-            key_value_states: megatron-core's, and None.
-            output_gate: megatron-core's, and False.
-            split_qkv: megatron-core's, and True.
+            key_value_states: for cross-attention in megatron-core; must be None.
+            output_gate: for gated attention in megatron-core; must be False.
+            split_qkv: must be True.
+
+        Returns:
+            This rank's queries `[seq, batch, heads, head_dim]`, keys and values
+            `[seq, batch, groups, head_dim]`.
         """
         assert key_value_states is None and not output_gate and split_qkv
         if (
@@ -147,12 +165,14 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
             the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
             broadcasts and saves parameters, frozen or not. None where the bank is structured.
-        query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same
-            rows where the bank is structured, else None.
+        query_key_right: non-persistent buffer `[a, m, b]`, the right one of the `monarch.Factors`
+            of the same rows where the bank is structured, else None.
+        query_key_left: non-persistent buffer `[m, a, a]`, the left one, or None.
         value_weight: parameter `[groups * head_dim, hidden]`.
         trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
-        trained_right_query_key, trained_left_query_key: parameters `[m, a, b]` and `[m, a, a]`,
-            trained factors in the place of all rows, or None.
+        trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
+            place of all rows, or None.
+        trained_left_query_key: parameter `[m, a, a]`, or None.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
             heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
@@ -272,7 +292,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
                     self.shared_adapters[weight.name] = adapter.name
 
     def look_back_within(self, visible: Visible) -> None:
-        """Let short convolutions look back within what an attention mask lets see, from now on."""
+        """Keep short convolutions within what an attention mask lets see, from now on."""
         self.reach = reach_of(visible, self.taps) if self.taps else None
 
     def _buffer_names(self) -> tuple[str, ...]:
@@ -282,7 +302,12 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows, or their two factors, anew on the CPU in the compute dtype."""
+        """Make this rank's frozen rows anew from the recipe.
+
+        Returns:
+            The tensors of the buffers that `_buffer_names` names, on the CPU in the compute dtype:
+            rows `[rows, hidden]`, or the two factors of a structured bank.
+        """
         frozen = self.heads.frozen
         if self.recipe is None or not any(frozen.values()):
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
@@ -304,10 +329,14 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def frozen_shards(
         self, exact: bool = False
     ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
+        """Yield the rows in memory of this rank's frozen heads, first of queries, then of keys.
 
-        The rows of a structured bank are multiplied out for this from the factors in memory; if
-        `exact`, in float64, where no product is rounded.
+        Args:
+            exact: multiply the factors of a structured bank out in float64, where no product is
+                rounded; else in their own type.
+
+        Yields:
+            (role, global head numbers, rows `[heads * head_dim, hidden]`).
         """
         rows = self.frozen()
         if isinstance(rows, Factors):
@@ -318,10 +347,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         yield "key", key, rows[queries:]
 
     def trained_factors(self) -> Factors | None:
-        """Return the factors of all rows where they train.
-
-        Views of the parameters, in `Factors`' layout.
-        """
+        """Return the trained factors of all rows, as views of the parameters, if there are any."""
         right, left = self.trained_right_query_key, self.trained_left_query_key
         if right is None or left is None:
             return None
@@ -330,7 +356,15 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def forward(
         self, hidden_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project `[seq(/tp), batch, hidden]` to query, key, value `[seq, batch, heads, head_dim]`."""
+        """Project hidden states to this rank's queries, keys and values, adapters applied.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`, cut along seq under sequence parallelism.
+
+        Returns:
+            Queries `[seq, batch, heads, head_dim]`, keys and values
+            `[seq, batch, groups, head_dim]`.
+        """
         products = self._products(hidden_states)
         value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
         shared = {name: products[name] for name in self.shared_adapters}
@@ -362,9 +396,15 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return alone and self.query_key_weight is None
 
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute queries and keys as `forward` does, if `only_structured`.
+        """Compute queries and keys as `forward` does, for a layer that is `only_structured`.
 
-        For use without gradients.
+        Call it without gradients.
+
+        Args:
+            hidden_states: `[seq(/tp), batch, hidden]`.
+
+        Returns:
+            Queries `[seq, batch, heads, head_dim]` and keys `[seq, batch, groups, head_dim]`.
         """
         (frozen,) = column_parallel_products(
             hidden_states,
@@ -377,10 +417,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return self._split(frozen, self.heads.frozen)
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Multiply the input by every weight of the layer.
-
-        {name: `[seq, batch, rows of the weight]`}.
-        """
+        """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
         own = {"value": self.value_weight, "trained": self.trained_query_key}
         own |= {name: getattr(self, name) for name in self.shared_adapters}
         learned = {name: weight for name, weight in own.items() if weight is not None}
@@ -403,17 +440,16 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return rows if isinstance(rows, Factors) or self.frozen_groups else None
 
     def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers."""
-        if (
-            role in self.head_orders
-        ):  # parts without heads too: what made them gets its empty gradient
+        """Join frozen and trainable heads along dimension 2, in the order of their numbers."""
+        if role in self.head_orders:
+            # Parts without heads too, so that the weights that made them get their empty gradients.
             return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
         return next((part for part in parts if part.size(2)), parts[-1])
 
     def _split(
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split products of query and key rows into queries and keys `[seq, batch, heads, head_dim]`."""
+        """Split products of query and key rows into heads, `[seq, batch, heads, head_dim]` each."""
         queries = len(heads["query"])
         keys = len(heads["key"])
         rows = rows.unflatten(-1, (queries + keys, self.head_dim))

@@ -1,4 +1,6 @@
-"""Rotary positions of queries and keys (Su et al. 2021, arXiv:2104.09864), in three passes of memory.
+"""Rotary positions of queries and keys, in three passes of memory.
+
+The method is that of Su et al. 2021, arXiv:2104.09864.
 
 megatron-core computes the cosine and sine of every angle anew in each layer, for queries and for
 keys, and joins the rotated halves by copying. Here cosines and sines are computed once for all
@@ -18,6 +20,10 @@ class RotaryAngles:
 
     The layers of a model share one table. A greater length, another device or data type replaces
     it.
+
+    Args:
+        head_dim: width of a head, an even number.
+        base: base of the wavelengths, such as 10000.
     """
 
     def __init__(self, head_dim: int, base: float) -> None:
@@ -26,7 +32,14 @@ class RotaryAngles:
         self._cosine = self._sine = torch.empty(0)
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate `[seq, batch, heads, head_dim]` of positions 0, 1, … by the angles of each position."""
+        """Rotate heads at positions 0, 1, … by the angles of each position.
+
+        Args:
+            heads: queries or keys, `[seq, batch, heads, head_dim]`.
+
+        Returns:
+            The same shape and data type.
+        """
         length = heads.size(0)
         kept = self._cosine
         if len(kept) < length or kept.device != heads.device or kept.dtype != heads.dtype:

@@ -28,10 +28,16 @@ class CausalDotProductAttention(MegatronModule):
 
     Torch picks the kernel: flash where possible, on the CPU only without dropout. Every variant
     with queries and keys uses this module, so a comparison between two of them never compares two
-    attention kernels. `rotary`: the rotation of queries and keys by their positions; None: they are
-    not rotated. `recompute_query_key`: function that computes the next forward pass's queries and
-    keys, not rotated, once more. If set, and if attention is causal without a mask, that pass saves
-    the function for backward in place of the queries and keys, and clears the attribute.
+    attention kernels.
+
+    Args:
+        rotary: rotation of queries and keys by their positions; None: they are not rotated.
+
+    Attributes:
+        recompute_query_key: function that computes the queries and keys of the next forward pass,
+            not rotated, once more. If set, and if attention is causal without a mask, that pass
+            saves the function for backward in place of the queries and keys, and clears the
+            attribute.
     """
 
     def __init__(
@@ -69,13 +75,14 @@ class CausalDotProductAttention(MegatronModule):
 
         Args:
             query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
-            key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not
-                rotated.
+            key: `[seq, batch, groups, head_dim]` of this rank's groups, not rotated.
+            value: `[seq, batch, groups, head_dim]` of this rank's groups.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
                 future included), or documents that stand alone, with their boundaries; None:
                 causal.
 
-        Returns `[seq, batch, heads * head_dim]`.
+        Returns:
+            `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
         recompute, self.recompute_query_key = self.recompute_query_key, None
@@ -114,7 +121,7 @@ class CausalDotProductAttention(MegatronModule):
         return context.permute(2, 0, 1, 3).flatten(2)
 
     def rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `[seq, batch, heads, head_dim]` turned by their positions, where there is a rotation.
+        """Return queries and keys turned by their positions, where there is a rotation.
 
         Args:
             query: `[seq, batch, heads, head_dim]`.
@@ -130,7 +137,7 @@ class CausalDotProductAttention(MegatronModule):
         key: torch.Tensor,
         recompute: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
     ) -> contextlib.AbstractContextManager[None]:
-        """Save `recompute`, if given, for backward in place of `[batch, heads, seq, head_dim]` both."""
+        """Save `recompute`, if given, for backward in place of queries and keys."""
         if recompute is None:
             return contextlib.nullcontext()
         source = recompute

@@ -42,7 +42,10 @@ class SynthesizerSelfAttentionSubmodules:
 class SynthesizerSelfAttention(MegatronModule):
     """Synthesizer attention in the place of megatron-core's SelfAttention in a TransformerLayer.
 
-    `layer_number` counts from 1, as megatron-core does. Scores that are not trainable are buffers.
+    Args:
+        layer_number: number of the layer, from 1, as megatron-core counts.
+        recipe: recipe of the score matrices.
+        trainable: the score matrices are parameters; else they are buffers.
     """
 
     def __init__(
@@ -88,18 +91,18 @@ class SynthesizerSelfAttention(MegatronModule):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias.
-
-        The mask is `[batch, 1, seq, seq]` bool, True where a position must not see another (the
-        future included); None: causal.
+        """Mix the values of the tokens by this layer's scores, and project them.
 
         Args:
             hidden_states: `[seq(/tp), batch, hidden]`.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
-                the future included, or documents that stand alone; None: causal.
+                the future included; None: causal.
+
+        Returns:
+            The output `[seq(/tp), batch, hidden]`, and its bias, which is None.
 
         Raises:
-            MethodError: as `logits`.
+            MethodError: the input is longer than the score matrices.
         """
         value, _ = self.linear_v(hidden_states)
         value = value.unflatten(-1, (-1, self.hidden_size_per_attention_head))
@@ -109,10 +112,18 @@ class SynthesizerSelfAttention(MegatronModule):
 class SynthesizerCoreAttention(MegatronModule):
     """Mixture of values by probabilities that belong to the heads, with this rank's score matrices.
 
-    `scores`: `[heads * T, T]`, or None where scores are factorized. `query_factor`, `key_factor`: A
-    and B, `[heads * T, k]` each, or None.
-
     The matrices are parameters if trainable, else buffers that are not saved.
+
+    Args:
+        layer: number of the layer, from 0.
+        recipe: recipe of the score matrices.
+        trainable: the matrices are parameters.
+        tp_group: the tensor-parallel ranks, each with the matrices of its heads.
+
+    Attributes:
+        scores: `[heads * T, T]`; None where scores are factorized.
+        query_factor: A, `[heads * T, k]`; None where scores are whole.
+        key_factor: B, `[heads * T, k]`; None where scores are whole.
     """
 
     scores: torch.Tensor | None
@@ -144,7 +155,14 @@ class SynthesizerCoreAttention(MegatronModule):
         self.register_parameter(name, torch.nn.Parameter(values))
 
     def regenerate(self, name: str) -> torch.Tensor:
-        """Draw the initial values of this rank's rows of a matrix, on the CPU in the compute dtype."""
+        """Draw the initial values of this rank's rows of a matrix.
+
+        Args:
+            name: of the matrix in `recipe.matrices`.
+
+        Returns:
+            `[heads * T, columns]`, on the CPU in the compute dtype.
+        """
         length = self.recipe.sequence_length
         rows = range(self.heads.start * length, self.heads.stop * length)
         values = normal_rows(
@@ -157,7 +175,11 @@ class SynthesizerCoreAttention(MegatronModule):
         return values.to(self.config.params_dtype)
 
     def frozen_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-        """Yield (matrix, global head numbers, rows `[heads * T, columns]`) of this rank's frozen scores."""
+        """Yield this rank's frozen scores; nothing if they train.
+
+        Yields:
+            (matrix, global head numbers, rows `[heads * T, columns]`).
+        """
         if not self.trainable:
             for name in self.recipe.matrices:
                 yield name, tuple(self.heads), getattr(self, name)
@@ -169,16 +191,20 @@ class SynthesizerCoreAttention(MegatronModule):
     def logits(self, length: int) -> torch.Tensor:
         """Return S of this rank's heads for the first `length` positions.
 
+        Args:
+            length: positions of the input.
+
         Returns:
-            `[heads, length, length]`, ≥ fp32.
+            `[heads, length, length]`, in fp32 or wider.
 
         Raises:
             MethodError: `length` is greater than that of the score matrices.
         """
         if length > self.recipe.sequence_length:
             raise MethodError(
-                f"an input of {length} positions is longer than the {self.recipe.sequence_length} that the "
-                "learned score matrices have rows for; shorten it, or train with that data.sequence_length"
+                f"an input of {length} positions is longer than the {self.recipe.sequence_length} "
+                "that the learned score matrices have rows for; shorten it, or train with that "
+                "data.sequence_length"
             )
         if self.scores is not None:
             return self._by_head(self.scores)[:, :length, :length]
@@ -195,17 +221,16 @@ class SynthesizerCoreAttention(MegatronModule):
     def probabilities(
         self, length: int, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return attention probabilities in the type of `logits`.
-
-        Rows sum to 1 over visible positions.
-
-        They are `[heads, length, length]`, or `[batch, heads, length, length]` with a mask of
-        `[batch, 1, length, length]` bool, True where hidden, the future included.
+        """Return attention probabilities; rows sum to 1 over visible positions.
 
         Args:
             length: positions of the input.
-            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
-                the future included, or documents that stand alone; None: causal.
+            attention_mask: `[batch, 1, length, length]` bool, True where a position must not see
+                another, the future included; None: causal.
+
+        Returns:
+            `[heads, length, length]`, or with a mask `[batch, heads, length, length]`, in the type
+            of `logits`.
         """
         logits = self.logits(length)
         if attention_mask is None:
@@ -215,12 +240,15 @@ class SynthesizerCoreAttention(MegatronModule):
         return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
 
     def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`.
+        """Mix this rank's values by its heads' attention probabilities.
 
         Args:
             value: `[seq, batch, groups, head_dim]`.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
-                the future included, or documents that stand alone; None: causal.
+                the future included; None: causal.
+
+        Returns:
+            `[seq, batch, heads * head_dim]`.
         """
         length, batch, groups, head_dim = value.shape
         probabilities = self.probabilities(length, attention_mask).to(value.dtype)

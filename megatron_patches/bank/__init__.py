@@ -1,4 +1,4 @@
-"""The frozen bank: (seed, layer, role, head) -> rows, the rows of a rank, and products with structured rows.
+"""The frozen bank: (seed, layer, role, head) -> rows, a rank's rows, and products with them.
 
 exact                 linear algebra in float64 whose bits depend on no BLAS, CPU or thread count
 structured            signed rows of Hadamard and cosine matrices

@@ -58,7 +58,7 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]:
-    """Cut `x` into at most `count` matrices that add up to it, except for digits far below its last one.
+    """Cut `x` into at most `count` matrices that add up to it, but for digits far below its last.
 
     Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column
     (axis 0).
@@ -78,7 +78,7 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 
 
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive) of a `[n, n]` matrix, reproducibly.
+    """Invert the Cholesky factor L of a matrix, reproducibly: gram = L Lᵀ, diagonal positive.
 
     Returns L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not
     numerically positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
@@ -99,7 +99,7 @@ def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _eliminate(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Compute `inverse_cholesky` by Gaussian elimination of [gram | I], with elementwise operations only."""
+    """Compute `inverse_cholesky` by Gaussian elimination of [gram | I], elementwise only."""
     size = len(gram)
     work = np.concatenate([gram, np.eye(size)], axis=1)
     for column in range(size - 1):

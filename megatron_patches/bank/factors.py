@@ -1,4 +1,6 @@
-"""Orthonormal rows of a whole layer as two sets of small random orthogonal blocks (Monarch; Dao et al. 2022).
+"""Orthonormal rows of a whole layer as two sets of small random orthogonal blocks.
+
+These are Monarch matrices (Dao et al. 2022).
 
     W = blockdiag(A_0 … A_(b−1)) P blockdiag(B_0 … B_(a−1)),      hidden_size = a · b
 
@@ -38,7 +40,7 @@ GRID = 2.0**16
 
 
 def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
-    """Choose (a, b): of all a · b = hidden_size whose a divides head_dim, the pair with the least a + b.
+    """Choose the block sizes (a, b): a · b = hidden_size, a divides head_dim, and a + b is least.
 
     The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a,
     b) and (b, a) are both possible, a is the smaller one.
@@ -66,7 +68,7 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LayerFactors:
-    """Factors of some heads' rows of W_Q, then of W_K, in one layer, with m blocks in the left factor.
+    """Factors of some heads' rows of W_Q, then of W_K, in one layer: m blocks in the left one.
 
     `right`: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the
     left factor. `left`: `[m, a, a]`.

@@ -29,12 +29,14 @@ def heads_of_rank(
     """
     if tensor_parallel_size < 1 or num_heads % tensor_parallel_size:
         raise MethodError(
-            f"{name}={num_heads} is not divisible by tensor_model_parallel_size={tensor_parallel_size}; "
-            "choose a tensor-parallel size that divides it"
+            f"{name}={num_heads} is not divisible by "
+            f"tensor_model_parallel_size={tensor_parallel_size}; choose a tensor-parallel size "
+            "that divides it"
         )
     if not 0 <= rank < tensor_parallel_size:
         raise MethodError(
-            f"tensor-parallel rank {rank} does not exist: tensor_model_parallel_size={tensor_parallel_size}"
+            f"tensor-parallel rank {rank} does not exist: "
+            f"tensor_model_parallel_size={tensor_parallel_size}"
         )
     count = num_heads // tensor_parallel_size
     return range(rank * count, (rank + 1) * count)

@@ -81,11 +81,18 @@ class GivenWeights:
         return name in self._stated["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Read rows of a tensor in the given order, `[len(numbers), columns]`, in their stored type.
+        """Read rows of a tensor in the given order.
 
         Args:
             name: name of the tensor.
             numbers: numbers of the rows, in the order wanted.
+
+        Returns:
+            `[len(numbers), columns]`, or `[len(numbers)]` of a norm, in the type in which the file
+            has them.
+
+        Raises:
+            MethodError: the file has no such tensor, or cannot be read.
         """
         import torch
 
@@ -117,8 +124,8 @@ class GivenWeights:
 
     def _unreadable(self, problem: str) -> MethodError:
         return MethodError(
-            f"model.initial_weights={self.path} cannot be used: {problem}; restore the file, or make it "
-            "again with `python -m pretrain import`"
+            f"model.initial_weights={self.path} cannot be used: {problem}; restore the file, or "
+            "make it again with `python -m pretrain import`"
         )
 
 

@@ -1,4 +1,4 @@
-"""Products with structured frozen rows: two batched products of small blocks in place of one large product.
+"""Products with structured frozen rows: two batched products of small blocks for a large one.
 
 With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
 
@@ -61,7 +61,7 @@ def project(
 def add_input_grad(
     grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
 ) -> torch.Tensor:
-    """Add the gradient of `project`'s input to `total` `[tokens, a * b]`, in place unless by the kernel.
+    """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
 
     `grad` is that of the output, `[..., m * a]`; `total` is contiguous.
 
@@ -80,7 +80,7 @@ def add_input_grad(
 
 
 def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> Factors:
-    """Return the gradients of the factors of `project` of `inputs` `[tokens, a * b]`, from `[..., m * a]`.
+    """Return the gradients of the factors of `project`.
 
     Args:
         grad: gradient of the product.
@@ -111,7 +111,7 @@ def _project(inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> t
 def _add_input_grad(
     grad: torch.Tensor, right: torch.Tensor, left: torch.Tensor, total: torch.Tensor
 ) -> None:
-    """Add the gradient of `_project`'s input, of `[tokens, m * a]`, to `total`, `[tokens, a * b]`."""
+    """Add the gradient of `_project`'s input, `[tokens, a * b]`, to `total`."""
     pieces, blocks, width = right.shape
     outputs = grad.reshape(-1, blocks, pieces)
     between = grad.new_empty(pieces, blocks, len(outputs))

@@ -1,4 +1,6 @@
-"""Operator of both products with structured rows, opaque to torch.compile, which needs only its shape.
+"""Operator of both products with structured rows.
+
+It is opaque to torch.compile, which needs only the shape of its result.
 
 On CUDA it launches the Triton kernel of `monarch_triton`; on the CPU, for tests, it computes the
 same by two batched products in float32. The products with the rows of `monarch.Factors`, and their
@@ -35,7 +37,14 @@ TILES = (Tile(32, 8), Tile(16, 8), Tile(16, 4))
 
 
 def why_not(right: torch.Tensor) -> str | None:
-    """Return why the kernel cannot take these factors (right: `[a, m, b]`) on their device, or None."""
+    """Return why the kernel cannot take these factors on their device.
+
+    Args:
+        right: `[a, m, b]`, see `monarch.Factors`.
+
+    Returns:
+        A clause for a message; None: it can.
+    """
     if right.device.type != "cuda":
         return "it is for CUDA, and this is the CPU"
     if max(right.size(0), right.size(2)) > LARGEST_BLOCK:
@@ -55,15 +64,19 @@ def two_products(
     addend: torch.Tensor | None,
     tile: list[int],
 ) -> torch.Tensor:
-    """Compute out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
+    """Compute both products with structured rows, plus an addend, rounded once.
+
+    out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k] + addend[t, r, m]
 
     Args:
         x: `[tokens, p * k]`.
-        first, second: `[p, r, k]` and `[r, m, p]`, in x's type, with any strides.
-        addend: `[tokens, r * m]`, contiguous, or None.
-        tile: a `Tile`.
+        first: `[p, r, k]`, in x's type, with any strides.
+        second: `[r, m, p]`, in x's type, with any strides.
+        addend: `[tokens, r * m]`, contiguous; None: nothing is added.
+        tile: a `Tile`; the CPU has no use for it.
 
-    Returns `[tokens, r * m]`, contiguous.
+    Returns:
+        `[tokens, r * m]`, contiguous, in x's type.
     """
     inputs = x.float().unflatten(1, (first.size(0), -1))
     between = torch.einsum("prk,tpk->rtp", first.float(), inputs)
@@ -95,11 +108,14 @@ def launch(
     """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets.
 
     Args:
-        x: `[tokens, columns]`.
-        first: the first factor's tensor.
-        second: the second factor's tensor.
-        addend: added to the product; None: nothing is.
-        tile: tile of the kernel; None: two batched products.
+        x: `[tokens, p * k]`.
+        first: `[p, r, k]`, in x's type, with any strides.
+        second: `[r, m, p]`, in x's type, with any strides.
+        addend: `[tokens, r * m]`, contiguous; None: nothing is added.
+        tile: a `Tile`.
+
+    Returns:
+        `[tokens, r * m]`, contiguous, in x's type.
     """
     from triton import cdiv
 
@@ -130,15 +146,13 @@ def launch(
 def kernel_constants(
     first: Sequence[int], rows: int, tokens: int, add: bool
 ) -> dict[str, int | bool]:
-    """Return the constants of a compilation.
-
-    `first` is the shape of `first`; `rows` those of a block of the result.
+    """Return the constants for which the kernel is compiled.
 
     Args:
-        first: the first factor's tensor.
-        rows: rows of the product.
+        first: shape of the first factor, (p, r, k).
+        rows: rows m of a block of the result.
         tokens: tokens of a tile.
-        add: the kernel adds to what there is.
+        add: the kernel has an addend.
 
     Returns:
         The kernel's arguments in capitals, without INTERPRETED.

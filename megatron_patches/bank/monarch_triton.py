@@ -1,6 +1,7 @@
-"""Triton kernel of `monarch_kernel`: both products with structured rows, the intermediate result on chip.
+"""Triton kernel of `monarch_kernel`: both products, the intermediate result on chip.
 
-    out[t, r, m] = Σ_p second[r, m, p] between[t, r, p],    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
+    out[t, r, m] = Σ_p second[r, m, p] between[t, r, p]
+    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
 
 is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a
 block and m a row of the block. The same kernel computes the input gradient with first = left and

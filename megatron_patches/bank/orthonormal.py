@@ -92,7 +92,8 @@ class BankRecipe:
             self.init != "gaussian" or not 0 < self.gaussian_std < math.inf
         ):
             raise MethodError(
-                f"gaussian_std={self.gaussian_std} must be positive and belongs to init 'gaussian' only"
+                f"gaussian_std={self.gaussian_std} must be positive and belongs to init "
+                "'gaussian' only"
             )
         if self.init == "orthogonal":
             self._check_orthonormal_shape()
@@ -106,8 +107,8 @@ class BankRecipe:
         rows = self.num_attention_heads * self.head_dim
         if self.scope == "layer" and rows > self.hidden_size:
             raise MethodError(
-                f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
-                "scope 'layer' cannot do that; use scope 'head'"
+                f"num_attention_heads * head_dim = {rows} is larger than "
+                f"hidden_size={self.hidden_size}: scope 'layer' cannot do that; use scope 'head'"
             )
         if self.construction == "hadamard" and not is_power_of_two(self.hidden_size):
             raise MethodError(
@@ -117,13 +118,13 @@ class BankRecipe:
         if self.construction in FACTORED:
             if self.scope != "layer":
                 raise MethodError(
-                    f"construction '{self.construction}' makes all rows of a layer together: use scope "
-                    "'layer', or another construction"
+                    f"construction '{self.construction}' makes all rows of a layer together: use "
+                    "scope 'layer', or another construction"
                 )
             block_sizes(self.hidden_size, self.head_dim)
 
     def as_dict(self) -> dict[str, int | float | str | None]:
-        """Return the fields as plain values, from which `BankRecipe(**values)` makes an equal recipe."""
+        """Return the fields as plain values; `BankRecipe(**values)` makes an equal recipe."""
         values = asdict(self)
         del values["given_path"]
         if self.given_sha256 is None:
@@ -132,7 +133,7 @@ class BankRecipe:
 
     @property
     def structured(self) -> bool:
-        """Return whether rows are products of small factors, by which inputs are multiplied instead."""
+        """Return whether inputs are multiplied by small factors of the rows instead of the rows."""
         return self.init == "orthogonal" and self.construction in FACTORED
 
     def num_heads(self, role: Role) -> int:

@@ -1,4 +1,6 @@
-"""Shards of the frozen bank for tensor-parallel ranks: rows of a rank's heads (`head_split`), their digests.
+"""Shards of the frozen bank for tensor-parallel ranks, and their digests.
+
+A rank has the rows of its heads, see `head_split`.
 
 A rank makes its own heads only, which costs 1/N of the whole bank, and the bits of a head do not
 depend on N.
@@ -162,7 +164,10 @@ def _factors(
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 (hexadecimal) of a tensor's elements in row-major order, as bytes of its dtype."""
+    """Return the hexadecimal SHA-256 of a tensor's elements.
+
+    They are hashed in row-major order, as the bytes of their dtype.
+    """
     flat = tensor.detach().cpu().contiguous().reshape(-1)  # as bytes: numpy has no bfloat16
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 

@@ -34,7 +34,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw rows [num_rows, hidden_size] of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix of Sylvester.
+    """Draw rows of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix of Sylvester.
 
     H[i, j] = (−1)^(number of ones in the binary i AND j); hidden_size is a power of two. All
     entries are ±1/sqrt(hidden_size): exact in bf16 (and any other binary format) when hidden_size
@@ -77,7 +77,7 @@ def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> Fl
 def _draw(
     stream: np.random.Generator, hidden_size: int, num_rows: int
 ) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-    """Draw signs ±1 [hidden_size] and the numbers of num_rows distinct rows in random order [num_rows]."""
+    """Draw signs ±1 `[hidden_size]`, and the numbers `[num_rows]` of distinct rows in any order."""
     raw: npt.NDArray[np.uint64] = stream.bit_generator.random_raw(2 * hidden_size)  # type: ignore[attr-defined]
     signs = np.where(raw[:hidden_size] >> np.uint64(63), -1.0, 1.0)
     # The order of independent 64-bit keys is a uniform permutation (but for ties: 2^-64 a pair).

@@ -22,7 +22,7 @@ Work = Any
 
 
 def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """Start gathering slices `[seq/tp, batch, hidden]` along the sequence into `[seq, batch, hidden]`.
+    """Start gathering the ranks' slices along the sequence.
 
     Args:
         local: this rank's slice, `[seq/tp, batch, hidden]`.
@@ -51,7 +51,7 @@ def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[t
 def start_reduce_scatter(
     partial: torch.Tensor, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, Work]:
-    """Start summing `[seq, batch, hidden]` over the ranks into this rank's `[seq/tp, batch, hidden]`.
+    """Start summing over the ranks into each rank's slice of the sequence.
 
     Args:
         partial: this rank's term, `[seq, batch, hidden]`.

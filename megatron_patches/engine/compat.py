@@ -1,4 +1,6 @@
-"""Compatibility with megatron-core and torch: version checks, stand-ins on a CPU, differences of versions.
+"""Compatibility with megatron-core and torch.
+
+Version checks, stand-ins on a CPU, and differences between versions.
 
 megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the
 CPU (`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
@@ -33,7 +35,7 @@ TESTED_MEGATRON_CORE = ("0.16.1", "0.19.2")
 """The oldest and the newest megatron-core whose internals this package was tested with. From 0.17
 on it needs Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
-"""The oldest and the newest torch with which `make test-oldest` and `make test-newest` have passed."""
+"""The oldest and the newest torch with which `make test-oldest` and `make test-newest` passed."""
 _torch_compile = torch.compile
 
 
@@ -50,13 +52,13 @@ def check_megatron_core_version(installed: str | None = None) -> None:
     oldest, newest = TESTED_MEGATRON_CORE
     if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
         raise MethodError(
-            f"megatron-core {installed} is installed but this program was written against {oldest} to "
-            f"{newest}; install with `pip install -c constraints.txt`"
+            f"megatron-core {installed} is installed but this program was written against "
+            f"{oldest} to {newest}; install with `pip install -c constraints.txt`"
         )
 
 
 def untested_torch(installed: str = torch.__version__) -> str | None:
-    """Return a sentence for the user if torch `installed` is newer than any that was tested, else None.
+    """Return a sentence for the user if the torch installed is newer than any that was tested.
 
     Raises:
         MethodError: torch is older than any that was tested.
@@ -80,7 +82,7 @@ def _minor_version(text: str) -> tuple[int, ...]:
 
 
 def prepare_imports() -> None:
-    """Import megatron-core, without warnings on which no user can act, and without imports that nobody needs.
+    """Import megatron-core without warnings on which no user can act, and needless imports.
 
     Call this before anything else imports megatron-core or DeepSpeed.
     """
@@ -100,7 +102,7 @@ def prepare_imports() -> None:
 
 @contextlib.contextmanager
 def without_unused_packages() -> Iterator[None]:
-    """Let megatron-core or DeepSpeed be imported inside as if boto3, and without a GPU Triton, were missing.
+    """Let imports inside see no boto3, and on a machine without a GPU no Triton.
 
     They try these, for buckets and for kernels, and do without. They take a third of a second of a
     start. Whoever imports one later, this program's own kernel too, gets it.
@@ -179,7 +181,7 @@ def prepare_megatron_core(device: torch.device) -> None:
 
 
 def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
-    """Mark a weight as this rank's slice along `dim`, for checkpoints and DeepSpeed's gradient norm.
+    """Mark a weight as this rank's slice, for checkpoints and DeepSpeed's gradient norm.
 
     The attributes are megatron-core's. Its own function for them refuses a weight that is marked
     already, and from 0.18 on its layers mark their weights themselves.
@@ -193,7 +195,7 @@ def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
 
 
 def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
-    """Return the spec of megatron-core's MLP of two linear layers, as its TransformerLayer wants it.
+    """Return the spec of megatron-core's MLP of two linear layers for its TransformerLayer.
 
     Args:
         linear_fc1: class of the first linear layer.

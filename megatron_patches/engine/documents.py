@@ -1,4 +1,4 @@
-"""Attention of documents that share a sample and must not see each other, without a mask of seq × seq.
+"""Attention within the documents that share a sample, without a mask of seq × seq.
 
 Flash attention takes documents of any lengths one behind the other, with the places where they
 begin. On a GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the same
@@ -16,17 +16,21 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 FEWEST = 16
-"""Least length of `Documents.boundaries`, padded to a power of two so that compiled layers see few sizes."""
+"""Least length of `Documents.boundaries`.
+
+It is padded to a power of two, so that compiled layers see few sizes.
+"""
 
 
 @dataclass(frozen=True)
 class Documents:
     """Documents of a batch: a token attends to tokens of its own document only.
 
-    `starts`: `[batch, seq]` int64, the place in its sample where a token's document begins.
-    `boundaries`: int32, the place of each document's beginning among all `batch * seq` tokens,
-    sample by sample, padded at the end with the number of tokens, at least once; None before
-    `with_boundaries`.
+    Attributes:
+        starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
+        boundaries: int32, the place of each document's beginning among all `batch * seq` tokens,
+            sample by sample, padded at the end with the number of tokens, at least once; None
+            before `with_boundaries`.
     """
 
     starts: torch.Tensor
@@ -55,7 +59,7 @@ class Documents:
 
 
 Visible = torch.Tensor | Documents | None
-"""Form of an attention mask: that of `Documents.mask`, the documents themselves, or None: causal."""
+"""Form of an attention mask: `Documents.mask`'s, the documents themselves, or None: causal."""
 
 
 def attend_within_documents(
@@ -66,17 +70,18 @@ def attend_within_documents(
     dropout: float,
     scale: float,
 ) -> torch.Tensor:
-    """Attend causally within each document, with boundaries: `[batch * seq, heads, head_dim]`.
-
-    The query is of that shape, sample by sample; key and value are `[batch * seq, groups, …]`.
+    """Attend causally within each document.
 
     Args:
-        query: `[seq, batch, heads, head_dim]`.
-        key: `[seq, batch, groups, head_dim]`.
-        value: `[seq, batch, groups, head_dim]`.
-        documents: where each document begins.
-        dropout: of the attention probabilities.
-        scale: of the scores.
+        query: `[batch * seq, heads, head_dim]`, sample by sample.
+        key: `[batch * seq, groups, head_dim]`.
+        value: `[batch * seq, groups, head_dim]`.
+        documents: where each document begins, with `boundaries`.
+        dropout: probability of dropping an attention probability.
+        scale: factor of the scores q·k.
+
+    Returns:
+        The context vectors, `[batch * seq, heads, head_dim]`.
     """
     assert documents.boundaries is not None
     if query.device.type == "cpu":

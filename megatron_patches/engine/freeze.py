@@ -1,4 +1,6 @@
-"""Parameter groups for DeepSpeed, trainable weights only, and the audit of the weights in its live engine.
+"""Parameter groups for DeepSpeed, and the audit of the weights in its live engine.
+
+Groups have trainable weights only.
 
 Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in
 `_zero_partitions` and under the names in `LOW_PRECISION_GROUPS`.
@@ -16,10 +18,10 @@ import torch.distributed as dist
 from megatron_patches.errors import MethodError
 
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
-"""Attributes in which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep model parameters, group by group."""
+"""Attributes in which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep parameters by group."""
 
 FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
-"""Names of the buffers of frozen Query/Key rows: the rows, or the two factors of a structured bank."""
+"""Names of the buffers of frozen rows: the rows, then the two factors of a structured bank."""
 
 
 def parameter_groups(
@@ -127,12 +129,16 @@ def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
 def audit_rank(engine: Any) -> dict[str, Any]:
     """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
 
-    Returns `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements,
-    bytes} each; `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`:
-    elements of frozen weights that ZeRO owns, named in `violations`. Where a buffer is only
-    allocated by the first step, its entry has `implied` true and the numbers are those that the
-    ZeRO stage will allocate. `gradients` is the buffer of accumulation; autograd's own gradients
-    exist beside it until they are added.
+    Args:
+        engine: deepspeed.DeepSpeedEngine after its initialisation.
+
+    Returns:
+        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes}
+        each; `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`:
+        elements of frozen weights that ZeRO owns, named in `violations`. Where a buffer is only
+        allocated by the first step, its entry has `implied` true and the numbers are those that the
+        ZeRO stage will allocate. `gradients` is the buffer of accumulation; autograd's own
+        gradients exist beside it until they are added.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
@@ -169,8 +175,9 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     violations = sorted({name for rank in ranks for name in rank["violations"]})
     if violations:
         raise MethodError(
-            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key "
-            "weights must be buffers outside the optimizer, so training was stopped before step 1"
+            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen "
+            "Query/Key weights must be buffers outside the optimizer, so training was stopped "
+            "before step 1"
         )
     totals = {
         f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
@@ -194,7 +201,7 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
-    """Count the parameters of the whole model, each once, over ranks with unequal shares (collective).
+    """Count the parameters of the whole model, each once, over ranks with unequal shares.
 
     Args:
         model: the model.
@@ -216,7 +223,7 @@ def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) 
 
 
 def _frozen_in_zero(engine: Any) -> dict[str, int]:
-    """Return {name: elements} of frozen weights in the optimizer's groups or partitioned by stage 3."""
+    """Return {name: elements} of frozen weights that an optimizer's group or stage 3 holds."""
     banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}

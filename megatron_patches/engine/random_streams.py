@@ -96,7 +96,7 @@ def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
 
 
 def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:
-    """Enter the rank's own stream for dropout of sharded activations, where that is not the default one."""
+    """Enter the rank's own stream for dropout of sharded activations, where not the default."""
     if not has_own_stream(config) or torch.compiler.is_compiling():
         return nullcontext()
     fork: AbstractContextManager[None] = get_cuda_rng_tracker().fork()
@@ -129,7 +129,7 @@ def own_stream_by_default(device: torch.device) -> Iterator[None]:
 
 @torch.library.custom_op("ora_pretrain::replicated_mask", mutates_args=())
 def replicated_mask(like: torch.Tensor, keep: float) -> torch.Tensor:
-    """Draw booleans of the shape of `like`, true with probability `keep`, within `own_stream_by_default`.
+    """Draw booleans that are true with probability `keep`, within `own_stream_by_default`.
 
     Args:
         like: tensor of the shape wanted.

@@ -50,15 +50,10 @@ def recomputed(
 def recomputed_in_backward(
     tensors: Sequence[torch.Tensor], recompute: Callable[[], Sequence[torch.Tensor]]
 ) -> Iterator[None]:
-    """Save none of `tensors` for the backward of operations inside the context.
-
-    Recompute them there.
-
-    `recompute` returns all of them with the same bits; it is called once a backward pass, without
-    gradients.
+    """Recompute tensors in backward instead of saving them in operations inside the context.
 
     Args:
-        tensors: not to be kept.
+        tensors: tensors that are not to be kept.
         recompute: returns all of them with the same bits; called once a backward pass, without
             gradients.
     """

@@ -69,8 +69,8 @@ def refuse_unapplied(config: TransformerConfig) -> None:
         of_itself = getattr(plain, field.name)
         if field.name not in known and value != of_itself:
             raise MethodError(
-                f"megatron-core's option {field.name}={value!r} is not applied by the layers of this program, "
-                f"which have {of_itself!r}; leave it out"
+                f"megatron-core's option {field.name}={value!r} is not applied by the layers of "
+                f"this program, which have {of_itself!r}; leave it out"
             )
 
 
@@ -164,7 +164,7 @@ class GPT(GPTModel):
     def _logits_at(
         self, hidden_states: torch.Tensor, weight: torch.Tensor | None, at: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits `[batch, vocabulary/tp]` at a position of each row of `[seq(/tp), batch, hidden]`."""
+        """Return logits `[batch, vocabulary/tp]` at one position of each row of the batch."""
         length = hidden_states.size(0)
         row = torch.arange(at.size(0), device=at.device)
         # With sequence parallelism the output layer joins one position of every rank's part, and

@@ -1,4 +1,4 @@
-"""Specs of a policy's layers: our modules in the places of megatron-core's, never by monkey-patching.
+"""Specs of a policy's layers: our modules in the places of megatron-core's, nothing patched.
 
 Version-sensitive: writes down megatron-core's spec of a GPT layer, with our modules in their
 places.

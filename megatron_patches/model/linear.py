@@ -59,7 +59,7 @@ class RowParallelLinear(layers.RowParallelLinear):
     """Linear layer whose input columns are sharded."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Multiply `[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`, and no bias."""
+        """Multiply `[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`; no bias."""
         if not torch.compiler.is_compiling():
             return super().forward(input_)
         assert self.bias is None

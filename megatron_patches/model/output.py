@@ -5,9 +5,10 @@
 megatron-core converts all logits to fp32, and keeps the softmax in that type for backward. Two
 forms avoid both:
 
-    in_place   the logits stay in the compute dtype and become their own gradient, some tokens at a time
-    chunked    logits exist for some tokens at a time only, and are recomputed in backward (a fourth product
-               where there are three)
+    in_place   the logits stay in the compute dtype and become their own gradient, some tokens at a
+               time
+    chunked    logits exist for some tokens at a time only, and are recomputed in backward (a fourth
+               product where there are three)
 
 In both, the exponentials and their sum over the vocabulary are taken in fp32, and the gradient of
 each token's logits is scaled by the gradient of its loss, so that sums, means and masked losses are
@@ -74,7 +75,7 @@ class OutputLayer(ColumnParallelLinear):
         self.pieces = min(part, pieces - tp_group.rank() * part)
 
     def compile_passes(self, backend: str) -> None:
-        """Take losses that need gradients by compiled passes over the logits from now on, if `in_place`."""
+        """Compute losses that need gradients by compiled passes from now on, if `in_place`."""
         if self.in_place:
             settings: Any = {"fullgraph": True, "backend": backend, "dynamic": False}
             self.passes = (
@@ -117,7 +118,7 @@ class OutputLayer(ColumnParallelLinear):
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Token losses of x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]` and labels, `[tokens]`."""
+    """Losses `[tokens]` of x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]`, labels."""
 
     @staticmethod
     def forward(
@@ -207,7 +208,7 @@ def _in_slices(
     pieces: int,
     with_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the labels' logits (fp64) and the logs of their probabilities in this rank's part, `[tokens]`.
+    """Return the labels' logits (fp64) and log-probabilities in this rank's part, `[tokens]`.
 
     Logits that are given become these probabilities, if `with_gradients`.
     """
@@ -263,7 +264,7 @@ def _without_padding(logits: torch.Tensor, pieces: int) -> torch.Tensor:
 def _own_labels(
     labels: torch.Tensor, vocabulary: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (mask of labels in this rank's part of the vocabulary, their columns there; any if not)."""
+    """Return (mask of labels in this rank's part of the vocabulary, their columns there)."""
     columns = labels - rank * vocabulary
     owned = (columns >= 0) & (columns < vocabulary)
     return owned, columns.clamp(0, vocabulary - 1)
@@ -286,7 +287,7 @@ def _finish_gradient(
     columns: torch.Tensor,
     tp_group: dist.ProcessGroup,
 ) -> None:
-    """Turn probabilities within this rank's part into p − 1[v = y] of the whole vocabulary, in place.
+    """Turn probabilities within this rank's part into p − 1[v = y] of all, in place.
 
     `log_share` is `[tokens]`, the log of the probability of this rank's part.
     """
@@ -310,7 +311,7 @@ def _recomputed_gradients(
     scale: torch.Tensor,
     pieces: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of inputs `[tokens, hidden]` and of the weight, summed in fp32 over the slices."""
+    """Return the gradients of inputs `[tokens, hidden]` and weight, summed in fp32 over slices."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     input_grad = torch.empty_like(inputs)
     weight_grad = torch.zeros_like(weight, dtype=wide)

@@ -128,13 +128,13 @@ def _by_head(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tens
 
 
 def _query_key_rows(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tensor:
-    """Return `[groups, queries of a group + 1, head_dim, hidden]`, at least fp32, for small W Wᵀ − I."""
+    """Return `[groups, queries of a group + 1, head_dim, hidden]`, fp32 or wider."""
     rows = _by_head(weight, num_groups, head_dim)[:, :-1]
     return rows.float() if weight.dtype in (torch.bfloat16, torch.float16) else rows
 
 
 def take_auxiliary_losses(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Collect the terms of the last forward as {name: sum over the modules}, and clear them in their modules.
+    """Collect the terms of the last forward pass, and clear them in their modules.
 
     The sums are scalars with gradients, with the same names on every rank.
     """

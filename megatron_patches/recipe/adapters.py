@@ -1,4 +1,6 @@
-"""Declarations of the adapters: small trainable corrections of queries, keys and values. Pure Python.
+"""Declarations of the adapters: small trainable corrections of queries, keys and values.
+
+This is pure Python.
 
 An adapter is declared here by a class with its weights and its costs, and computed by the function
 of the same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding,

@@ -77,7 +77,7 @@ class Axis:
 
 
 def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
-    """Declare a field of a policy that is also a key of the attention section, of the annotated type.
+    """Declare a field of a policy that is also a key of the attention section.
 
     `limits` are those of `Axis`.
 

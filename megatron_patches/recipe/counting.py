@@ -124,7 +124,7 @@ def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> 
 def forward_flops_per_token(
     shape: ModelShape, policy: QKPolicy, phase: int = 0, causal_share: float = CAUSAL
 ) -> float:
-    """Return the FLOPs of a forward pass, per token, with adapters, and factors in place of structured rows.
+    """Return the FLOPs of a forward pass, per token, with adapters and structured rows' factors.
 
     The default c = 1/2 counts the scores that a causal model needs; a kernel that makes the full
     matrix and masks it does more. Making a synthesizer's S_h of its factors happens once a micro

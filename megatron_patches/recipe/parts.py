@@ -1,5 +1,6 @@
-"""Parts of the model as data: what each is made of, keeps, moves, and is called elsewhere. No torch.
+"""Parts of the model as data: what each is made of, keeps, moves, and is called elsewhere.
 
+This needs no torch.
 A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay), what
 its backward pass keeps, what it moves through memory, and its names in transformers' classes.
 Everything else loops over the declarations: initial values and marks, parameter groups, counts,
@@ -158,7 +159,7 @@ class Tensor:
         return self.elements if self.multiplied else 0
 
     def share(self, length: int, rank: int, size: int) -> int:
-        """Return the share that tensor-parallel `rank` of `size` has in a length along the cut dimension.
+        """Return a tensor-parallel rank's share of a length along the cut dimension.
 
         Args:
             length: along the cut dimension.
@@ -173,7 +174,7 @@ class Tensor:
         return length * sum(self.groups[rank * own : (rank + 1) * own]) // sum(self.groups)
 
     def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
-        """Return which rows of a weight the rank has of a part, by their numbers in the weight's stream.
+        """Return which rows of a part the rank has, by their numbers in the weight's stream.
 
         Args:
             length: of the part.
@@ -182,8 +183,7 @@ class Tensor:
 
         Returns:
             The numbers in order; all of them where columns are cut, or nothing is. Rows of heads
-            that are
-            missing in the tensor have numbers too, so that a head's rows do not depend on the
+            that the tensor lacks have numbers too, so that a head's rows do not depend on the
             others.
         """
         if self.cut != 0:
@@ -228,7 +228,7 @@ class Storage:
 
 @dataclass(kw_only=True)
 class Trace:
-    """A rank's activations on their way through the parts of a layer, and what autograd has saved of them.
+    """A rank's activations on their way through a layer, and what autograd has saved of them.
 
     Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves
     what it reads or leaves it, and writes a new storage.

@@ -1,7 +1,7 @@
 """Schedule that makes frozen Query/Key layers trainable in the course of a run, phase by phase.
 
     phase 0        steps 1 … s_1          every layer frozen, learning rate × 1
-    phase i        steps s_i + 1 … s_i+1  also the layers of entry i trainable, learning rate × factor_i
+    phase i        steps s_i + 1 … s_i+1  layers of entry i trainable too, learning rate × factor_i
 
 with s_i = the part `at` of the run's steps, rounded. A layer that has become trainable stays so,
 and starts from its frozen rows. The factor multiplies the whole learning-rate schedule, in place of
@@ -56,7 +56,7 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
-    """Choose a fraction of `num_groups` heads, spread evenly, so that tensor-parallel ranks get equal shares.
+    """Choose a fraction of the heads, spread evenly over tensor-parallel ranks.
 
     Half of four are (1, 3). The number is rounded to whole heads; MethodError if that makes none or
     all of a fraction between 0 and 1.
@@ -141,7 +141,7 @@ def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:
 
 
 def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> None:
-    """Raise MethodError for a schedule with an entry that changes nothing, or at no step of the run.
+    """Refuse a schedule with an entry that changes nothing, or at no step of the run.
 
     Args:
         schedule: entries of attention.unfreeze.
@@ -156,13 +156,13 @@ def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: i
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):
         if not before < step < total_steps:
             raise MethodError(
-                f"attention.unfreeze entry {phase} (at: {entry.at}) is after step {step} of {total_steps}; "
-                "each entry needs a later step than the one before, inside the run"
+                f"attention.unfreeze entry {phase} (at: {entry.at}) is after step {step} of "
+                f"{total_steps}; each entry needs a later step than the one before, inside the run"
             )
         if not newly_trainable(schedule, phase, num_layers):
             raise MethodError(
-                f"attention.unfreeze entry {phase} (layers: {entry.layers}) makes no further layer of the "
-                f"{num_layers} trainable; name others, or leave it out"
+                f"attention.unfreeze entry {phase} (layers: {entry.layers}) makes no further "
+                f"layer of the {num_layers} trainable; name others, or leave it out"
             )
         before = step
 

@@ -38,8 +38,8 @@ _ORTHONORMAL = Rule(
 
 _HAS_QUERIES_AND_KEYS = Rule(
     lambda policy, _: not policy.synthesizer and not policy.penalty,
-    "attention.adapters does not apply to variant '{variant}': it needs queries and keys, and rows without "
-    "a penalty",
+    "attention.adapters does not apply to variant '{variant}': it needs queries and keys, and "
+    "rows without a penalty",
 )
 
 
@@ -125,7 +125,8 @@ class QKPolicy:
         ),
         Rule(
             lambda policy, value: value == "both" or not (policy.shared or policy.unfreeze),
-            "attention.frozen_roles={value} contradicts attention.shared and attention.unfreeze; remove it",
+            "attention.frozen_roles={value} contradicts attention.shared and attention.unfreeze; "
+            "remove it",
         ),
     )
     # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
@@ -150,8 +151,8 @@ class QKPolicy:
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(
         (),
-        "Small trainable corrections of queries, keys and values, of the frozen heads or, where none is "
-        f"frozen, of all: {', '.join(ADAPTERS)}.",
+        "Small trainable corrections of queries, keys and values, of the frozen heads or, where "
+        f"none is frozen, of all: {', '.join(ADAPTERS)}.",
         _HAS_QUERIES_AND_KEYS,
     )
     low_rank: int = axis(
@@ -183,8 +184,8 @@ class QKPolicy:
         "Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
         Rule(
             lambda policy, _: policy.synthesizer,
-            "attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
-            "whose name says what trains; remove it",
+            "attention.trainable is for the score matrices of a synthesizer, not for variant "
+            "'{variant}', whose name says what trains; remove it",
         ),
     )
     # Columns of A_h and B_h.
@@ -221,13 +222,13 @@ class QKPolicy:
             self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)
         ):
             raise MethodError(
-                "attention.unfreeze is for whole layers, without adapters; leave attention.adapters unset, "
-                "and give attention.frozen_heads 0 or 1 for its layers"
+                "attention.unfreeze is for whole layers, without adapters; leave "
+                "attention.adapters unset, and give attention.frozen_heads 0 or 1 for its layers"
             )
         if self.frozen_roles != "both" and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(
-                f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; give "
-                "attention.frozen_heads 0 or 1 for its layers"
+                f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; "
+                "give attention.frozen_heads 0 or 1 for its layers"
             )
 
     def _check_adapters(self) -> None:
@@ -250,7 +251,7 @@ class QKPolicy:
 
     @property
     def structured(self) -> bool:
-        """Return whether rows are products of two factors, by which inputs are multiplied instead."""
+        """Return whether inputs are multiplied by two factors of the rows instead of the rows."""
         factored = self.init == "orthogonal" and self.construction in FACTORED
         return factored and (self.trains_factors or not self.trainable)
 
@@ -275,7 +276,7 @@ class QKPolicy:
 
     @property
     def corrections(self) -> tuple[Adapter, ...]:
-        """Return the adapters in the order in which they are applied, that of variant low_rank included."""
+        """Return the adapters in the order of application, that of variant low_rank included."""
         return in_order(self.adapters if self.has_rows else (*self.adapters, "low_rank"))
 
     def adapter_sizes(self, hidden_size: int, head_dim: int) -> AdapterSizes:

@@ -1,4 +1,4 @@
-"""Recipes of a policy at the sizes of a model: of its Query/Key bank, or of a Synthesizer's score matrices.
+"""Recipes of a policy at the sizes of a model: of its bank, or of a Synthesizer's scores.
 
 A Synthesizer's head h has, with T the sequence length that the model is trained at, one of
 
@@ -58,7 +58,7 @@ class ScoreRecipe:
         return 1.0 if self.rank is None else self.rank**-0.25
 
     def as_dict(self) -> dict[str, int | None]:
-        """Return the fields as plain values, from which `ScoreRecipe(**values)` makes an equal recipe."""
+        """Return the fields as plain values; `ScoreRecipe(**values)` makes an equal recipe."""
         return asdict(self)
 
 
@@ -72,7 +72,7 @@ def bank_recipe(
     num_query_groups: int,
     given: GivenWeights | None = None,
 ) -> BankRecipe | None:
-    """Return the recipe of the policy's Q and K rows, or None where they start like every other weight.
+    """Return the recipe of the policy's Q and K rows; None: they start like every other weight.
 
     Args:
         policy: kind of attention.
@@ -112,7 +112,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys.
+    """Return the recipe of the policy's score matrices; None: scores come of queries and keys.
 
     Args:
         policy: kind of attention.

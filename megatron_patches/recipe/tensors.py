@@ -1,4 +1,6 @@
-"""The inventory: every parameter and buffer of a model, for sizes, a policy and a training phase. No torch.
+"""The inventory: every parameter and buffer of a model for sizes, a policy and a phase.
+
+This needs no torch.
 
 It is what the parts of the model (`parts`, `adapters`, and queries, keys and values here) declare,
 in their order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
@@ -35,7 +37,7 @@ from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
 LOGITS_AT_A_TIME = 2**23
-"""Logits that are in fp32 at a time: 32 MiB, which stay in the second-level cache of an A100 or an H100."""
+"""Logits that are in fp32 at a time: 32 MiB, which stay in the L2 cache of an A100 or H100."""
 
 
 def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor, ...]:

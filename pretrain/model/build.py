@@ -100,8 +100,8 @@ def compile_layers(model: GPT, backend: str) -> None:
         and not any(map(which, (os.environ.get("CXX", "g++"), "clang++")))
     ):
         raise UserError(
-            "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; install one, name "
-            "it in CXX, or set performance.compile=none"
+            "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; "
+            "install one, name it in CXX, or set performance.compile=none"
         )
     allow_graphs(4 * len(model.decoder.layers) + 8)
     mend_inductor()
@@ -111,7 +111,7 @@ def compile_layers(model: GPT, backend: str) -> None:
 
 
 def compiling_nothing() -> AbstractContextManager[object]:
-    """Return a context in which compiled layers run as they were written, at sizes that were not compiled.
+    """Return a context in which compiled layers run as written, at sizes not compiled for.
 
     Where nothing is compiled it does nothing, and does not load torch's compiler.
     """
@@ -142,7 +142,7 @@ def transformer_config(config: Config) -> TransformerConfig:
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
-        perform_initialization=False,  # `initialize_parameters` does it, the same for any layout and variant
+        perform_initialization=False,  # `initialize_parameters` does it, the same for any layout
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,

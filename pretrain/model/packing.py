@@ -1,4 +1,4 @@
-"""Documents inside a sample: where each begins, which positions see each other, which predictions count.
+"""Documents inside a sample: where each begins, what it sees, which predictions count.
 
 GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the
 end-of-document id is a token like any other. With data.reset_at_document_end every document stands

@@ -1,4 +1,4 @@
-"""Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
+"""Choice of how to multiply by structured frozen rows: two batched products, or the kernel.
 
 Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for
 all ranks: see `performance.structured_products`. environment.json keeps the result.
@@ -27,7 +27,7 @@ ROUNDS, TIMES = 9, 8
 HEAD_START = 6_000_000
 """Cycles of a GPU, 3 to 6 ms."""
 ROUNDING: Mapping[torch.dtype, float] = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
-"""Largest relative distance from the result in fp32: a kernel that a compiler spoilt is not used."""
+"""Largest relative distance from the result in fp32; a kernel with a larger one is not used."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One rank in the test's own process: enough for all that does not depend on how a layer is cut up."""
+"""One rank in the test's own process, for all that does not depend on how a layer is sharded."""
 
 from __future__ import annotations
 

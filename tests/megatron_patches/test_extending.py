@@ -1,4 +1,4 @@
-"""docs/extending.md followed to the letter: its adapter and its variant work in the model and in the plan."""
+"""docs/extending.md followed to the letter: its adapter and variant work in model and plan."""
 
 from __future__ import annotations
 

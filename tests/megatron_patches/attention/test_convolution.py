@@ -1,4 +1,4 @@
-"""The short convolution: its values and gradients, and that it looks back into no other document."""
+"""The short convolution: its values and gradients, within one document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effective matrices and attention distributions of heads, measured on the live model, against formulas."""
+"""Effective matrices and attention distributions of heads of the live model, against formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain module beside the program's own attention: the same rows bit for bit, the same outputs."""
+"""The plain module against the program's own attention: the same rows and outputs."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ import sys, torch
 from pretrain.api import FrozenAttention
 for variant in ("orthogonal", "monarch"):
     FrozenAttention(32, 4, seed=1, layer=0, variant=variant)(torch.zeros(1, 3, 32)).sum().backward()
-sys.exit(", ".join({"megatron", "deepspeed", "scipy", "matplotlib", "transformers"} & {*sys.modules}) or 0)
+unwanted = {"megatron", "deepspeed", "scipy", "matplotlib", "transformers"}
+sys.exit(", ".join(unwanted & {*sys.modules}) or 0)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100

@@ -1,4 +1,4 @@
-"""The frozen projection against plain autograd on dense weights, with all that may be added to it."""
+"""The frozen projection against autograd on dense weights, with all that may be added to it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trained(linear: FrozenQueryKeyValueLinear) -> list[torch.Tensor]:
 
 
 def dense(linear: FrozenQueryKeyValueLinear, copies: list[torch.Tensor]) -> list[torch.Tensor]:
-    """W_Q and W_K `[heads, head_dim, hidden]`, their frozen and trained rows put where their heads are."""
+    """W_Q and W_K `[heads, head_dim, hidden]`, frozen and trained rows in the heads' order."""
     rows = copies[0] if len(copies) == 1 else torch.empty(0, HIDDEN, dtype=torch.float64)
     if len(copies) == 2:
         rows = Factors(copies[0].transpose(0, 1), copies[1]).rows()
@@ -232,10 +232,18 @@ def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, pla
     """Return that rank's projection, with its part of the weights of the whole one."""
     unused = {"gather_output": False, "bias": False, "skip_bias_add": False, "is_expert": False}
     own = FrozenQueryKeyValueLinear(
-        HIDDEN, 0, config=config, init_method=torch.nn.init.zeros_, tp_comm_buffer_name="qkv", **unused,
-        tp_group=place, policy=policy, recipe=whole.recipe, frozen_groups=whole.frozen_groups,
+        HIDDEN,
+        0,
+        config=config,
+        init_method=torch.nn.init.zeros_,
+        tp_comm_buffer_name="qkv",
+        tp_group=place,
+        policy=policy,
+        recipe=whole.recipe,
+        frozen_groups=whole.frozen_groups,
         layer=whole.layer,
-    )  # fmt: skip
+        **unused,
+    )
     weights = dict(whole.named_parameters())
     for name, parameter in own.named_parameters():
         values = weights[name].data

@@ -1,4 +1,4 @@
-"""What test_monarch_kernel.py runs in processes of its own: Triton interprets, or not, from its import on.
+"""What test_monarch_kernel.py runs in processes of its own, as Triton's import needs.
 
 python -m tests.megatron_patches.bank.monarch_kernel_worker interpret|compile DIRECTORY
 """

@@ -1,4 +1,4 @@
-"""Products and factorisations whose bits depend on no order of summation, BLAS kernel or thread count."""
+"""Products and factorisations whose bits do not depend on order, BLAS kernel or threads."""
 
 import hashlib
 import os
@@ -24,7 +24,8 @@ from megatron_patches.bank.orthonormal import BankRecipe, head_rows
 sha256 = hashlib.sha256()
 for hidden_size, head_dim in [(768, 64), (64, 64), (200, 160), (1024, 1)]:
     sha256.update(head_rows(BankRecipe(1, hidden_size, head_dim, 1, 1), 0, "query", 0))
-    sha256.update(head_rows(BankRecipe(1, hidden_size, head_dim, 1, 1, construction="dct"), 0, "query", 0))
+    dct = BankRecipe(1, hidden_size, head_dim, 1, 1, construction="dct")
+    sha256.update(head_rows(dct, 0, "query", 0))
     # head_rows allows one thread only; this does not
     normal = numpy.random.default_rng(head_dim).standard_normal((head_dim, hidden_size))
     sha256.update(orthonormalize_rows(normal))
@@ -118,7 +119,7 @@ def test_nearly_dependent_rows_are_orthonormalised_or_refused(
 
 @pytest.mark.distributed
 def test_the_bits_do_not_depend_on_blas_kernel_vector_width_or_threads() -> None:
-    """OPENBLAS_CORETYPE makes OpenBLAS take the kernels of another CPU model (no-op for another BLAS).
+    """OPENBLAS_CORETYPE makes OpenBLAS take another CPU's kernels (no-op for another BLAS).
 
     NPY_DISABLE_CPU_FEATURES makes numpy itself take its plainest loops.
     """

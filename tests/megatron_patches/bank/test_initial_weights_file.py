@@ -1,4 +1,4 @@
-"""The file of initial weights: rows in any order, heads by their digests, and what is none or damaged."""
+"""The file of initial weights: rows in any order, heads by their digests, damaged files."""
 
 from __future__ import annotations
 

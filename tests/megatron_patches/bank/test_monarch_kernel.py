@@ -1,4 +1,4 @@
-"""The kernel for structured rows: in Triton's interpreter, compiled for GPUs not here, and its operator."""
+"""The kernel for structured rows: interpreted, compiled for absent GPUs, and as an operator."""
 
 from __future__ import annotations
 

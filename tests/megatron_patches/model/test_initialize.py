@@ -1,4 +1,4 @@
-"""Initial values: the right scale, the same for every variant, marked for DeepSpeed's gradient norm."""
+"""Initial values: their scale, the same for every variant, marked for DeepSpeed's norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes of the compiled loss: what the slices of the eager one give, padded vocabulary included."""
+"""The passes of the compiled loss give what the eager one's do, padded vocabulary included."""
 
 from __future__ import annotations
 

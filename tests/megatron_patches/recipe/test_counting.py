@@ -1,4 +1,4 @@
-"""Parameter and FLOP formulas against the published sizes, torch modules, and the method's shares."""
+"""Parameter and FLOP formulas against published sizes, torch modules, and the method's shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer keeps is a sum over the inventory, each tensor by the first rule that takes it."""
+"""What an optimizer keeps is a sum over the inventory, by the first rule that takes a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes of the attention policy: declared once, judged by variant, and everything that follows from them."""
+"""Axes of the attention policy: declared once, judged by variant, and what follows."""
 
 from __future__ import annotations
 
