@@ -116,14 +116,6 @@ def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
     assert given["zero_optimization"]["stage"] == 1
 
 
-def test_a_json_of_ones_own(tmp_path: Path) -> None:
-    config = demo(
-        json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
-    )
-    assert stage_of(config, 4) == 2
-    assert settings_of(config, 4)["gradient_clipping"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("overrides", "world_size", "stage"),
     [
@@ -205,22 +197,6 @@ def test_nothing_is_shared_between_calls() -> None:
             {"zero_optimization": {"reduce_bucket_size": "big"}},
             ["'zero_optimization.reduce_bucket_size'", "integer"],
         ),
-    ],
-)
-def test_conflicts_name_both_keys(
-    tmp_path: Path, settings: dict[str, Any], words: list[str]
-) -> None:
-    config = demo(json_file(tmp_path, settings))
-    with pytest.raises(UserError) as raised:
-        settings_of(config, 4)
-    for word in words:
-        assert word in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
         ({"optimizer": {"type": "Adam"}}, ["'optimizer'", "section 'optimizer'"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["'scheduler'", "section 'schedule'"]),
         ({"fp16": {"enabled": True}}, ["'fp16'", "precision.dtype"]),
@@ -243,12 +219,12 @@ def test_conflicts_name_both_keys(
         ("[1]", ["must be a JSON object"]),
     ],
 )
-def test_settings_refused_before_any_process_group(
+def test_settings_that_are_refused_or_conflict_are_named(
     tmp_path: Path, settings: Any, words: list[str]
 ) -> None:
-    config = demo("precision.dtype=bf16", json_file(tmp_path, settings))
+    config = demo(json_file(tmp_path, settings))
     with pytest.raises(UserError) as raised:
-        resolve(config, 4)
+        settings_of(config, 4)
     for word in words:
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -13,14 +13,11 @@ from megatron_patches.recipe.counting import (
     forward_flops_per_token,
     model_flops_per_token,
 )
-from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from tests.fabricated_checkpoints import about
 
@@ -114,34 +111,24 @@ def test_parameters(trainable: bool) -> None:
 
 def test_flops_have_neither_projections_to_queries_and_keys_nor_their_products() -> None:
     layers, d, length = 12, 768, 512
-    shape, vanilla = flops_of(load_config("base", ["attention.variant=vanilla"]))
-    forward = forward_flops_per_token(shape, vanilla)
+    vanilla = load_config("base", ["attention.variant=vanilla"])
+    forward = forward_flops_per_token(vanilla.shape, vanilla.policy)
     for variant in (RANDOM, FACTORIZED):
-        shape, attention = flops_of(load_config("base", [variant]))
+        learned = load_config("base", [variant])
+        shape, attention = learned.shape, learned.policy
         gone = layers * (2 * 2 * d * d + 2 * 0.5 * length * d)
         assert forward - forward_flops_per_token(shape, attention) == gone
         model = model_flops_per_token(shape, attention)
         assert model == 3 * (forward - gone)
         assert executed_flops_per_token(shape, attention) == model
-        shape, frozen = flops_of(load_config("base", [variant, "attention.trainable=false"]))
+        frozen = load_config("base", [variant, "attention.trainable=false"]).policy
         assert model - executed_flops_per_token(shape, frozen) == layers * 2 * 0.5 * length * d
-
-
-def flops_of(config: Config) -> tuple[ModelShape, QKPolicy]:
-    return config.shape, config.policy
 
 
 @pytest.mark.parametrize("rank", [0, 17])
 def test_an_impossible_rank_is_named(rank: int) -> None:
     with pytest.raises(MethodError, match=f"rank={rank}"):
         ScoreRecipe(seed=0, num_attention_heads=2, sequence_length=16, rank=rank)
-
-
-def test_a_policy_without_learned_scores_has_no_recipe() -> None:
-    assert (
-        score_recipe(policy_for("orthogonal"), seed=0, num_attention_heads=2, sequence_length=4)
-        is None
-    )
 
 
 def test_a_resume_at_another_length_is_refused_even_where_other_data_is_allowed() -> None:
