@@ -156,6 +156,7 @@ def print_medians(rounds: list[dict[str, float]]) -> None:
     for what in rounds[0]:
         print(f"{what:42}{statistics.median(each[what] for each in rounds):9.3f} s")
     ratios = [each[STALL] / each[WAITED] for each in rounds]
+    ratios = ratios if len(ratios) > 1 else 2 * ratios  # quartiles need two
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     print(f"{'stall / the save that is waited for':42}{median:9.1%}   ({low:.1%} – {high:.1%})")
 

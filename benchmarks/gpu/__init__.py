@@ -4,8 +4,6 @@ context       the context of a stage, and its result
 trainings     stages that train by the program's own command
 layers        layers of every kind compiled, and the kernel of structured banks
 card          the rates of a card
-steps         training steps of one shape, and each switch
 measurements  what a process measures before its time is over
-page          the report as a page
 wheels        packages for a machine without a network
 """

@@ -10,12 +10,12 @@ PyTorch, each switch alone. Every stage has processes and a time of its own; wha
 in the report, with its traceback, and the others go on. Without a GPU the same stages run in small sizes.
 
     OUT/gpu-check.json  everything measured      OUT/card.json  for `pretrain plan --gpu OUT/card.json`
-    OUT/README.md       the page, of a GPU only
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -32,7 +32,6 @@ from typing import Any
 
 from benchmarks.gpu import trainings
 from benchmarks.gpu.context import ROOT, StageContext, StageError, StageReport, StageResult
-from benchmarks.gpu.page import write_page
 from pretrain.ranks.environment import without_launcher
 from pretrain.runs.environment import describe_environment
 
@@ -42,34 +41,31 @@ PATIENCE_ON_CPU = 6
 """Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
 LEAST = 20.0
 """Seconds without which a stage is not begun."""
-SWITCHES = (
-    "performance.compile=none",
-    "performance.recompute=full",
-    "performance.cross_entropy=chunked",
-    "performance.cross_entropy=megatron",
-    "deepspeed.config=zero2",
-    "performance.recompute=attention",
-    "performance.reduced_precision_reduction=true",
-    "model.position_embedding=learned model.dropout=0.1",
-    "deepspeed.config=zero3",
-    "precision.grad_accum_dtype=bf16",
-)
-"""Each against its default on one GPU, the most telling first. On one GPU nothing is reduced over ranks
-(performance.overlap_reduction), and document_attention is a stage of its own. Learned positions with dropout
-are how `large` is configured; the plain peer has neither."""
-SMALL_STEPS = (
-    "--shape",
-    "1x64x1x16x256",
-    "--look-inside",
-    "--contenders",
-    "orthogonal",
-    "vanilla",
-    "orthogonal again",
-    "plain",
-    "--settings",
-    "performance.recompute=full",
-    "deepspeed.config=zero1",
-)
+SWITCHES = {
+    "switches_1": (
+        "performance.compile=none",
+        "performance.recompute=full",
+        "performance.cross_entropy=chunked",
+        "performance.cross_entropy=megatron",
+    ),
+    "switches_2": (
+        "deepspeed.config=zero2",
+        "performance.recompute=attention",
+        "performance.reduced_precision_reduction=true",
+    ),
+    "switches_3": (
+        "model.position_embedding=learned model.dropout=0.1",
+        "deepspeed.config=zero3",
+        "precision.grad_accum_dtype=bf16",
+    ),
+}
+"""By stage, each against its default on one GPU, the most telling first; engines of a stage are in memory
+together. On one GPU nothing is reduced over ranks (performance.overlap_reduction), and document_attention is
+a stage of its own. Learned positions with dropout are how `large` is configured; the plain peer has neither."""
+CONTENDERS = ("orthogonal", "plain compiled", "vanilla", "orthogonal again", "plain")
+SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
+LARGE_512 = "24x1024x25x512x32000"
+SMALL_SHAPE = "1x64x1x16x256"
 
 
 @dataclass(frozen=True)
@@ -121,13 +117,26 @@ def structured(context: StageContext) -> StageResult:
     return StageResult(found, checks | dict.fromkeys(found["failed"], False))
 
 
-def steps(name: str, shape: str, *more: str) -> Callable[[StageContext], StageResult]:
-    """Return the stage that times steps of one shape; `more` goes to benchmarks.gpu.steps."""
+def steps(
+    name: str, shape: str, switches: Sequence[str] = ()
+) -> Callable[[StageContext], StageResult]:
+    """Return the stage that times steps of one shape by `benchmarks.step.measure`.
+
+    Args:
+        name: of the stage.
+        shape: as `benchmarks.step.measure --shape` reads it.
+        switches: overrides; with any, vanilla alone is timed, with each beside its default.
+    """
 
     def work(context: StageContext) -> StageResult:
-        words = SMALL_STEPS if context.small else ("--shape", shape, *more)
-        found = context.measure(name, "benchmarks.gpu.steps", *words)
-        return StageResult(found, {"nothing failed": not found["failed"]})
+        contenders = SMALL_CONTENDERS if context.small else CONTENDERS
+        file = context.work / f"{name}.json"
+        command = [sys.executable, "-m", "benchmarks.step.measure", "--json", str(file)]
+        command += ["--shape", SMALL_SHAPE if context.small else shape]
+        command += ["--steps", "5" if context.small else "10" if switches else "20"]
+        command += ["--contenders", *(("vanilla",) if switches else contenders)]
+        context.run(name, [*command, "--settings", "", *switches])
+        return StageResult(json.loads(file.read_text()))
 
     return work
 
@@ -144,8 +153,9 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
         Stage("profile", trainings.profile, 110),
     ),
     (Stage("structured", structured, 60),),
-    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", "--look-inside"), 110),),
-    (Stage("large_512", steps("large_512", "24x1024x25x512x32000", "--settings", *SWITCHES), 170),),
+    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000"), 110),),
+    (Stage("large_512", steps("large_512", LARGE_512), 60),),
+    *((Stage(name, steps(name, LARGE_512, switches), 60),) for name, switches in SWITCHES.items()),
     (Stage("base_512", steps("base_512", "12x768x20x512x32000"), 60),),
     (Stage("large_1024", steps("large_1024", "24x1024x12x1024x32000"), 60),),
 )
@@ -189,8 +199,6 @@ def main() -> None:
             shutil.copy(context.work / "card.json", out / "card.json")
     report.values["seconds"] = time.monotonic() - started
     report.write()
-    if on_gpu:
-        write_page(report.values, out / "README.md")
     bad = [name for name, stage in report.values["stages"].items() if stage["state"] != "ok"]
     print(
         f"{report.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}",

@@ -122,11 +122,6 @@ class Ours:
     def update(self) -> None:
         self.engine.step()
 
-    def close(self) -> None:
-        """Let go of model and engine; nothing else may be asked of it then."""
-        del self.engine, self.model
-        self.trainer.close()
-
 
 class Plain:
     """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
@@ -172,10 +167,6 @@ class Plain:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def close(self) -> None:
-        """Let go of model and optimizer; nothing else may be asked of it then."""
-        del self.model, self.optimizer
 
 
 Contender: TypeAlias = Ours | Plain

@@ -8,7 +8,8 @@ vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain
 tensor parallelism each has a part of the samples) take turns on the same tokens, in an order that rotates
 every round. With several --settings there is an engine of every variant for each. Reported: the median over
 rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of each part
-of a step, and the time in each class of kernel. fp32 on the CPU, bf16 on GPUs.
+of a step, and the time in each class of kernel; on GPUs also peak memory and MFU. fp32 on the CPU, bf16 on
+GPUs.
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
 is for an idle machine, and for several ranks, who wait for each other.
@@ -29,6 +30,7 @@ import torch
 
 from benchmarks.step.contenders import (
     AGAIN,
+    COMPILED,
     PEERS,
     SHARDED,
     Contender,
@@ -45,6 +47,7 @@ from benchmarks.step.contenders import (
 from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
@@ -54,7 +57,7 @@ from pretrain.ranks.groups import (
 from pretrain.ranks.launch import launch_local_ranks
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
-OPTIONAL = ("monarch", f"monarch{AGAIN}", SHARDED)
+OPTIONAL = ("monarch", f"monarch{AGAIN}", COMPILED, SHARDED)
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -70,14 +73,18 @@ def main() -> None:
     clock = arguments.clock or (
         "cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall"
     )
-    contenders = {
-        contender_name(kind, settings): build_contender(
-            kind, settings, arguments.shape, layout, context
-        )
-        for kind in arguments.contenders
-        for settings in (arguments.settings if kind not in PEERS else [""])
-    }
+    contenders = {}
+    peak_bytes = {}
+    for kind in arguments.contenders:
+        for settings in arguments.settings if kind not in PEERS else [""]:
+            name = contender_name(kind, settings)
+            before = start_of_peak()
+            contenders[name] = build_contender(kind, settings, arguments.shape, layout, context)
+            take_first_step(name, contenders[name], batches(arguments.shape, context)())
+            if torch.cuda.is_available():
+                peak_bytes[name] = torch.cuda.max_memory_allocated() - before
     report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
+    report["peak_bytes"] = peak_bytes
     if context.is_first:
         print_report(report)
         if arguments.json:
@@ -104,6 +111,52 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def start_of_peak() -> int:
+    """Begin to measure the peak memory of the GPU; return the bytes that are held already."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def take_first_step(name: str, contender: Contender, tokens: torch.Tensor) -> None:
+    """Take one step, which allocates all that a step needs.
+
+    Args:
+        name: of the contender.
+        contender: what takes the step.
+        tokens: `[batch, length + 1]`.
+
+    Raises:
+        RuntimeError: the loss is not finite.
+    """
+    loss = contender.forward(tokens)
+    contender.backward(loss)
+    contender.update()
+    if not torch.isfinite(loss):
+        raise RuntimeError(f"the loss of {name} is {loss.item()}")
+
+
+def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) -> float | None:
+    """Model FLOPs utilisation of a step, causal attention counted by half.
+
+    Args:
+        shape: of the model and of a rank's batch.
+        layout: of the ranks.
+        context: this rank.
+        seconds: of a step.
+
+    Returns:
+        None without a GPU whose peak is known.
+    """
+    if context.device.type != "cuda":
+        return None
+    peak = peak_flops(torch.cuda.get_device_name())
+    tokens = shape.batch * shape.length * layout.data_parallel
+    flops = tokens * model_flops_per_token(benchmark_config(shape, ORDINARY, layout).shape)
+    return flops / seconds / (peak * context.world_size) if peak else None
+
+
 def measure(
     contenders: dict[str, Contender],
     shape: Shape,
@@ -122,7 +175,7 @@ def measure(
     own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {
         "shape": str(shape),
-        "device": str(context.device),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "machine": platform.machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -136,6 +189,10 @@ def measure(
             for name in sorted(own - {ORDINARY})
         },
         "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "mfu": {
+            name: mfu(shape, layout, context, statistics.median(values))
+            for name, values in times.items()
+        },
         "ratio": {},
         "parts": {},
         "kernels": {},
@@ -172,6 +229,11 @@ def print_report(report: dict[str, Any]) -> None:
     print(f"\n{'ms by part':{wide}}" + "".join(f"{part:>12}" for part in PARTS))
     for name, parts in report["parts"].items():
         print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
+    for name, peak in report["peak_bytes"].items():
+        share = report["mfu"][name]
+        print(
+            f"{name:{wide}}{peak / 1e9:12.2f} GB" + ("" if share is None else f"{share:12.1%} MFU")
+        )
     print("\nms by kernel, under the profiler")
     for name, kernels in report["kernels"].items():
         spent = ", ".join(f"{kernel} {1e3 * seconds:.1f}" for kernel, seconds in kernels.items())
