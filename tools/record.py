@@ -11,22 +11,18 @@
 | init | initial weights of every design, on one rank and on two tensor-parallel ranks |
 | train | exact losses and gradient norms of ten steps of every design, and its checkpoint |
 | export | logits of an export of each of those runs; "refused" where there is no class for it |
-| golden | the file of the golden curves, which the tests recompute |
 | show | the resolved configuration of every shipped config and variant, by section |
 | plan | the answer of `plan --json` for the same, by heading |
 
 Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the
 same bits on one kind of CPU only: where the recording was made. Names that only one of the two has,
-because a design was removed or added, are printed and are no difference. A recording made with
-`--detail` also holds the values themselves where they are text, shows what differs, and records
-each initial tensor by itself.
+because a design was removed or added, are printed and are no difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import hashlib
 import json
 import platform
@@ -35,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +69,10 @@ class Workplace:
 
     Attributes:
         directory: For everything that is written.
-        detail: Record tensors one by one where a summary is usual.
-        texts: {name: text} of what was recorded as the digest of a text.
     """
 
     directory: Path
-    detail: bool
-    texts: dict[str, str] = field(default_factory=dict)
     _trained: dict[str, Any] | None = None
-
-    def text(self, name: str, text: str) -> str:
-        """Keep a text, and return its digest.
-
-        Args:
-            name: Its key in `texts`.
-            text: What it is.
-        """
-        self.texts[name] = text
-        return digest(text.encode())
 
     def shards(self) -> Path:
         """Return the directory of the seeded corpus's shards, made on the first call."""
@@ -209,9 +191,7 @@ def shards(place: Workplace) -> Entries:
             name = f"{kind}/{file.relative_to(directory)}"
             if file.name == "location.json":  # where the texts lie
                 continue
-            if file.suffix == ".json":
-                yield name, place.text(f"shards/{name}", file.read_text())
-            elif file.is_file():
+            if file.is_file():
                 yield name, digest(file.read_bytes())
 
 
@@ -230,9 +210,6 @@ def init(place: Workplace) -> Entries:
             for rank, tensors in enumerate(ranks):
                 name = f"{design}/tp{size}/rank {rank}"
                 yield name, digest(json.dumps(sorted(tensors.items())).encode())
-                if place.detail:
-                    for tensor, value in tensors.items():
-                        yield f"{name}/{tensor}", value
 
 
 def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
@@ -271,15 +248,14 @@ def train(place: Workplace) -> Entries:
 
     for design, curves in place.trained().items():
         for quantity, values in curves.items():
-            name = f"{design}/{quantity}"
-            yield name, place.text(f"train/{name}", " ".join(map(repr, values)))
+            yield f"{design}/{quantity}", digest(" ".join(map(repr, values)).encode())
         run = place.directory / "runs" / design
         tensors = checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}")
         shown = {
             key: tensor_digest(value) if torch.is_tensor(value) else repr(value)
             for key, value in sorted(tensors.items())
         }
-        yield f"{design}/checkpoint", place.text(f"train/{design}/checkpoint", _lines(shown))
+        yield f"{design}/checkpoint", digest(_lines(shown).encode())
 
 
 def train_designs(payload: dict[str, Any]) -> dict[str, Any]:
@@ -336,13 +312,6 @@ def export_designs(payload: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def golden(place: Workplace) -> Entries:
-    """The curves, design by design."""
-    curves = json.loads((ROOT / "tests/distributed/golden_losses.json").read_text())
-    for design, losses in curves.items():
-        yield design, digest(json.dumps(losses).encode())
-
-
 def show(place: Workplace) -> Entries:
     """Sections of `show`, of all configs together for each variant."""
     for variant in _variants():
@@ -354,8 +323,7 @@ def show(place: Workplace) -> Entries:
                 shown = " ".join(word.partition(".yaml:")[0] for word in line.split())
                 sections.setdefault(section, []).append(f"{config}: {shown}")
         for section, lines in sections.items():
-            name = f"{variant}/{section}"
-            yield name, place.text(f"show/{name}", "\n".join(lines))
+            yield f"{variant}/{section}", digest("\n".join(lines).encode())
 
 
 def plan(place: Workplace) -> Entries:
@@ -370,8 +338,7 @@ def plan(place: Workplace) -> Entries:
                 lines = json.dumps(content, indent=1).splitlines()
                 headings.setdefault(heading, []).extend(f"{config}: {line}" for line in lines)
         for heading, lines in headings.items():
-            name = f"{variant}/{heading}"
-            yield name, place.text(f"plan/{name}", "\n".join(lines))
+            yield f"{variant}/{heading}", digest("\n".join(lines).encode())
 
 
 def _variants() -> Iterable[str]:
@@ -415,37 +382,25 @@ PARTS: dict[str, Callable[[Workplace], Entries]] = {
     "init": init,
     "train": train,
     "export": export,
-    "golden": golden,
     "show": show,
     "plan": plan,
 }
 
 
 # --- recordings -----------------------------------------------------------------------------------
-def record(parts: Iterable[str], detail: bool) -> dict[str, Any]:
-    """Make a recording of some parts.
-
-    Args:
-        parts: Keys of `PARTS`.
-        detail: Also keep the texts, and record tensors one by one.
-
-    Returns:
-        What a recording's file holds: the machine, the digests by part, and the texts if asked for.
-    """
+def record(parts: Iterable[str]) -> dict[str, Any]:
+    """Return a recording of some keys of `PARTS`: the machine, and the digests by part."""
     torch.set_num_threads(1)
     directory = Path(tempfile.mkdtemp(prefix="record-"))
     try:
-        place = Workplace(directory, detail)
+        place = Workplace(directory)
         found: dict[str, dict[str, str]] = {}
         for part in parts:
             found[part] = dict(PARTS[part](place))
             print(f"{part}: {len(found[part])} values", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(directory)
-    recording: dict[str, Any] = {"machine": machine(), "parts": found}
-    if detail:
-        recording["texts"] = place.texts
-    return recording
+    return {"machine": machine(), "parts": found}
 
 
 def machine() -> str:
@@ -458,7 +413,7 @@ def machine() -> str:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each value that differs, with the difference of known texts.
+    """Return a line for each value that differs.
 
     Args:
         was: The recording to compare with.
@@ -469,11 +424,6 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         before = was["parts"].get(part, {})
         for name in [name for name in values if before.get(name, values[name]) != values[name]]:
             found.append(f"{part}/{name} differs")
-            texts = [one.get("texts", {}).get(f"{part}/{name}") for one in (was, now)]
-            if all(text is not None for text in texts):
-                before_lines, after_lines = [text.splitlines() for text in texts]
-                changed = list(difflib.unified_diff(before_lines, after_lines, n=0))[2:]
-                found += [f"    {line}" for line in changed if not line.startswith("@@")]
     return found
 
 
@@ -500,7 +450,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the recording here")
     parser.add_argument("--against", type=Path, help="compare with this recording")
     parser.add_argument("--parts", help=f"some of {','.join(PARTS)}; default: all")
-    parser.add_argument("--detail", action="store_true", help="record single tensors and texts")
     arguments = parser.parse_args()
     if arguments.out is None and arguments.against is None:
         parser.error("give --out or --against")
@@ -509,7 +458,7 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no part {unknown[0]}; parts: {', '.join(PARTS)}")
     was = json.loads(arguments.against.read_text()) if arguments.against else None
-    now = record(parts, arguments.detail or bool(was and "texts" in was))
+    now = record(parts)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(now, indent=1) + "\n")

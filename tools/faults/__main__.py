@@ -20,7 +20,7 @@ from tools.faults.inflict import build_shim
 from tools.faults.outside import not_drawn
 from tools.faults.plan import OUTSIDE, Case, Fault, Layout, draw
 from tools.faults.references import Reference, References
-from tools.faults.table import as_json, as_record, commit, markdown, put_into, recorded
+from tools.faults.table import as_record, commit, markdown, put_into, recorded
 
 
 def main() -> None:
@@ -58,8 +58,6 @@ def main() -> None:
     print(f"\n{text}")
     if arguments.into:
         put_into(arguments.into, text)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(as_json(outcomes, seconds), indent=1) + "\n")
     sys.exit(any(outcome.problems for outcome in outcomes))
 
 
@@ -155,7 +153,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="keep all files of all cases in this empty directory"
     )
-    parser.add_argument("--json", type=Path, help="write everything that came of it there")
     parser.add_argument(
         "--record", type=Path, help="keep each outcome in this file, and go on from it"
     )

@@ -1,4 +1,4 @@
-"""The outcome of a campaign in Markdown and JSON."""
+"""The outcome of a campaign in Markdown, and its record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tests.ranks import ROOT
 from tools.faults.cases import Outcome
 from tools.faults.outside import not_drawn
-from tools.faults.plan import STEPS, Fault, draw
+from tools.faults.plan import Fault, draw
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 HEADS = (
@@ -76,21 +76,6 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
         sum(not outcome.left for outcome in outcomes),
     )
     return f"| {name} | {' | '.join(map(str, numbers))} |"
-
-
-def as_json(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """Everything, for scripts."""
-    return {
-        "commit": commit(),
-        "steps": STEPS,
-        "seconds": round(seconds, 1),
-        "cases": [
-            asdict(outcome)
-            | {"case": asdict(outcome.case) | {"fault": outcome.case.fault.value}}
-            | {"good": not outcome.problems}
-            for outcome in outcomes
-        ],
-    }
 
 
 def as_record(outcome: Outcome) -> dict[str, Any]:
