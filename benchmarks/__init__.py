@@ -8,5 +8,4 @@ results     the pages of docs/results
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
 inference   exported models
-growth      time and memory from 1,000 to 10,000 files, runs, steps, shards and checkpoints
 """

@@ -27,7 +27,6 @@ PENDING: tuple[str, ...] = (
     "benchmarks/data",
     "benchmarks/gpu",
     "benchmarks/gpu_dry",
-    "benchmarks/growth.py",
     "benchmarks/inference.py",
     "benchmarks/step",
     "tests/benchmarks",

@@ -91,12 +91,6 @@ def weight_gradients() -> float:
     return _rate([_weight_gradient(tokens, rows, columns) for rows, columns in pairs])
 
 
-def square_product() -> float:
-    """TFLOP/s of one large bf16 product: the most that this card does."""
-    size = 8192 if torch.cuda.is_available() else 256
-    return _rate([_product(size, size, size)])
-
-
 def fp32_products() -> float:
     """TFLOP/s of fp32 products, no TF32."""
     tokens, d, _ = _sizes()
@@ -122,30 +116,12 @@ def elementwise() -> float:
     )
 
 
-def copy() -> float:
-    """TB/s of a copy, bytes read and written."""
-    one, other = (_random(2**28 if torch.cuda.is_available() else 2**20) for _ in range(2))
-    return 2 * one.numel() * one.element_size() / _seconds(lambda: other.copy_(one)) / TERA
-
-
-def host_copy() -> float:
-    """TB/s of a copy from pinned memory to the GPU."""
-    on_gpu = torch.cuda.is_available()
-    size = 2**28 if on_gpu else 2**20
-    host = torch.ones(size, dtype=torch.uint8, pin_memory=on_gpu)
-    there = torch.empty_like(host, device=_device())
-    return size / _seconds(lambda: there.copy_(host, non_blocking=True)) / TERA
-
-
 MEASUREMENTS: dict[str, Callable[[], Any]] = {
     "gemm_tflops": products,
     "weight_gradient_tflops": weight_gradients,
-    "square_gemm_tflops": square_product,
     "bandwidth_tb_s": elementwise,
-    "copy_tb_s": copy,
     "attention_tflops_by_length": attention,
     "fp32_tflops": fp32_products,
-    "host_to_device_tb_s": host_copy,
 }
 
 
