@@ -21,7 +21,6 @@ FOLDERS = (
 )
 PENDING: tuple[str, ...] = (
     "tools/faults",
-    "tools/simulations",
     "benchmarks/bank.py",
     "benchmarks/checkpoint.py",
     "benchmarks/data",
@@ -29,14 +28,12 @@ PENDING: tuple[str, ...] = (
     "benchmarks/gpu_dry",
     "benchmarks/inference.py",
     "benchmarks/step",
-    "tests/benchmarks",
     "tests/data_pipeline",
     "tests/distributed",
     "tests/fuzz",
     "tests/pretrain",
     "tests/recorded",
     "tests/slurm",
-    "tests/tools",
 )
 """Folders that are not rewritten yet. Remove a folder once it holds to the rules of this file."""
 

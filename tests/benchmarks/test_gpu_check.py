@@ -1,4 +1,4 @@
-"""`make gpu-check` on the CPU: the stages that a GPU runs, in small sizes; no stage takes another with it."""
+"""`make gpu-check` on the CPU: the stages of a GPU, in small sizes; none takes another with it."""
 
 from __future__ import annotations
 

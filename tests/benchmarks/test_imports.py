@@ -1,4 +1,4 @@
-"""Benchmarks are run by hand, so a name that has moved away from under one would be noticed late."""
+"""Benchmarks are run by hand: a name that has moved away from under one would be noticed late."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Coverage of the intervals of `ladder`: the share of simulated campaigns in which they hold the truth.
+"""Coverage of the intervals of `ladder`: in how many simulated campaigns they hold the truth.
 
     python -m tools.simulations.ladder_coverage [--campaigns 150]
 
-Three arms, three sizes, three lengths and three seeds; the next size is predicted at the same lengths. Losses
-vary by seed, alike in all runs (0.02 nats), and by run (0.01). Further rows: no effect of the seeds; seeds
-ahead that were not fitted; five seeds; a law that misses every size and length by a normal error of 0.005 or
-0.01 nats, alike in all arms. Exit code 1 if a prediction's 90 % interval holds in less than 85 %.
+Three arms, three sizes, three lengths and three seeds; the next size is predicted at the same
+lengths. Losses vary by seed, alike in all runs (0.02 nats), and by run (0.01). Further rows: no
+effect of the seeds; seeds ahead that were not fitted; five seeds; a law that misses every size and
+length by a normal error of 0.005 or 0.01 nats, alike in all arms. Exit code 1 if a prediction's
+90 % interval holds in less than 85 %.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ FORMS: dict[str, dict[str, float]] = {
 
 
 def law(arm: str, parameters: int, tokens: int) -> float:
-    """Return the true loss."""
+    """Return the true loss in nats.
+
+    Args:
+        arm: One of `FACTORS`.
+        parameters: Of the model.
+        tokens: That it was trained on.
+    """
     return 2.0 + 0.9 * (parameters / 8e5) ** -0.35 + 1.6 * (FACTORS[arm] * tokens / 5e5) ** -0.45
 
 
@@ -44,7 +51,19 @@ def campaign(
     seeds: float = 3,
     other_seeds: float = 0,
 ) -> tuple[list[Cell], list[Cell]]:
-    """Return the cells that are fitted, and those of the next size with the losses they will have."""
+    """Draw a campaign.
+
+    Args:
+        random: Where chance comes from.
+        seed_sd: Standard deviation by seed, nats.
+        run_sd: The same by run.
+        misfit_sd: The same by size and length.
+        seeds: How many each cell has.
+        other_seeds: The first seed of the next size.
+
+    Returns:
+        The cells that are fitted, and those of the next size with the losses they will have.
+    """
     alike = random.normal(0, seed_sd, int(seeds + other_seeds))
     misfit = {(n, d): random.normal(0, misfit_sd) for n in (*SIZES, NEXT) for d in LENGTHS}
 

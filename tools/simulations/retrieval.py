@@ -1,7 +1,7 @@
 """Retrieval from the context by design, a table: `python -m tools.simulations.retrieval`.
 
-* recall: multi-query associative recall (Arora and others, 2023, arXiv:2312.04927): PAIRS pairs of a key and
-  its value, then every key once more in another order, each to be followed by its value;
+* recall: multi-query associative recall (Arora and others, 2023, arXiv:2312.04927): PAIRS pairs of
+  a key and its value, then every key once more in another order, each to be followed by its value;
 * induction: distinct tokens in random order, then the same order again from a random place on.
 
 Loss and accuracy are of the answers alone. "Shifted": each key is mixed with the one before it.
@@ -35,7 +35,12 @@ Drawn = tuple[np.ndarray, np.ndarray]
 
 
 def recall(numbers: np.random.Generator, samples: int) -> Drawn:
-    """Draw samples of the first task."""
+    """Draw samples of the first task.
+
+    Args:
+        numbers: Where chance comes from.
+        samples: How many.
+    """
     every, places = (np.tile(np.arange(size), (samples, 1)) for size in (KEYS, PAIRS))
     keys, values = (numbers.permuted(every, axis=1)[:, :PAIRS] + first for first in (0, KEYS))
     pairs = np.stack((keys, values), axis=2)
@@ -47,7 +52,14 @@ def recall(numbers: np.random.Generator, samples: int) -> Drawn:
 
 
 def induction(numbers: np.random.Generator, samples: int) -> Drawn:
-    """Draw samples of the second task; the first token of the order follows no other, so is no answer."""
+    """Draw samples of the second task.
+
+    The first token of the order follows no other, so it is no answer.
+
+    Args:
+        numbers: Where chance comes from.
+        samples: How many.
+    """
     every = np.tile(np.arange(VOCABULARY), (samples, 1))
     half = 2 * PAIRS
     first = numbers.permuted(every, axis=1)[:, :half]
@@ -57,7 +69,14 @@ def induction(numbers: np.random.Generator, samples: int) -> Drawn:
 
 
 def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) -> float:
-    """Train a model and return the percentage of right answers to fresh samples."""
+    """Train a model and return the percentage of right answers to fresh samples.
+
+    Args:
+        draw: The task.
+        design: A variant and its adapters, joined by "+".
+        shifted: Whether keys are mixed with the one before.
+        seed: Of the run and of its samples.
+    """
     from pretrain.config.load import load_config
     from pretrain.config.schedule import learning_rate
     from pretrain.model.build import build_model, token_losses

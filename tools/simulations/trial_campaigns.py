@@ -1,9 +1,10 @@
-"""Simulated campaigns of `pretrain trial`: false answers at every stopping time, and pairs at d_z = 1.
+"""Simulated campaigns of `pretrain trial`: false answers at any stopping time, pairs at d_z = 1.
 
     python -m tools.simulations.trial_campaigns [--campaigns 10000]
 
-Differences are normal with standard deviation 1 (their scale does not matter), and in one row skewed. A
-campaign goes to LAST pairs if nothing answers before, so a row's last column bounds every stopping time.
+Differences are normal with standard deviation 1 (their scale does not matter), and in one row
+skewed. A campaign goes to LAST pairs if nothing answers before, so a row's last column bounds every
+stopping time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ CASES = (
     ("within", 1.0, "no"),
     ("within", 0.2, "no"),
 )
-"""(question, true gap in standard deviations, false answer); a margin of its size, of 1 where it is 0."""
+"""(question, true gap in standard deviations, false answer).
+
+The margin is of the gap's size, and 1 where it is 0.
+"""
 
 
 def running(differences: Floats) -> tuple[Floats, Floats]:
@@ -47,7 +51,16 @@ def first(claimed: NDArray[np.bool_]) -> Floats:
 
 
 def answers(differences: Floats, question: str, margin: float) -> tuple[Floats, Floats]:
-    """Return the pairs at "yes" and at "no" of each campaign, infinite where that is not the first answer."""
+    """Answer a question in each campaign.
+
+    Args:
+        differences: Of pairs, `[campaigns, LAST]`.
+        question: "better" or "within".
+        margin: Of the question.
+
+    Returns:
+        The pairs at "yes" and at "no", infinite where that is not the first answer, `[campaigns]`.
+    """
     mean, error = running(differences)
     yes, no = (
         np.array([quantile(int(n), level) for n in N[FIRST - 1 :]]) * error for level in (YES, NO)
@@ -64,7 +77,13 @@ def answers(differences: Floats, question: str, margin: float) -> tuple[Floats, 
 
 
 def kappa(level: float, random: np.random.Generator, campaigns: int) -> float:
-    """Return κ for one level from simulated sequences of p values under the bound itself."""
+    """Return κ for one level from simulated sequences of p values under the bound itself.
+
+    Args:
+        level: Of the bound.
+        random: Where chance comes from.
+        campaigns: How many to simulate.
+    """
     mean, error = running(random.standard_normal((campaigns, LAST)))
     n = N[FIRST - 1 :]
     return float(np.quantile((special.stdtr(n - 1, -mean / error) * n**EXPONENT).min(1), level))
@@ -96,12 +115,10 @@ def main() -> None:
     pairs = np.minimum(np.minimum(at_yes, at_no), LAST)
     power = float(np.isfinite(at_yes).mean())
     null = np.minimum(np.minimum(*answers(normal, "better", 1.0)), LAST)
-    print(
-        f"\nd_z = 1: mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}, 'yes' in {power:.3f}"
-    )
-    print(
-        f"no difference: mean {null.mean():.2f} pairs, median {np.median(null):.0f}\nof one fixed t-test:"
-    )
+    answered = f"mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}"
+    print(f"\nd_z = 1: {answered}, 'yes' in {power:.3f}")
+    print(f"no difference: mean {null.mean():.2f} pairs, median {np.median(null):.0f}")
+    print("of one fixed t-test:")
     for level, wanted in product((YES, NO), (0.8, 0.9, 0.95, 1 - NO, power)):
         fixed = next(n for n in range(3, 200) if fixed_power(n, level, 1.0) >= wanted)
         ratio = share(pairs.mean() / fixed)
