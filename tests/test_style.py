@@ -29,7 +29,6 @@ PENDING: tuple[str, ...] = (
     "benchmarks/inference.py",
     "benchmarks/step",
     "tests/data_pipeline",
-    "tests/distributed",
     "tests/fuzz",
     "tests/pretrain",
     "tests/recorded",

@@ -47,7 +47,8 @@ def covering(
         short = sum(counts[value_of(case)] > 0 for value_of, counts in properties)
         return len(pairs(factors(case)) & missing) + short
 
-    left, chosen = list(cases), set()
+    left = list(cases)
+    chosen = set()
     while left and gain(best := max(left, key=gain)):  # max takes the first of equals
         missing -= pairs(factors(best))
         for value_of, counts in properties:

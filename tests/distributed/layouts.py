@@ -47,7 +47,13 @@ Fact = tuple[object, ...]
 def layouts(largest_world: int) -> list[Layout]:
     """{TP 1, 2, 4} × {DP 1, 2, 4} × {ZeRO 0, 1, 2, 3} on at most so many ranks."""
     return [
-        Layout(tp, dp, stage, tp > 1 and stage % 2 == 0, 2 if dp < 4 and stage % 3 else 1)
+        Layout(
+            tp,
+            dp,
+            zero_stage=stage,
+            sequence_parallel=tp > 1 and stage % 2 == 0,
+            micro_batch_size=2 if dp < 4 and stage % 3 else 1,
+        )
         for tp in (1, 2, 4)
         for dp in (1, 2, 4)
         for stage in (0, 1, 2, 3)
@@ -78,7 +84,9 @@ def facts(chain: Chain) -> Iterator[Fact]:
 
 def chains(designs: Sequence[tuple[str, str]], pool: Sequence[Layout], length: int) -> list[Chain]:
     """One chain for each (design, precision); together they try as much as is easily found."""
-    draw, tried, found = random.Random(0), set[Fact](), []
+    draw = random.Random(0)
+    tried = set[Fact]()
+    found = []
     for design, precision in designs:
         allowed = [layout for layout in pool if possible(design, precision, layout)]
         candidates = [

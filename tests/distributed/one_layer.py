@@ -92,7 +92,7 @@ def one_layer_model(
         share_embeddings_and_output_weights=True,
     )
     rows = recipe if isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, tensors(shape, policy), seed, INIT_STD, rows)
+    initialize_parameters(model, tensors(shape, policy), seed=seed, init_std=INIT_STD, recipe=rows)
     return model
 
 

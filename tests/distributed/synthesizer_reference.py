@@ -21,7 +21,9 @@ def reference(
     rank = rank_of(variant)
 
     def matrix(name: str, columns: int, std: float) -> torch.Tensor:
-        rows = normal_rows(SEED, f"layer.0.attention.{name}", range(HEADS * LENGTH), columns, std)
+        rows = normal_rows(
+            SEED, f"layer.0.attention.{name}", rows=range(HEADS * LENGTH), columns=columns, std=std
+        )
         return rows.double().view(HEADS, LENGTH, columns).requires_grad_()
 
     if rank is None:
@@ -31,11 +33,13 @@ def reference(
         learned = {name: matrix(name, rank, rank**-0.25) for name in ("query_factor", "key_factor")}
         logits = torch.einsum("hik,hjk->hij", learned["query_factor"], learned["key_factor"])
     value_rows = range(groups * HEAD_DIM)
-    value_weight = normal_rows(SEED, "layer.0.attention.value", value_rows, HIDDEN, 0.02).double()
+    value_weight = normal_rows(
+        SEED, "layer.0.attention.value", rows=value_rows, columns=HIDDEN, std=0.02
+    ).double()
     value_weight.requires_grad_()
     std = 0.02 / math.sqrt(2)
     proj = normal_rows(
-        SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, std
+        SEED, "layer.0.attention.proj", rows=range(HIDDEN), columns=HEADS * HEAD_DIM, std=std
     ).double()
 
     value = (

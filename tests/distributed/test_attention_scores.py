@@ -22,7 +22,9 @@ def trained(
     shards: Path, runs: Path, design: str, ranks: int, name: str, stage: int = 1, **keys: object
 ) -> Path:
     """Train a run of four steps on so many ranks; return its directory."""
-    overrides = design_overrides(design, shards, runs, name, stage, schedule__steps=STEPS, **keys)
+    overrides = design_overrides(
+        design, shards, runs=runs, name=name, zero_stage=stage, schedule__steps=STEPS, **keys
+    )
     done = train_on_warm_ranks(overrides, ranks)
     assert done.returncode == 0, done.stderr
     return runs / name
@@ -39,7 +41,14 @@ def measured(run: Path) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("alone")
-    return trained(tiny_shards, runs, "orthogonal", 1, "alone", telemetry__attention_every=EVERY)
+    return trained(
+        tiny_shards,
+        runs,
+        design="orthogonal",
+        ranks=1,
+        name="alone",
+        telemetry__attention_every=EVERY,
+    )
 
 
 def test_every_layer_is_measured_when_asked(alone: Path) -> None:
@@ -51,12 +60,13 @@ def test_every_layer_is_measured_when_asked(alone: Path) -> None:
     assert layers == {"00", "01"} and len(records[1]) == 6
     for record in (records[1], records[3]):
         assert all(0 < value < math.log(64) for value in ATTENTION_ENTROPY.members(record).values())
-        scales, largest = ATTENTION_SCALE.members(record), LARGEST_SCORE.members(record)
+        scales = ATTENTION_SCALE.members(record)
+        largest = LARGEST_SCORE.members(record)
         assert all(0 < scales[layer] < largest[layer] for layer in layers)
 
 
 def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
-    without = trained(tiny_shards, tmp_path, "orthogonal", 1, "without")
+    without = trained(tiny_shards, tmp_path, design="orthogonal", ranks=1, name="without")
     assert not any(measured(without))
     losses = [
         [record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)
@@ -82,10 +92,10 @@ def test_layouts_agree(
     run = trained(
         tiny_shards,
         tmp_path,
-        "orthogonal",
-        ranks,
-        "run",
-        stage,
+        design="orthogonal",
+        ranks=ranks,
+        name="run",
+        stage=stage,
         telemetry__attention_every=EVERY,
         **keys,
     )
@@ -95,7 +105,12 @@ def test_layouts_agree(
 
 def test_a_synthesizer_has_no_scores(tiny_shards: Path, tmp_path: Path) -> None:
     run = trained(
-        tiny_shards, tmp_path, "synthesizer_random", 1, "run", telemetry__attention_every=EVERY
+        tiny_shards,
+        tmp_path,
+        design="synthesizer_random",
+        ranks=1,
+        name="run",
+        telemetry__attention_every=EVERY,
     )
     record = measured(run)[1]
     assert len(ATTENTION_ENTROPY.members(record)) == len(ATTENTION_SCALE.members(record)) == 2

@@ -66,7 +66,8 @@ class Family:
     def assert_whole(self, run: Path) -> None:
         assert deterministic_metrics(run) == deterministic_metrics(self.whole)
         last = f"checkpoints/step_{STEPS:08d}"
-        ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(self.whole / last)
+        ours = checkpoint_tensors(run / last)
+        theirs = checkpoint_tensors(self.whole / last)
         assert ours.keys() == theirs.keys() and len(ours) > 50
         assert [place for place in ours if not equal(ours[place], theirs[place])] == []
 

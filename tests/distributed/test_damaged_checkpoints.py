@@ -186,7 +186,8 @@ def test_another_run_is_one_sentence(
 
 
 def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Trained) -> None:
-    whole, run = trained.copy("whole"), trained.copy("aside")
+    whole = trained.copy("whole")
+    run = trained.copy("aside")
     flip(run / NEWEST / RANK_FILE)
     damaged = files_under(run / NEWEST)
     assert trained.resume("whole").returncode == 0
@@ -203,7 +204,8 @@ def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Traine
     )
     assert ours == theirs and len(ours) == 6
     last = "checkpoints/step_00000006"
-    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(whole / last)
+    ours = checkpoint_tensors(run / last)
+    theirs = checkpoint_tensors(whole / last)
     assert ours.keys() == theirs.keys() and all(equal(ours[place], theirs[place]) for place in ours)
 
 
@@ -286,7 +288,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(trained: Trained
 
 
 def test_of_an_older_checkpoint_that_is_a_link_only_the_link_is_removed(trained: Trained) -> None:
-    run, elsewhere = trained.copy("linked"), trained.runs / "elsewhere"
+    run = trained.copy("linked")
+    elsewhere = trained.runs / "elsewhere"
     (run / BEFORE).rename(elsewhere)
     (run / BEFORE).symlink_to(elsewhere)
     whole = files_under(elsewhere)

@@ -101,7 +101,8 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
             and "was trained on other data: " in text
         )
         assert text.endswith("or set data.allow_change=true to go on with what there is now")
-    old, new = read_manifest(tiny_shards), read_manifest(fewer_shards)
+    old = read_manifest(tiny_shards)
+    new = read_manifest(fewer_shards)
     source = new.sources("train")[0]
     assert f"{fewer_shards} is used in place of {tiny_shards}" in words["directory"]
     counts = f"{new.tokens('train', source):,} tokens, was {old.tokens('train', source):,}"

@@ -118,9 +118,9 @@ class Trained:
         return design_overrides(
             design,
             self._shards,
-            self._runs,
-            name,
-            layout.zero_stage,
+            runs=self._runs,
+            name=name,
+            zero_stage=layout.zero_stage,
             parallel__tensor_model_parallel_size=layout.tensor_parallel,
             parallel__sequence_parallel=layout.sequence_parallel,
         )
@@ -189,7 +189,15 @@ def test_four_tensor_parallel_ranks_compute_what_one_does(tmp_path: Path) -> Non
             "parallel__sequence_parallel": str(size > 1).lower(),
         }
         runs = [
-            design_overrides(design, tmp_path, tmp_path, design, 1, model__init_std=0.2, **layout)
+            design_overrides(
+                design,
+                tmp_path,
+                runs=tmp_path,
+                name=design,
+                zero_stage=1,
+                model__init_std=0.2,
+                **layout,
+            )
             for design in DESIGNS
         ]
         losses.append(run_ranks(size, "tests.distributed.workers.designs:descents", {"runs": runs}))
@@ -215,10 +223,8 @@ def test_memory_is_what_the_formulas_of_compare_say(
     theory = expected_cost(run)
     assert theory is not None and theory.size.trainable_parameters == run.size.trainable_parameters
     for part in ("weight", "frozen", "gradient", "optimizer_state"):
-        held, expected = (
-            getattr(run.states, f"{part}_bytes"),
-            getattr(theory.states, f"{part}_bytes"),
-        )
+        held = getattr(run.states, f"{part}_bytes")
+        expected = getattr(theory.states, f"{part}_bytes")
         assert held == pytest.approx(expected, rel=0.01), part
 
 

@@ -56,7 +56,8 @@ class Case(NamedTuple):
         return f"{self.design}-tp{size}-dp{ranks // size}-zero{stage}"
 
 
-FOUR, TWO = Layout(4, 2, 1), Layout(2, 1, 0)
+FOUR = Layout(4, 2, 1)
+TWO = Layout(2, 1, 0)
 CASES = (
     Case("vanilla", FOUR, Layout(1, 1, 2)),
     Case("mixed", FOUR, Layout(2, 1, 3)),

@@ -44,7 +44,7 @@ ON_TWO_RANKS = (
 )
 """What only its own tensors could make differ from the chains above."""
 CHAINS = [*chains(TRIED, layouts(4), len(LINKS)), *chains(ON_TWO_RANKS, layouts(2), len(LINKS))]
-SINGLE = Layout(1, 1, 1, False, 2)
+SINGLE = Layout(1, 1, zero_stage=1, sequence_parallel=False, micro_batch_size=2)
 
 
 class Link(NamedTuple):
@@ -64,9 +64,9 @@ class Trained:
         return design_overrides(
             chain.design,
             self.shards,
-            self.runs,
-            name,
-            layout.zero_stage,
+            runs=self.runs,
+            name=name,
+            zero_stage=layout.zero_stage,
             schedule__steps=STEPS,
             checkpoint__keep_last=len(LINKS) + 1,
             parallel__tensor_model_parallel_size=layout.tensor_parallel,
@@ -92,7 +92,8 @@ class Trained:
                 for chain in some
             }
             for chain, answer in self._launch(runs, steps, index or None).items():
-                run, step = self.runs / str(chain), sum(LINKS[: index + 1])
+                run = self.runs / str(chain)
+                step = sum(LINKS[: index + 1])
                 loaded = self.echo(chain, index) if index else None
                 found[chain].append(Link(run / f"checkpoints/step_{step:08d}", loaded, answer))
         return found
@@ -170,7 +171,8 @@ def test_the_chains_try_every_pair() -> None:
 def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[Link]]) -> None:
     for before, after in zip(links[chain], links[chain][1:], strict=False):
         assert after.loaded is not None
-        saved, loaded = checkpoint_tensors(before.checkpoint), checkpoint_tensors(after.loaded)
+        saved = checkpoint_tensors(before.checkpoint)
+        loaded = checkpoint_tensors(after.loaded)
         steps = saved["position/step"]
         assert loaded.pop("counters/micro_steps") == steps * after.answer["micro steps"]
         assert saved.pop("counters/micro_steps") == steps * before.answer["micro steps"]
@@ -217,7 +219,8 @@ def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
         [*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS)
     )  # takes a second
     some = large[number::6]
-    found, losses = trained.train(some), trained.uninterrupted(some)
+    found = trained.train(some)
+    losses = trained.uninterrupted(some)
     for chain in some:
         test_what_is_loaded_is_what_was_saved(chain, found)
         test_losses_are_those_of_the_uninterrupted_run(chain, found, losses)

@@ -338,7 +338,9 @@ def test_a_gpus_kernel_takes_documents_as_they_are_given() -> None:
         documents = Documents(starts, torch.zeros(16, dtype=torch.int32, device="cuda"))
         query = torch.empty(64, 4, 8, dtype=torch.bfloat16, device="cuda")
         value = torch.empty(64, 2, 8, dtype=torch.bfloat16, device="cuda")
-        context = attend_within_documents(query, value, value, documents, 0.1, 0.5)
+        context = attend_within_documents(
+            query, value, value=value, documents=documents, dropout=0.1, scale=0.5
+        )
         assert context.shape == query.shape and context.dtype == query.dtype
 
 

@@ -153,7 +153,13 @@ def of_passes(
 @pytest.fixture(scope="module")
 def audits() -> list[list[dict[str, Any]]]:
     configs = [
-        overrides(ODD, design, dtype, size, {"deepspeed.config": f"zero{stage}", **changes})
+        overrides(
+            ODD,
+            design,
+            dtype=dtype,
+            size=size,
+            changes={"deepspeed.config": f"zero{stage}", **changes},
+        )
         for design, stage, dtype, size, changes in ENGINES
     ]
     return run_ranks(RANKS, "tests.distributed.workers.plan:audits", {"configs": configs})
@@ -167,7 +173,14 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
 ) -> None:
     design, stage, dtype, size, changes = ENGINES[number]
     config = load_config(
-        "demo", overrides(ODD, design, dtype, size, {"deepspeed.config": f"zero{stage}", **changes})
+        "demo",
+        overrides(
+            ODD,
+            design,
+            dtype=dtype,
+            size=size,
+            changes={"deepspeed.config": f"zero{stage}", **changes},
+        ),
     )
     assert len(audits[number]) == RANKS
     for rank in audits[number]:

@@ -111,7 +111,8 @@ def test_each_token_is_the_likeliest_of_the_live_model(
             page = pages[f"samples/{number}"][int(step)]
             expected = markdown_of(Sample(PROMPTS[number], text, added, ended))
             if not sure:  # from there on either token is right
-                page, expected = page.partition("**Cont")[0], expected.partition("**Cont")[0]
+                page = page.partition("**Cont")[0]
+                expected = expected.partition("**Cont")[0]
             assert page == expected
             tokens += added if sure else 0
     assert tokens > 20
@@ -121,7 +122,8 @@ def test_each_token_is_the_likeliest_of_the_live_model(
 
 @pytest.mark.parametrize("name", [*TWO_RANKS, *ONE_RANK])
 def test_a_training_with_prompts_has_the_bits_of_one_without(runs: Path, name: str) -> None:
-    one, other = runs / name, runs / f"{name}-without"
+    one = runs / name
+    other = runs / f"{name}-without"
     assert deterministic_metrics(one) == deterministic_metrics(other)
     assert {step for page in shown(one).values() for step in page} == {2, 4} and shown(other) == {}
     for step in (2, 4):

@@ -54,7 +54,9 @@ def uninterrupted(
     @cache
     def trained(stage: int, ranks: int = 4) -> Path:
         name = f"zero{stage}-{ranks}"
-        done = train_on_warm_ranks(overrides_for(tiny_shards, runs, name, stage, ranks), ranks)
+        done = train_on_warm_ranks(
+            overrides_for(tiny_shards, runs, name=name, stage=stage, ranks=ranks), ranks
+        )
         assert done.returncode == 0, done.stderr
         return runs / name
 
@@ -66,7 +68,8 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert logged_steps(run) == list(range(1, STEPS + 1))
     assert deterministic_metrics(run) == deterministic_metrics(reference)
     last = f"checkpoints/step_{STEPS:08d}"
-    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(reference / last)
+    ours = checkpoint_tensors(run / last)
+    theirs = checkpoint_tensors(reference / last)
     assert ours.keys() == theirs.keys() and len(ours) > 50
     assert [place for place in ours if not equal(ours[place], theirs[place])] == []
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()

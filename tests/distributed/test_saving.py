@@ -68,7 +68,8 @@ def assert_same_run(run: Path, reference: Path) -> None:
 def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkpoint(
     synchronous: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
-    planned, run = overrides(tiny_shards, tmp_path, "killed"), RunDirectory(tmp_path / "killed")
+    planned = overrides(tiny_shards, tmp_path, "killed")
+    run = RunDirectory(tmp_path / "killed")
     for place, (newest, leaves_something) in KILLED.items():
         payload = {"overrides": planned, "place": place}
         done = function_on_warm_ranks(2, WORKER + "killed_at_open", payload)

@@ -120,13 +120,8 @@ def test_a_file_that_may_not_become_so_large_is_named(
 ) -> None:
     payload = {"overrides": overrides(tmp_path), "bytes": 100_000}
     done = function_on_warm_ranks(1, WORKER + "with_a_limit_on_files", payload)
-    assert_refused(
-        done,
-        "step_00000004",
-        "cannot be written",
-        "are needed and",
-        "then the same command goes on",
-    )
+    needs = ("are needed and", "then the same command goes on")
+    assert_refused(done, "step_00000004", "cannot be written", *needs)
     assert not list((tmp_path / "run/checkpoints").glob("step_*"))
     assert train_on_warm_ranks(overrides(tmp_path), ranks=1).returncode == 0
     assert deterministic_metrics(tmp_path / "run") == deterministic_metrics(undisturbed[1])

@@ -210,10 +210,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(resumed: dict[Any, Any]) -> N
         assert deterministic_metrics(records) == deterministic_metrics(
             records, "uninterrupted.jsonl"
         ), case
-        ours, theirs = (
-            checkpoint_tensors(checkpoint),
-            checkpoint_tensors(Path(run["uninterrupted"])),
-        )
+        ours = checkpoint_tensors(checkpoint)
+        theirs = checkpoint_tensors(Path(run["uninterrupted"]))
         assert ours.keys() == theirs.keys() and len(ours) > 40
         assert [place for place in ours if not equal(ours[place], theirs[place])] == [], case
 

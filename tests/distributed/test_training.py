@@ -150,7 +150,8 @@ def test_written_run_files_have_the_form_of_real_ones(
     single: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
     """What the tests of `compare` write is what `train` leaves."""
-    real, written = runs / "full", write_run(tmp_path, "written", "orthogonal")
+    real = runs / "full"
+    written = write_run(tmp_path, "written", "orthogonal")
     assert len(compare_runs([real], "full").runs) == 1
     config, other = (yaml.safe_load((path / "config.yaml").read_text()) for path in (real, written))
     assert {key: list(section) for key, section in other.items()} == {

@@ -88,7 +88,8 @@ def _attention_case(
     rows = _sequence_slice(context) if sequence_parallel else slice(None)
     hidden = full[rows].clone().requires_grad_()
 
-    forward, backward = OperationLog(), OperationLog()
+    forward = OperationLog()
+    backward = OperationLog()
     with forward:
         output, _ = attention(hidden, attention_mask=None)
     with backward:
@@ -122,18 +123,28 @@ def _reference(
 
     def bank(role: str, heads: int) -> torch.Tensor:
         if recipe is not None:
-            return layer_shard(recipe, 0, role, 0, 1, torch.float64)
+            return layer_shard(
+                recipe, 0, role=role, rank=0, tensor_parallel_size=1, dtype=torch.float64
+            )
         return normal_rows(
-            SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02
+            SEED,
+            f"layer.0.attention.{role}",
+            rows=range(heads * HEAD_DIM),
+            columns=HIDDEN,
+            std=0.02,
         ).double()
 
     x = x.clone().requires_grad_()
     value_weight = normal_rows(
-        SEED, "layer.0.attention.value", range(groups * HEAD_DIM), HIDDEN, 0.02
+        SEED, "layer.0.attention.value", rows=range(groups * HEAD_DIM), columns=HIDDEN, std=0.02
     ).double()
     value_weight.requires_grad_()
     proj = normal_rows(
-        SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, 0.02 / math.sqrt(2)
+        SEED,
+        "layer.0.attention.proj",
+        rows=range(HIDDEN),
+        columns=HEADS * HEAD_DIM,
+        std=0.02 / math.sqrt(2),
     ).double()
     query = (x @ bank("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
     key = (
@@ -161,7 +172,9 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}
     for variant in payload["variants"]:
-        model, _ = build(context, variant, payload["groups"], False, torch.float32)
+        model, _ = build(
+            context, variant, groups=payload["groups"], sequence_parallel=False, dtype=torch.float32
+        )
         answer[variant] = {
             name: _digest(weight)
             for name, weight in full_weights(model, context, payload["groups"])

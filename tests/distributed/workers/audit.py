@@ -49,7 +49,8 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
 def _engine(config: Config) -> dict[str, Any]:
     """Return an engine's audit before and after a few steps, its losses, and the values to compare with."""
     with open_run(config) as run:
-        before, bank = audit_rank(run.engine), _bank(run.engine.module)
+        before = audit_rank(run.engine)
+        bank = _bank(run.engine.module)
         losses = [
             train_step(run, _position(config, step), StopSignals())[0].loss
             for step in range(config.total_steps)
@@ -94,7 +95,8 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
             run.engine, run.batches.at(_position(run.config, step).consumed_samples)[0]
         ).mean()
     )
-    stage, optimizer = run.engine.zero_optimization_stage(), run.engine.optimizer
+    stage = run.engine.zero_optimization_stage()
+    optimizer = run.engine.optimizer
     if stage == 3 or hasattr(optimizer, "fp32_groups_gradients_flat"):
         return None
     kept = [p.grad for p in run.engine.module.parameters() if p.grad is not None]
@@ -154,7 +156,9 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
 def _clipping(config: Config) -> dict[str, Any]:
     """Losses, gradient norms and weights of a parallel run, and how far plain torch is from them."""
     plain = _plain_torch(config)
-    losses, norms, worst = [], [], torch.zeros(())
+    losses = []
+    norms = []
+    worst = torch.zeros(())
     with open_run(config) as run:
         for step in range(config.total_steps):
             result, _ = train_step(run, _position(config, step), StopSignals())
@@ -206,7 +210,7 @@ def _plain_torch(config: Config) -> dict[str, Any]:
     for step in range(config.total_steps):
         tokens = torch.from_numpy(samples.blocks(np.arange(step * size, (step + 1) * size)))
         loss = token_losses(model, tokens).mean()
-        norm, _ = plain_step(model, optimizer, (loss,), config, step + 1)
+        norm, _ = plain_step(model, optimizer, terms=(loss,), config=config, step=step + 1)
         norms.append(norm)
         losses.append(float(loss))
         weights.append(_weights(model))

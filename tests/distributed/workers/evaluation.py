@@ -163,7 +163,8 @@ def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> f
     assert set(observed) == {0, 1} and len(caught) == 1
     query, key = caught[0]
     if core.rotary is not None:
-        query, key = core.rotary.rotate(query), core.rotary.rotate(key)
+        query = core.rotary.rotate(query)
+        key = core.rotary.rotate(key)
     key = key.repeat_interleave(query.size(2) // key.size(2), dim=2)
     scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.size(-1))
     length = scores.size(-1)

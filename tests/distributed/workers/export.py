@@ -29,7 +29,8 @@ def train_all(payload: dict[str, Any]) -> list[str]:
 
 def export_all(payload: dict[str, Any]) -> dict[str, Any]:
     """On one rank: train its runs, then {name: export.json, or the refusal} of every export."""
-    states, out = train_all(payload), Path(payload["out"])
+    states = train_all(payload)
+    out = Path(payload["out"])
     found: dict[str, Any] = {"states": states}
     with one_process() as context:
         for name, (run, options) in payload["exports"].items():

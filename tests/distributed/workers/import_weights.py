@@ -131,7 +131,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _refusal(root: Path, case: str) -> str:
     name, changes = REFUSED[case]
-    directory, out = root / f"refused-{case}", root / f"refused-{case}-imported"
+    directory = root / f"refused-{case}"
+    out = root / f"refused-{case}-imported"
     stock(name, directory, **changes)
     config = json.loads((directory / "config.json").read_text())
     if case == "bias":

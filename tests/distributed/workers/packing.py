@@ -39,7 +39,9 @@ def cases(payload: dict[str, Any]) -> list[dict[str, float]]:
 def _case(
     context: ParallelContext, variant: str, positions: str, groups: int, sequence_parallel: bool
 ) -> dict[str, float]:
-    config = _config(context, variant, positions, groups, sequence_parallel)
+    config = _config(
+        context, variant, positions=positions, groups=groups, sequence_parallel=sequence_parallel
+    )
     model = build_model(config, context)
     reduce_partial_gradients(model, context.tensor_parallel_group)
     set_seeds(
@@ -48,10 +50,12 @@ def _case(
     packed = [*FIRST, *SECOND]
     changed = [*FIRST]
     changed[1] += 1
-    whole, other = _logits(model, packed, EOD), _logits(model, [*changed, *SECOND], EOD)
+    whole = _logits(model, packed, EOD)
+    other = _logits(model, [*changed, *SECOND], EOD)
     alone = torch.cat([_logits(model, FIRST, EOD), _logits(model, SECOND, EOD)])
     as_one_text = _logits(model, packed, None)
-    first, second = slice(0, len(FIRST)), slice(len(FIRST), None)
+    first = slice(0, len(FIRST))
+    second = slice(len(FIRST), None)
 
     together = _gradients(model, [[*packed, TARGET]])
     apart = _gradients(model, [[*FIRST, SECOND[0]], [*SECOND, TARGET]])

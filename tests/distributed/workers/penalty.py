@@ -48,8 +48,9 @@ def _reference(config: Config) -> dict[str, list[float]]:
         optimizer = plain_optimizer(model, config)
         for step in range(1, config.total_steps + 1):
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
-            loss, penalty = token_losses(model, batch).mean(), _penalty(model, config)
-            norm, _ = plain_step(model, optimizer, (loss, penalty), config, step)
+            loss = token_losses(model, batch).mean()
+            penalty = _penalty(model, config)
+            norm, _ = plain_step(model, optimizer, terms=(loss, penalty), config=config, step=step)
             for tag, value in zip(found, (loss.item(), penalty.item(), norm), strict=True):
                 found[tag].append(value)
     return found

@@ -34,21 +34,22 @@ def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, bool, bool]]:
     run = open_trained_run(path, step)
-    model, prompts = (
-        load_model(run, context),
-        read_prompts(run.config.telemetry, run.config.data.sequence_length, run.blend),
-    )
+    model = load_model(run, context)
+    prompts = read_prompts(run.config.telemetry, run.config.data.sequence_length, run.blend)
     assert prompts is not None
     found = []
     for number, prompt in enumerate(prompts.ids):
-        ids, ended, sure = list(prompt), False, True
+        ids = list(prompt)
+        ended = False
+        sure = True
         while not ended and sure and len(ids) < len(prompt) + prompts.tokens:
             with (
                 torch.no_grad()
             ):  # one prompt alone, nothing behind it, the logits of all its positions
                 logits = model(torch.tensor([ids]), torch.arange(len(ids))[None], None)[0, -1]
             first, second = logits.topk(2).values.tolist()
-            chosen, sure = int(logits.argmax()), first - second > SURE
+            chosen = int(logits.argmax())
+            sure = first - second > SURE
             ended = sure and chosen == prompts.eod_id
             if sure and not ended:
                 ids.append(chosen)

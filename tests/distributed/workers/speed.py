@@ -27,7 +27,8 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     trainer = PhasedEngine(resolve(config, context.world_size), context)
-    engine, plain = trainer.engine, PlainGPT(config)
+    engine = trainer.engine
+    plain = PlainGPT(config)
     _take_weights(plain, engine.module)
     optimizer = plain_adamw(plain, config)
     generator = torch.Generator().manual_seed(1)
@@ -79,7 +80,8 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2)
     )
     theirs.load_state_dict(ours.state_dict())
-    section, reference = config.optimizer, plain_optimizer(theirs, config)
+    section = config.optimizer
+    reference = plain_optimizer(theirs, config)
     reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
     optimizer = build_optimizer(ours, section)
     clip_by_own_norm(optimizer, section.gradient_clip, context.tensor_parallel_group)

@@ -26,12 +26,19 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
     answers = {}
     for name, overrides in payload["runs"].items():
         with open_run(load_config("demo", overrides)) as run:
-            before, states, made, norms = run.position, [_state(run)], [], []
+            before = run.position
+            states = [_state(run)]
+            made = []
+            norms = []
             spoil = _Spoil(run, steps=(2,), ranks=(1,))
             for _ in range(3):
                 result, _ = train_step(run, before, StopSignals())
                 before = before.after_step(
-                    8, 256, result.loss, result.gradient_norm, result.updated
+                    8,
+                    256,
+                    loss=result.loss,
+                    gradient_norm=result.gradient_norm,
+                    updated=result.updated,
                 )
                 states.append(_state(run))
                 made.append(result.updated)

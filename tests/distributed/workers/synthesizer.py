@@ -127,13 +127,14 @@ def _case(
     )
     hidden = full[rows].clone().requires_grad_()
 
-    forward, backward = OperationLog(), OperationLog()
+    forward = OperationLog()
+    backward = OperationLog()
     with forward:
         output, _ = attention(hidden, attention_mask=mask)
     with backward:
         output.backward(full_grad[rows])
 
-    expected = reference(full, full_grad, variant, groups, mask)
+    expected = reference(full, full_grad, variant, groups=groups, mask=mask)
     core = attention.core_attention
     errors = {
         "output": worst_difference(output, expected["output"][rows]),
@@ -189,7 +190,9 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
             return core(value, None)
 
     with torch.no_grad():
-        first, again, next_step = run(1), run(1), run(2)
+        first = run(1)
+        again = run(1)
+        next_step = run(2)
         core.eval()
         kept_all = run(1)
     ranks = [torch.empty_like(first) for _ in range(context.world_size)]

@@ -131,7 +131,8 @@ class _Models:
         def keep(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             query, key = inputs[:2]
             if position == "rope":
-                query, key = module.rotary.rotate(query), module.rotary.rotate(key)
+                query = module.rotary.rotate(query)
+                key = module.rotary.rotate(key)
             scores.append(torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.size(-1)))
 
         for layer in model.decoder.layers:
@@ -143,7 +144,8 @@ class _Models:
     def causality(self, variant: str) -> dict[str, float]:
         """Return the change of the logits before and from the position of a changed token."""
         model = self.build(variant)
-        position, inputs = 9, self.tokens[:, :-1].contiguous()
+        position = 9
+        inputs = self.tokens[:, :-1].contiguous()
         changed = inputs.clone()
         changed[:, position] = (changed[:, position] + 1) % self.config.model.vocab_size
         positions = torch.arange(inputs.size(1)).expand_as(inputs)

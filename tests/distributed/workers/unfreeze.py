@@ -66,12 +66,19 @@ def _reference(config: Config) -> dict[str, list[float]]:
         for step in range(1, config.total_steps + 1):
             phase = config.phase_at(step)
             if step == phase.first_step:
-                model, optimizer = _next_model(config, run, phase.number, model, states)
+                model, optimizer = _next_model(
+                    config, run, phase=phase.number, old=model, states=states
+                )
             assert model is not None
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
             loss = token_losses(model, batch).mean()
             norm, rate = plain_step(
-                model, optimizer, (loss,), config, step, phase.learning_rate_factor
+                model,
+                optimizer,
+                terms=(loss,),
+                config=config,
+                step=step,
+                learning_rate_factor=phase.learning_rate_factor,
             )
             for tag, value in zip(found, (loss.item(), norm, rate), strict=True):
                 found[tag].append(value)
@@ -198,10 +205,10 @@ def _moved(run: Run) -> list[float]:
             layer_shard(
                 recipe,
                 layer.layer,
-                role,
-                context.tensor_parallel_rank,
-                context.tensor_parallel_size,
-                dtype,
+                role=role,
+                rank=context.tensor_parallel_rank,
+                tensor_parallel_size=context.tensor_parallel_size,
+                dtype=dtype,
             )
             for role in ROLES
         ]
@@ -223,7 +230,8 @@ def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
     train(straight, StopSignals())
     final = f"checkpoints/step_{straight.total_steps:08d}"
     expected = checkpoint_tensors(straight.run_path / final)
-    metrics, phases = deterministic_metrics(straight.run_path), _phases(straight.run_path)
+    metrics = deterministic_metrics(straight.run_path)
+    phases = _phases(straight.run_path)
     found: dict[str, Any] = {"tensors": len(expected), "phases": phases}
     for step in after:
         config = load_config("demo", [*overrides, f"run.name={straight.run.name}-{step}"])

@@ -24,7 +24,8 @@ from pretrain.training.open_run import open_run
 
 def one_is_busy(payload: dict[str, Any]) -> None:
     """Rank 1 lives, and does not come to a sum; the ranks end there."""
-    launch, timeout = LaunchEnvironment.read(), payload["timeout"]
+    launch = LaunchEnvironment.read()
+    timeout = payload["timeout"]
     context = initialize_distributed(launch, 2, timeout_seconds=timeout)
     with watching(launch, timeout, lambda: payload.get("held", "")) as watch:
         watch.at("reading a slow disk")
