@@ -150,6 +150,14 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
+def assert_same_checkpoint(one: Path, other: Path, more_than: int = 20) -> None:
+    """Two checkpoints have the same `checkpoint_tensors` bit for bit, and more than so many."""
+    ours = checkpoint_tensors(one)
+    theirs = checkpoint_tensors(other)
+    assert ours.keys() == theirs.keys() and len(ours) > more_than
+    assert [place for place in ours if not equal(ours[place], theirs[place])] == [], one
+
+
 def equal(a: Any, b: Any) -> bool:
     """Bitwise for tensors, == for the rest."""
     if torch.is_tensor(a):

@@ -117,7 +117,10 @@ def test_configuration_keys_that_are_named_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_on_shipped_files_would_start(name: str) -> None:
-    """Their settings go with the config, or with the grid on its base."""
+    """Their settings go with the config, or with the grid on its base.
+
+    A grid as it is shipped is planned in tests/pretrain/sweep/test_grid.py.
+    """
     for command in commands((ROOT / name).read_text()):
         verb, file, *words = [*command.split()[3:], "", ""]
         settings = [word for word in words if re.match(r"[a-z]+\.[a-z_]+=[^$…]+$", word)]
@@ -125,9 +128,9 @@ def test_commands_on_shipped_files_would_start(name: str) -> None:
             load_config(file, settings)
         elif verb == "sweep" and file in shipped_grids():
             base = words[words.index("--base") + 1] if "--base" in words else None
-            plan_sweep(
-                read_grid(file), base, parse_overrides(settings), lambda _: 1, check_data=False
-            )
+            if base or settings:
+                overrides = parse_overrides(settings)
+                plan_sweep(read_grid(file), base, overrides, lambda _: 1, check_data=False)
 
 
 @pytest.mark.parametrize("name", sorted(DRAW["DRAWINGS"]))

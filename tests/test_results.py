@@ -89,6 +89,7 @@ def test_every_shipped_grid_is_in_a_page_and_every_report_in_a_folder_of_its_own
     assert len(set(folders)) == len(folders)
 
 
+@pytest.mark.distributed  # no processes, but all grids are planned
 @pytest.mark.parametrize("page", PAGES, ids=NAMED)
 def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page) -> None:
     runs = runs_of(page)
@@ -103,6 +104,7 @@ def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page) -> N
         assert set(report.cells) <= {run.cell for run in runs}
 
 
+@pytest.mark.distributed  # of the same plans
 @pytest.mark.parametrize("page", PAGES, ids=NAMED)
 def test_compare_finds_the_baseline_of_every_report(page: Page) -> None:
     placed = {run.path: run for run in runs_of(page)}

@@ -78,6 +78,7 @@ def test_attention_is_fitted_through_what_was_measured() -> None:
     assert (most, half) == (pytest.approx(300), pytest.approx(500))
 
 
+@pytest.mark.distributed
 def test_a_stage_that_fails_is_recorded_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ from tests.command_line import (
     started,
     wait_until,
 )
-from tests.conftest import data_pipeline
 from tests.ranks import train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
@@ -30,7 +29,7 @@ SECONDS_TO_WAIT = 3
 
 
 class Cases:
-    """Commands that must be refused, each on its own copy of a trained run, or without any."""
+    """Commands that must be refused, on a trained run or without any."""
 
     def __init__(self, shards: Path, directory: Path) -> None:
         self.shards = shards
@@ -44,20 +43,11 @@ class Cases:
             self.shards, self.directory / name, "run", schedule__steps=2, **changes
         )
 
-    def resumed(
-        self,
-        name: str,
-        ranks: int | None = None,
-        damage: Callable[[Path], None] = lambda run: None,
-        **changes: object,
-    ) -> tuple[subprocess.CompletedProcess[str], bool]:
-        """(the process, whether the run directory is as it was before)"""
-        run = self.directory / name / "run"
-        shutil.copytree(self.trained, run)
-        damage(run)
-        before = files_under(run)
-        done = self._run(self.overrides(name, **changes), ranks, {})
-        return done, files_under(run) == before
+    def resumed(self, ranks: int) -> tuple[subprocess.CompletedProcess[str], bool]:
+        """(the process, whether the trained run's directory is as it was before)"""
+        before = files_under(self.trained)
+        done = self._run(self.overrides("trained"), ranks, {})
+        return done, files_under(self.trained) == before
 
     def fresh(
         self,
@@ -85,7 +75,7 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
     directory = tmp_path_factory.mktemp("bad_input")
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
-        "ranks that do not divide": lambda: cases.resumed("ranks", ranks=3),
+        "ranks that do not divide": lambda: cases.resumed(ranks=3),
         "damaged shard": lambda: cases.fresh(
             "shard", ranks=2, data__directory=_with_a_flipped_byte(cases)
         ),
@@ -94,10 +84,6 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
         "half an environment": lambda: cases.fresh(
             "environment", environment={"RANK": "1", "LOCAL_RANK": "1"}
         ),
-        "too few ranks": lambda: cases.fresh("few", parallel__tensor_model_parallel_size=2),
-        "another model shape": lambda: cases.resumed("shape", ranks=1, model__num_layers=3),
-        "another bank": lambda: cases.resumed("bank", ranks=1, attention__seed=7),
-        "other data": lambda: cases.resumed("data", ranks=1, data__directory=_other_shards(cases)),
     }
     with ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
@@ -131,14 +117,6 @@ def _with_a_flipped_byte(cases: Cases) -> Path:
     return copy
 
 
-def _other_shards(cases: Cases) -> Path:
-    """The same corpus and tokenizer with another part held out: same vocabulary, other training data."""
-    source, out = cases.shards.parent, cases.directory / "other"
-    arguments = ("--tokenizer", source / "tokenizer.model", "--out", out, "--name", "tiny")
-    data_pipeline("tokenize", source / "corpus", *arguments, "--validation-fraction", 0.2)
-    return out
-
-
 SENTENCES = {
     "ranks that do not divide": (
         "data.global_batch_size=8 is not divisible by data.micro_batch_size=2 times 3 data-parallel ranks",
@@ -160,16 +138,6 @@ SENTENCES = {
         "the environment sets RANK but not WORLD_SIZE",
         "start ranks with torchrun",
     ),
-    "too few ranks": (
-        "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
-        "--local-ranks 2",
-    ),
-    "another model shape": (
-        "step_00000002 was written with model.num_layers=2 but this run has 3",
-        "choose another run.name",
-    ),
-    "another bank": ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed"),
-    "other data": ("step_00000002 was trained on other data", "restore the shards"),
 }
 
 

@@ -14,9 +14,8 @@ from pretrain.runs.curves import read_curves
 from pretrain.runs.tags import LOSS, STEP_SECONDS
 from tests.command_line import (
     assert_refused,
-    checkpoint_tensors,
+    assert_same_checkpoint,
     deterministic_metrics,
-    equal,
     files_under,
 )
 from tests.ranks import train_on_warm_ranks
@@ -66,10 +65,7 @@ class Family:
     def assert_whole(self, run: Path) -> None:
         assert deterministic_metrics(run) == deterministic_metrics(self.whole)
         last = f"checkpoints/step_{STEPS:08d}"
-        ours = checkpoint_tensors(run / last)
-        theirs = checkpoint_tensors(self.whole / last)
-        assert ours.keys() == theirs.keys() and len(ours) > 50
-        assert [place for place in ours if not equal(ours[place], theirs[place])] == []
+        assert_same_checkpoint(run / last, self.whole / last, more_than=50)
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from pretrain.checkpoint.loading import full_weights
 from tests.command_line import (
     assert_refused,
+    assert_same_checkpoint,
     checkpoint_tensors,
     cli,
     deterministic_metrics,
-    equal,
     files_under,
 )
 from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
@@ -171,17 +171,20 @@ def test_a_checkpoint_that_cannot_be_trusted_is_one_sentence(damage: str, traine
     [
         (
             {"data__global_batch_size": 16},
-            "written with data.global_batch_size=8 but this run has 16",
+            ("written with data.global_batch_size=8 but this run has 16", "another run.name"),
         ),
-        ({"precision__dtype": "bf16"}, "written with precision.dtype=fp32 but this run has bf16"),
-        ({"attention__seed": 7}, "frozen digest mismatch"),
+        ({"precision__dtype": "bf16"}, ("with precision.dtype=fp32 but this run has bf16",)),
+        (
+            {"attention__seed": 7},
+            ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed"),
+        ),
     ],
 )
 def test_another_run_is_one_sentence(
-    changes: dict[str, object], sentence: str, trained: Trained
+    changes: dict[str, object], sentence: tuple[str, ...], trained: Trained
 ) -> None:
     before = files_under(trained.runs / "trained")
-    assert_refused(trained.resume("trained", **changes), sentence)
+    assert_refused(trained.resume("trained", **changes), *sentence)
     assert files_under(trained.runs / "trained") == before
 
 
@@ -204,9 +207,7 @@ def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Traine
     )
     assert ours == theirs and len(ours) == 6
     last = "checkpoints/step_00000006"
-    ours = checkpoint_tensors(run / last)
-    theirs = checkpoint_tensors(whole / last)
-    assert ours.keys() == theirs.keys() and all(equal(ours[place], theirs[place]) for place in ours)
+    assert_same_checkpoint(run / last, whole / last)
 
 
 def test_without_a_checkpoint_before_it_a_damaged_one_stops_the_run(trained: Trained) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
+from tests.command_line import assert_same_checkpoint, checkpoint_tensors, deterministic_metrics
 from tests.distributed.one_layer import BATCH, HEAD_DIM, HEADS
 from tests.distributed.synthesizer_reference import LENGTH, RANK
 from tests.ranks import run_ranks
@@ -210,10 +210,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(resumed: dict[Any, Any]) -> N
         assert deterministic_metrics(records) == deterministic_metrics(
             records, "uninterrupted.jsonl"
         ), case
-        ours = checkpoint_tensors(checkpoint)
-        theirs = checkpoint_tensors(Path(run["uninterrupted"]))
-        assert ours.keys() == theirs.keys() and len(ours) > 40
-        assert [place for place in ours if not equal(ours[place], theirs[place])] == [], case
+        assert_same_checkpoint(checkpoint, Path(run["uninterrupted"]), more_than=40)
 
 
 def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(

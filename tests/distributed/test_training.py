@@ -79,15 +79,11 @@ def single(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     planned["sparse"] = overrides("sparse", **SPARSE)
     planned["by tokens"] = overrides("by tokens", **quiet, **BY_TOKENS)
     planned["full again"] = overrides("full", **FULL)
-    planned["diverges"] = overrides(
-        "diverges", **quiet, optimizer__learning_rate=1e30, schedule__steps=4
-    )
     planned["under a file"] = overrides(
         "under a file", run__directory=tiny_shards / "manifest.json"
     )
-    marker = overrides("marker", **quiet)
     model = overrides("model", model__hidden_size=256, model__position_embedding="learned")
-    payload = {"runs": planned, "damaged marker": marker, "model": model}
+    payload = {"runs": planned, "model": model}
     return run_ranks(1, "tests.distributed.workers.training:runs_and_models", payload)
 
 
@@ -206,23 +202,8 @@ def test_a_schedule_in_tokens_is_rounded_up_to_whole_steps(
     assert logged_steps(runs / "by_tokens") == [1, 2, 3]
 
 
-def test_a_diverged_run_stops_with_one_sentence_and_no_checkpoint(
-    single: dict[str, Any], runs: Path
-) -> None:
-    sentence = single["runs"]["diverges"]
-    assert (
-        sentence.startswith("error: the training loss is nan at step")
-        and "optimizer.learning_rate" in sentence
-    )
-    assert not list((runs / "diverges").rglob("COMPLETE"))
-    assert records(runs / "diverges")[-1]["loss/train"] is None
-    assert (runs / "diverges/state").read_text() != "finished\n"
-
-
-def test_damage_and_impossible_places_are_one_sentence(single: dict[str, Any]) -> None:
-    marker, place = single["runs"]["damaged marker"], single["runs"]["under a file"]
-    assert marker.startswith("error: ") and "step_00000002/COMPLETE is damaged" in marker
-    assert "set checkpoint.fall_back=true" in marker
+def test_an_impossible_place_is_one_sentence(single: dict[str, Any]) -> None:
+    place = single["runs"]["under a file"]
     assert (
         place.startswith("error: ") and "manifest.json" in place and "check run.directory" in place
     )

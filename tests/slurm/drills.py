@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tests.command_line import (
+    assert_same_checkpoint,
+    deterministic_metrics,
+    logged_steps,
+)
 from tests.ranks import ROOT, train_on_warm_ranks
 from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.tiny import tiny_overrides
@@ -198,7 +202,4 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert logged_steps(run) == list(range(1, STEPS + 1))
     assert deterministic_metrics(run) == deterministic_metrics(reference)
     last = f"checkpoints/step_{STEPS:08d}"
-    ours = checkpoint_tensors(run / last)
-    theirs = checkpoint_tensors(reference / last)
-    assert ours.keys() == theirs.keys() and len(ours) > 50
-    assert [place for place in ours if not equal(ours[place], theirs[place])] == []
+    assert_same_checkpoint(run / last, reference / last, more_than=50)

@@ -41,7 +41,6 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
                 "step_00000002\n"
             )
         states[name] = _train(overrides)
-    states["damaged marker"] = _train_with_a_damaged_marker(payload["damaged marker"])
     config = load_config("demo", payload["model"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
     samples = TrainingSamples(
@@ -69,13 +68,6 @@ def _train(overrides: list[str]) -> str:
         return train(load_config("demo", overrides), StopSignals())
     except (UserError, DataError) as error:
         return f"error: {error}"
-
-
-def _train_with_a_damaged_marker(overrides: list[str]) -> str:
-    assert _train(overrides) == "finished"
-    marker = load_config("demo", overrides).run_path / "checkpoints/step_00000002/COMPLETE"
-    marker.write_text("")
-    return _train(overrides)
 
 
 def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -89,6 +89,7 @@ def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.distributed
 def test_a_training_begins_on_what_it_can_use(tiny_shards: Path, tmp_path: Path) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "run")
     given = ("--nodes=3", "--ranks-per-node=1", "--", "demo", *overrides)
