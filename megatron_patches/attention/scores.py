@@ -80,6 +80,9 @@ class CausalDotProductAttention(MegatronModule):
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
                 future included), or documents that stand alone, with their boundaries; None:
                 causal.
+            attn_mask_type: passed by megatron-core; the mask says it all.
+            attention_bias: for other core attentions of megatron-core.
+            packed_seq_params: for other core attentions of megatron-core.
 
         Returns:
             `[seq, batch, heads * head_dim]`.

@@ -80,8 +80,12 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Invert the Cholesky factor L of a matrix, reproducibly: gram = L Lᵀ, diagonal positive.
 
-    Returns L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not
-    numerically positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
+    Args:
+        gram: symmetric `[n, n]`, float64.
+
+    Returns:
+        L⁻¹ `[n, n]`, lower triangular, and the pivots diag(L)² `[n]`. For a matrix that is not
+        numerically positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
     """
     size = len(gram)
     if size <= ELIMINATION_SIZE:
@@ -117,8 +121,13 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     many digits as the Gram matrix is ill conditioned, so the result is treated the same way again
     until its Gram matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and
     Fukaya, ETNA 44, 2015). Conditioning is told by the smallest pivot share: pivot j as a share of
-    the squared length of row j is the part of it that lies outside the rows before. Returns [m, n]
-    with orthonormal rows, or None if `rows` [m, n] are too close to dependent.
+    the squared length of row j is the part of it that lies outside the rows before.
+
+    Args:
+        rows: `[m, n]`, float64, m at most n.
+
+    Returns:
+        `[m, n]` with orthonormal rows; None: `rows` are too close to dependent.
     """
     while True:
         gram = reproducible_matmul(rows, rows.T)

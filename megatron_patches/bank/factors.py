@@ -70,8 +70,10 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
 class LayerFactors:
     """Factors of some heads' rows of W_Q, then of W_K, in one layer: m blocks in the left one.
 
-    `right`: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the
-    left factor. `left`: `[m, a, a]`.
+    Attributes:
+        right: `[a, m, b]`; right[i, n] is the row of B_i whose result is an input of block n of the
+            left factor.
+        left: `[m, a, a]`.
     """
 
     right: FloatArray
@@ -104,7 +106,7 @@ def layer_factors(
         heads: (number of a role, numbers of its heads), in the order of the rows.
 
     Raises:
-        MethodError: as `block_sizes`.
+        MethodError: the sizes have no blocks, see `block_sizes`.
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
@@ -140,7 +142,7 @@ class Block(NamedTuple):
 
 
 def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Haar orthogonal blocks: float64 `[len(blocks), size, size]`, size at least 2.
+    """Make Haar orthogonal blocks, each from a random stream of its own.
 
     Blocks made together take less time than one after the other, and have the same bits.
 
@@ -148,7 +150,10 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
         seed: of the random streams.
         layer: number of the layer, from 0.
         blocks: places of the blocks.
-        size: of a block, at least 2.
+        size: rows of a block, at least 2.
+
+    Returns:
+        Float64 `[len(blocks), size, size]`.
     """
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.

@@ -21,11 +21,10 @@ def heads_of_rank(
         num_heads: heads of all ranks.
         rank: tensor-parallel rank.
         tensor_parallel_size: ranks that share the heads.
-        name: of such heads, for the sentence that refuses them.
+        name: key of num_heads in the configuration, for the sentence that refuses it.
 
     Raises:
-        MethodError: the size does not divide num_heads (whose key is `name`), or there is no such
-            rank.
+        MethodError: tensor_parallel_size does not divide num_heads, or there is no such rank.
     """
     if tensor_parallel_size < 1 or num_heads % tensor_parallel_size:
         raise MethodError(
@@ -84,7 +83,7 @@ def split_heads(
         shared: keys have the rows of queries, so that no key head has rows of its own.
 
     Raises:
-        MethodError: as `heads_of_rank`.
+        MethodError: tensor_parallel_size does not divide the heads, or there is no such rank.
     """
     name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
     groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)

@@ -112,6 +112,9 @@ class GivenWeights:
             role: query or key.
             head: number of the head within its role, from 0.
             head_dim: width of a head.
+
+        Raises:
+            MethodError: the file lacks the head, or its rows do not have the digest.
         """
         name = bank_name(layer, role)
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()

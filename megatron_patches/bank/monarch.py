@@ -41,12 +41,15 @@ class Factors(NamedTuple):
 def project(
     hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None
 ) -> torch.Tensor:
-    """Multiply `[..., a * b]` by `factors.rows()` transposed: `[..., m * a]`, contiguous.
+    """Multiply by structured rows: x Wᵀ with W = `factors.rows()`, which is never made.
 
     Args:
-        hidden_states: `[…, hidden]`.
-        factors: of structured rows.
+        hidden_states: `[..., a * b]`.
+        factors: factors of the rows, of m blocks.
         tile: tile of the kernel; None: two batched products.
+
+    Returns:
+        `[..., m * a]`, contiguous.
     """
     right, left = factors
     pieces, blocks, width = right.shape
@@ -63,13 +66,14 @@ def add_input_grad(
 ) -> torch.Tensor:
     """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
 
-    `grad` is that of the output, `[..., m * a]`; `total` is contiguous.
-
     Args:
-        grad: gradient of the product.
-        factors: of structured rows.
-        total: gradient so far, `[tokens, hidden]`; may be overwritten.
+        grad: gradient of the product, `[..., m * a]`.
+        factors: factors of the rows.
+        total: gradient so far, `[tokens, a * b]`, contiguous; may be overwritten.
         tile: tile of the kernel; None: two batched products.
+
+    Returns:
+        The sum, `[tokens, a * b]`.
     """
     right, left = factors
     if tile is not None:
@@ -83,9 +87,9 @@ def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> 
     """Return the gradients of the factors of `project`.
 
     Args:
-        grad: gradient of the product.
-        inputs: `[tokens, hidden]`.
-        factors: of structured rows.
+        grad: gradient of the product, `[..., m * a]`.
+        inputs: `[tokens, a * b]`.
+        factors: factors of the rows.
     """
     right, left = factors
     pieces, blocks, width = right.shape

@@ -45,8 +45,10 @@ class BankRecipe:
 
     Attributes:
         seed: not negative.
-        hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups
-            is the number of key heads).
+        hidden_size: width of the residual stream.
+        head_dim: width of a head.
+        num_attention_heads: query heads of a layer.
+        num_query_groups: key heads of a layer.
         init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `shards`), not drawn.
         scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a
             `layer`'s role.
@@ -57,7 +59,8 @@ class BankRecipe:
         given_path: for `pretrained`: the path of the file, which is not part of the bank's
             identity.
 
-    Raises MethodError: an impossible shape or an unknown name; the message says which.
+    Raises:
+        MethodError: an impossible shape or an unknown name; the message says which.
     """
 
     seed: int
@@ -151,7 +154,7 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
         head: number of the head within its role, from 0.
 
     Returns:
-        Float64 [head_dim, hidden_size]; layers and heads of a role count from 0.
+        Float64 `[head_dim, hidden_size]`.
     """
     return rows_of_heads(recipe, layer, role, [head])
 
@@ -159,8 +162,8 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
 def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
     """Draw W of several heads of one role, stacked.
 
-    The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only
-    once.
+    The result is that of stacking `head_rows`; with scope "layer" the layer's one decomposition is
+    made only once.
 
     Args:
         recipe: of the bank.
@@ -169,10 +172,10 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
         heads: numbers of the heads, from 0.
 
     Returns:
-        Float64 [len(heads) * head_dim, hidden_size].
+        Float64 `[len(heads) * head_dim, hidden_size]`.
 
     Raises:
-        MethodError: as `check_place`.
+        MethodError: there is no such layer, role or head.
     """
     check_place(recipe, layer, role, heads)
     assert recipe.init != "pretrained", "these rows are read, not drawn: see `shards`"
@@ -204,15 +207,13 @@ def factors_of_heads(
 ) -> LayerFactors:
     """Make the factors of several heads' W, where the recipe is `structured`.
 
-    `heads` are (role, numbers of heads) in the order of the rows.
-
     Args:
         recipe: of the bank.
         layer: number of the layer, from 0.
         heads: (role, numbers of heads), in the order of the rows.
 
     Raises:
-        MethodError: as `check_place`.
+        MethodError: there is no such layer, role or head.
     """
     assert recipe.structured
     for role, some in heads:
@@ -224,7 +225,7 @@ def factors_of_heads(
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
-    """Raise MethodError if there is no such layer, role or head.
+    """Refuse a layer, role or head that does not exist.
 
     Args:
         recipe: of the bank.

@@ -63,7 +63,7 @@ def layer_shard(
 ) -> torch.Tensor:
     """Return the frozen rows of one role that a rank owns, in order.
 
-    The float64 rows are cast once, on the CPU. Layers count from 0.
+    The float64 rows are cast once, on the CPU.
 
     Args:
         recipe: of the bank.
@@ -110,7 +110,7 @@ def head_rows_in(
         CPU `[heads * head_dim, hidden_size]`.
 
     Raises:
-        MethodError: as `bank_rows`.
+        MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
     """
     if recipe.structured:
         return _factors(recipe, layer, [(role, heads)], dtype).rows()
@@ -120,9 +120,7 @@ def head_rows_in(
 def rank_factors(
     recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
 ) -> Factors:
-    """Return the CPU factors of some heads' rows, queries above keys.
-
-    The recipe is `structured`.
+    """Return the CPU factors of some heads' rows, queries above keys, of a `structured` recipe.
 
     Args:
         recipe: of the bank.
@@ -136,9 +134,7 @@ def rank_factors(
 def query_key_rows(
     recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
 ) -> torch.Tensor | Factors:
-    """Return the CPU rows of some heads, queries above keys.
-
-    Of a `structured` recipe their factors.
+    """Return the CPU rows of some heads, queries above keys, or their factors if `structured`.
 
     Args:
         recipe: of the bank.
@@ -193,9 +189,7 @@ def role_digest(digests: Iterable[str]) -> str:
 
 
 def orthonormality_errors(shard: torch.Tensor, head_dim: int) -> list[float]:
-    """Return the largest |W Wᵀ − I| of each head of a shard, computed in float64.
-
-    The same on any machine.
+    """Return the largest |W Wᵀ − I| of each head of a shard, the same on any machine.
 
     Args:
         shard: `[heads * head_dim, hidden]`.

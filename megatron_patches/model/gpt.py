@@ -133,10 +133,11 @@ class GPT(GPTModel):
         """Return logits `[batch, seq, vocabulary/tp]`, or with labels the losses `[batch, seq]`.
 
         Args:
-            input_ids, position_ids: `[batch, seq]`.
-            labels: `[batch, seq]`.
+            input_ids: `[batch, seq]` int64.
+            position_ids: `[batch, seq]` int64.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the
                 future included), or documents that stand alone; None: causal.
+            labels: `[batch, seq]` int64, the ids to predict; None: return logits.
             at: `[batch]`, a position of each row; with it only the logits there, `[batch,
                 vocabulary/tp]`.
         """

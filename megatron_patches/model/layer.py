@@ -25,8 +25,9 @@ from megatron_patches.engine.recompute import recomputed
 class Layer(TransformerLayer):
     """megatron-core's TransformerLayer without experts, pipeline stages and inference.
 
-    `recompute`: the part whose activations are recomputed in backward instead of kept: `none`,
-    `attention` (the attention with its norm) or `full`; see `recompute_in_backward`.
+    Attributes:
+        recompute: the part whose activations are recomputed in backward instead of kept: `none`,
+            `attention` (the attention with its norm) or `full`; see `recompute_in_backward`.
     """
 
     recompute = "none"
@@ -66,18 +67,16 @@ class Layer(TransformerLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Visible = None, **unused: Any
     ) -> tuple[torch.Tensor, None]:
-        """Apply attention and MLP.
-
-        The mask has the form of the core attention's. The other arguments are megatron-core's, and
-        None.
+        """Apply attention and MLP, each behind its norm and added to the residual stream.
 
         Args:
             hidden_states: `[seq(/tp), batch, hidden]`.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another,
                 the future included, or documents that stand alone; None: causal.
+            **unused: megatron-core's other arguments, which must be None.
 
         Returns:
-            `[seq(/tp), batch, hidden]` -> the same shape, and no context.
+            The hidden states, `[seq(/tp), batch, hidden]`, and None for megatron-core's context.
         """
         assert all(value is None for value in unused.values()), unused.keys()
         recompute = self.recompute if torch.is_grad_enabled() else "none"

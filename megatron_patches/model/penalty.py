@@ -26,9 +26,10 @@ NAME = "orthogonal_penalty"
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
-    `penalty`: λ, of a class that `penalized` makes. `auxiliary_loss`: (name, this rank's part of
-    the penalty) of the last forward that had gradients, until `take_auxiliary_losses` collects it;
-    else None.
+    Attributes:
+        penalty: λ, of a class that `penalized` makes.
+        auxiliary_loss: (name, this rank's part of the penalty) of the last forward pass with
+            gradients, until `take_auxiliary_losses` collects it; else None.
     """
 
     penalty: float
@@ -87,13 +88,11 @@ class OrthogonalityPenalty(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and P.
 
-        The weight has megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
-        hidden]`: for every group its query heads, its key head, its value head.
-
         Args:
+            ctx: torch's, for backward.
             output: passed through.
             weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
-                hidden]`.
+                hidden]`: for every group its query heads, its key head, its value head.
             num_groups: key heads of this rank.
             head_dim: width of a head.
             penalty: λ.
@@ -112,8 +111,9 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """Return the gradients of output and weight.
 
         Args:
-            output_grad: of the output, passed on.
-            penalty_grad: of P.
+            ctx: torch's, from forward.
+            output_grad: gradient of the output, passed on.
+            penalty_grad: gradient of P, a scalar.
         """
         weight, deviation = ctx.saved_tensors
         rows = _query_key_rows(weight, ctx.num_groups, ctx.head_dim)
@@ -136,7 +136,8 @@ def _query_key_rows(weight: torch.Tensor, num_groups: int, head_dim: int) -> tor
 def take_auxiliary_losses(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Collect the terms of the last forward pass, and clear them in their modules.
 
-    The sums are scalars with gradients, with the same names on every rank.
+    Returns:
+        {name: sum over the modules}, scalars with gradients, with the same names on every rank.
     """
     losses: dict[str, torch.Tensor] = {}
     for module in model.modules():

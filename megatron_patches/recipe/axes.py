@@ -79,11 +79,14 @@ class Axis:
 def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
     """Declare a field of a policy that is also a key of the attention section.
 
-    `limits` are those of `Axis`.
-
     Args:
-        default: of the variants that do not say.
+        default: value of the variants that do not set one.
         meaning: purpose of the key, as `show` prints it.
+        *rules: conditions on the policy, each with its sentence of refusal.
+        **limits: the other fields of `Axis`, such as the values that are possible.
+
+    Returns:
+        A dataclass field, which `axes_of` finds.
     """
     return field(default=default, metadata={"axis": Axis(meaning, rules, **limits)})
 
