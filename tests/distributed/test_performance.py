@@ -124,7 +124,7 @@ EVERY_DESIGN = [(design, False) for design in DESIGNS]
         (1, [(design, False) for design in COMPILED]),
         (2, [("orthogonal", True), ("monarch", False)]),
         pytest.param(1, EVERY_DESIGN, marks=pytest.mark.full),
-        pytest.param(2, EVERY_DESIGN, marks=pytest.mark.full),
+        pytest.param(2, [*EVERY_DESIGN, ("vanilla", True)], marks=pytest.mark.full),
     ],
     ids=["1", "2", "1-all", "2-all"],
 )
