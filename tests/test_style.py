@@ -28,11 +28,6 @@ PENDING: tuple[str, ...] = (
     "benchmarks/gpu_dry",
     "benchmarks/inference.py",
     "benchmarks/step",
-    "tests/data_pipeline",
-    "tests/fuzz",
-    "tests/pretrain",
-    "tests/recorded",
-    "tests/slurm",
 )
 """Folders that are not rewritten yet. Remove a folder once it holds to the rules of this file."""
 

@@ -220,7 +220,11 @@ def architecture_of(config: Config) -> Architecture:
 
 
 def _class_of(config: Config) -> ModelClass:
-    """Return the class with the positions, the norm and the MLP of the run; UserError: there is none."""
+    """Return the class with the positions, the norm and the MLP of the run.
+
+    Raises:
+        UserError: there is none.
+    """
     shape, positions = config.shape, config.model.position_embedding
     parts = {"norm": shape.norm, "MLP": shape.mlp}
     found = [one for one in CLASSES.values() if one.positions == positions]
@@ -232,13 +236,13 @@ def _class_of(config: Config) -> ModelClass:
     }
     named = " and ".join(f"the {kind} {name}" for kind, name in parts.items())
     raise UserError(
-        f"no class of transformers that is known here has {named} with {positions} positions: such a "
-        "run cannot be exported"
+        f"no class of transformers that is known here has {named} with {positions} positions: "
+        "such a run cannot be exported"
     )
 
 
 def _own_weights(model: GPT) -> dict[str, torch.Tensor]:
-    """Return {key of initial values: weight} of a live model on one rank, parts of tensors apart."""
+    """Return {key of initial values: weight} of a live model on one rank; parts are apart."""
     live = dict(model.named_parameters())
     weights: dict[str, torch.Tensor] = {}
     for tensor in model.inventory:

@@ -25,9 +25,10 @@ GRACE_SECONDS = 15.0
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     """Start a command once per rank, with torchrun's variables, and wait for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C are passed on to every rank. If this process is killed, the kernel kills the
-    ranks. Returns 0 if every rank ended with 0, else the exit code of the first rank that failed;
-    128 + the signal's number for a rank that a signal ended, which is told: the rank itself cannot.
+    SIGTERM, SIGUSR1 and Ctrl-C are passed on to every rank. If this process is killed, the kernel
+    kills the ranks. Returns 0 if every rank ended with 0, else the exit code of the first rank that
+    failed; 128 + the signal's number for a rank that a signal ended, which is told: the rank itself
+    cannot.
 
     Args:
         command: the program and its arguments.

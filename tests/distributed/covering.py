@@ -1,7 +1,7 @@
 """Choosing some of a cross product so that every two values that occur together in it still do.
 
-Most mistakes that a full cross product would find need two things to meet (a stage and a kind of weight,
-say), not three. So `make test` runs a covering selection, and `make test-all` everything.
+Most mistakes that a full cross product would find need two things to meet (a stage and a kind of
+weight, say), not three. So `make test` runs a covering selection, and `make test-all` everything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def covering(
     covered: Sequence[Case] = (),
     at_least: Mapping[Callable[[Case], Hashable], int] | None = None,
 ) -> list[Case]:
-    """A selection of `cases`, in their order, in which every pair of factor values of all of them occurs.
+    """A selection of `cases`, in order, in which every pair of factor values of all of them occurs.
 
     Greedy and deterministic: always the first of the cases that add most.
 
@@ -59,7 +59,10 @@ def covering(
 
 
 def asked_for(request: pytest.FixtureRequest, test: str, parameter: str) -> list[str]:
-    """Values of a test's parameter in this session, for a fixture that trains only what will be looked at."""
+    """Values of a test's parameter in this session.
+
+    For a fixture that trains only what will be looked at.
+    """
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     ours = [item for item in items if item.path == request.path and item.originalname == test]
     return [item.callspec.params[parameter] for item in ours]

@@ -1,4 +1,4 @@
-"""Every kind of attention that a config can ask for, for the tests that must hold for all of them."""
+"""Every kind of attention that a config can ask for: for the tests that must hold for all."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def design_overrides(
         **{
             "deepspeed__config": f"zero{zero_stage}",
             "schedule__steps": STEPS,
-            # A high rate would let Adam amplify rounding differences between layouts from step to step.
+            # A high rate would let Adam amplify rounding differences between layouts from step to
+            # step.
             "optimizer__learning_rate": 3e-4,
             "data__global_batch_size": 4,
             "data__sequence_length": 16,

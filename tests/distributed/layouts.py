@@ -1,4 +1,7 @@
-"""Chains of layouts: a run is saved at one and goes on at the next, so that few runs try many pairs."""
+"""Chains of layouts.
+
+A run is saved at one and goes on at the next, so that few runs try many pairs.
+"""
 
 from __future__ import annotations
 

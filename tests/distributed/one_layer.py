@@ -1,4 +1,7 @@
-"""One-layer models in sizes without coincidences: each matrix product can be told by its result's shape."""
+"""One-layer models in sizes without coincidences.
+
+Each matrix product can be told by its result's shape.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training written out in plain PyTorch on one rank, for tests that compare the program with it."""
+"""A training written out in plain PyTorch on one rank, to compare the program with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pretrain.config.tree import Config
 
 
 def plain_optimizer(model: torch.nn.Module, config: Config) -> torch.optim.AdamW:
-    """AdamW over what trains, as the config describes it; its learning rate comes with every step."""
+    """AdamW over what trains, as the config describes it.
+
+    Its learning rate comes with every step.
+    """
     return torch.optim.AdamW(
         parameter_groups(model, config.optimizer.weight_decay),
         betas=config.optimizer.betas,

@@ -1,5 +1,6 @@
-"""The patched attention against plain autograd in float64, its collectives against the stock layer's, and
-its initial values.
+"""The patched attention against plain autograd in float64.
+
+Its collectives against the stock layer's, and its initial values.
 """
 
 import itertools
@@ -56,8 +57,8 @@ def test_collectives_are_exactly_those_of_the_stock_layer(reports: Reports) -> N
         if tensor_parallel_size == 1:
             assert not report["collectives_forward"] and not report["collectives_backward"]
         elif sequence_parallel:
-            # forward: gather x, scatter the output; backward: gather the output's gradient, re-gather x,
-            # scatter x's gradient
+            # forward: gather x, scatter the output; backward: gather the output's gradient,
+            # re-gather x, scatter x's gradient
             assert report["collectives_forward"] == {
                 "_allgather_base_": 1,
                 "_reduce_scatter_base_": 1,

@@ -1,4 +1,7 @@
-"""What DeepSpeed holds: the audit against formulas and live buffers, negative controls, clipping, bf16."""
+"""What DeepSpeed holds.
+
+The audit against formulas and live buffers, negative controls, clipping, bf16.
+"""
 
 import itertools
 from pathlib import Path
@@ -122,7 +125,8 @@ def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(
         ]
         assert len(ranks) == DATA_PARALLEL
         held = [rank["trainable"]["elements"] for rank in ranks]
-        # Stages 1 and 2 leave every data-parallel rank the whole shard; stage 3 a slice, with its padding.
+        # Stages 1 and 2 leave every data-parallel rank the whole shard; stage 3 a slice, with its
+        # padding.
         shard = _trainable_elements_of_a_shard(report)
         partitioned = sum(part["elements"] for rank in ranks for part in rank["zero_partitions"])
         padding = partitioned - shard
@@ -175,7 +179,9 @@ def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
             assert measured["bytes"] == 4 * measured["elements"]
             if stage == 1:
                 assert measured["elements"] == shard
-            else:  # the partition without its padding; in fp32 all of the embedding, which two ranks share
+            else:
+                # the partition without its padding; in fp32 all of the embedding, which two
+                # ranks share
                 most = own if dtype == "bf16" else own + 33 * 512 // TENSOR_PARALLEL
                 assert own - _most_padding(stage) <= measured["elements"] <= most
     assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (
@@ -204,8 +210,8 @@ def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(
     complaint = found["corrupted"][name]
     buffer, count = ("left", 4) if "monarch" in name else ("weight", 2)
     assert complaint.startswith(
-        f"ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_{buffer}' "
-        f"({count} "
+        "ZeRO holds the frozen weight "
+        f"'decoder.layers.0.self_attention.linear_qkv.query_key_{buffer}' ({count} "
     )
     assert "\n" not in complaint
 
@@ -227,7 +233,7 @@ def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(
 
 
 def _trainable_elements_of_a_shard(report: dict[str, Any]) -> int:
-    """Elements of one tensor-parallel rank: word embedding, and per layer V, output, MLP and two norms."""
+    """Elements of one tensor-parallel rank: embedding, and per layer V, output, MLP, two norms."""
     hidden, heads, head_dim, ffn, vocabulary, layers = 33, 4, 8, 64, 512, 2
     trainable_qkv = 1 if report["file"]["totals"]["frozen_elements"] else 3
     sharded = hidden * (vocabulary + layers * ((trainable_qkv + 1) * heads * head_dim + 2 * ffn))
@@ -235,6 +241,6 @@ def _trainable_elements_of_a_shard(report: dict[str, Any]) -> int:
 
 
 def _most_padding(stage: int) -> int:
-    """Stages 1 and 2 align each of 2 groups to 2 × the ranks; stage 3 divides each parameter by the ranks."""
+    """Stages 1 and 2 align 2 groups to 2 × the ranks; stage 3 divides parameters by the ranks."""
     parameters = 1 + 2 * 8 + 2
     return 2 * (2 * DATA_PARALLEL - 1) if stage < 3 else parameters * (DATA_PARALLEL - 1)

@@ -1,4 +1,6 @@
-"""Mistakes that only a started rank sees, through the command line: one sentence, exit 2, nothing half done.
+"""Mistakes that only a started rank sees, through the command line.
+
+One sentence, exit 2, nothing half done.
 
 The run directory of a refused run must not appear, and one that was there before must not change.
 """
@@ -71,7 +73,10 @@ class Cases:
 
 @pytest.fixture(scope="module")
 def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
-    """{case: (process, directory in order)}; three at a time, for they use one core each, or wait."""
+    """{case: (process, directory in order)}.
+
+    Three run at a time, for they use one core each, or wait.
+    """
     directory = tmp_path_factory.mktemp("bad_input")
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
@@ -119,7 +124,8 @@ def _with_a_flipped_byte(cases: Cases) -> Path:
 
 SENTENCES = {
     "ranks that do not divide": (
-        "data.global_batch_size=8 is not divisible by data.micro_batch_size=2 times 3 data-parallel ranks",
+        "data.global_batch_size=8 is not divisible by data.micro_batch_size=2 times 3 "
+        "data-parallel ranks",
         "the number of processes",
     ),
     "damaged shard": (

@@ -1,5 +1,7 @@
-"""What must hold for every kind of attention: the same training under any layout, an audit that agrees with
-the formulas, an exact resume, and the loss curve it has always had.
+"""What must hold for every kind of attention.
+
+The same training under any layout, an audit that agrees with the formulas, an exact resume, and the
+loss curve it has always had.
 """
 
 import json
@@ -54,7 +56,10 @@ GOLDEN = Path(__file__).parent / "golden_losses.json"
 
 
 def factors(case: Case) -> dict[str, object]:
-    """What must meet: a kind of attention and the parts of a layout; a kind at 4 ranks is `full`."""
+    """What must meet: a kind of attention and the parts of a layout.
+
+    A kind at 4 ranks is `full`.
+    """
     design, layout = case
     return {
         "kind": DESIGNS[design]["variant"],
@@ -77,7 +82,10 @@ INTERRUPTED = "-interrupted"
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text that is the same everywhere, unlike the Python installation's: golden curves depend on it."""
+    """Text that is the same everywhere, unlike the Python installation's.
+
+    Golden curves depend on it.
+    """
     directory = tmp_path_factory.mktemp("golden")
     write_made_corpus(directory / "corpus")
     return make_shards(directory, "unigram")  # as when the curves were drawn
@@ -94,7 +102,10 @@ class Trained:
         return self._runs / f"{case[0]}-{case[1]}{name}"
 
     def train(self, cases: Sequence[Case], name: str = "", interrupted: bool = False) -> Reports:
-        """{case: report}; an interrupted run stops after its first step and is trained to its end then."""
+        """{case: report}.
+
+        An interrupted run stops after its first step and is trained to its end then.
+        """
         found: Reports = {}
         for ranks in (1, 2, 4):
             some = [case for case in cases if case[1].ranks == ranks]
@@ -240,7 +251,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 
 @every_design
 def test_the_loss_curve_is_the_golden_one(case: Case, report: dict[str, Any]) -> None:
-    """ORA_WRITE_GOLDEN=NAME[,NAME…] writes the curves of these designs; look at them before committing."""
+    """ORA_WRITE_GOLDEN=NAME[,NAME…] writes the curves of these designs.
+
+    Look at them before committing.
+    """
     golden = json.loads(GOLDEN.read_text())
     if case[0] in os.environ.get("ORA_WRITE_GOLDEN", "").split(","):
         written = golden | {case[0]: report["loss"]}

@@ -1,7 +1,9 @@
-"""Checkpoints of format 1, as v0.4-lab wrote them, are read for good, and their runs continue with the same bits.
+"""Checkpoints of format 1, as v0.4-lab wrote them, are read for good.
 
-tests/recorded/format_1 has three runs that were stopped after four of eight steps, and what v0.4-lab made of the
-rest: losses, gradient norms, and digests of masters and moments.
+Their runs continue with the same bits.
+
+tests/recorded/format_1 has three runs that were stopped after four of eight steps, and what
+v0.4-lab made of the rest: losses, gradient norms, and digests of masters and moments.
 """
 
 import hashlib
@@ -120,7 +122,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the recorded runs were continued, in `same` at their own layouts and in `other` at others."""
+    """Where the recorded runs went on, in `same` at their own layouts and in `other` at others."""
     runs = tmp_path_factory.mktemp("runs")
     launches: dict[int, list[dict[str, Any]]] = {}
     for case in CASES:

@@ -1,4 +1,7 @@
-"""Held-out losses in any layout, beside every sample on its own; dropout under tensor parallelism."""
+"""Held-out losses in any layout, beside every sample on its own.
+
+Dropout under tensor parallelism.
+"""
 
 import math
 from pathlib import Path

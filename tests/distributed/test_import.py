@@ -1,4 +1,7 @@
-"""Models of transformers as the beginning of a run: the same logits, Q and K frozen, under any layout."""
+"""Models of transformers as the beginning of a run.
+
+The same logits, Q and K frozen, under any layout.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
-    """One run on one rank and the same on two, both gone on with; then with other weights in its place."""
+    """One run on one rank and the same on two, both gone on with.
+
+    Then with other weights in its place.
+    """
 
     def run(name: str, directory: str = "imported", **changes: object) -> tuple[str, list[str]]:
         return str(root / directory / "config.yaml"), without_model(

@@ -1,4 +1,7 @@
-"""The inventory of tensors against live engines: every design, every phase, tensor-parallel sizes 1 and 2."""
+"""The inventory of tensors against live engines.
+
+Every design, every phase, tensor-parallel sizes 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def cases(size: int) -> list[tuple[str, Config, int]]:
 
 @pytest.fixture(scope="module", params=TENSOR_PARALLEL)
 def compared(request: pytest.FixtureRequest) -> list[tuple[str, Config, int, dict[str, Any]]]:
-    """(design, configuration, phase, what is live and what is listed on every rank); one launch a size."""
+    """(design, configuration, phase, what is live and what is listed on every rank).
+
+    One launch a size.
+    """
     size: int = request.param
     configs = [overrides(number, design, size) for number, design in enumerate(DESIGNS)]
     worker = "tests.distributed.workers.inventory:live_and_listed"

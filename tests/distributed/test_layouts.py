@@ -1,4 +1,7 @@
-"""A run goes on at any layout: loaded is bit for bit what was saved, and losses differ by rounding."""
+"""A run goes on at any layout.
+
+Loaded is bit for bit what was saved, and losses differ by rounding.
+"""
 
 import json
 import shutil
@@ -19,7 +22,10 @@ pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 
 WORKER = "tests.distributed.workers.layouts:go_on"
 LINKS = (2, 2, 2)
-"""Steps at each layout of a chain: the loss of the first shows loaded weights, that of the second moments."""
+"""Steps at each layout of a chain.
+
+The loss of the first shows loaded weights, that of the second moments.
+"""
 STEPS = sum(LINKS)
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3, "bf16 sums": 3e-3}
 """Largest relative difference of a loss from those of the uninterrupted run on one rank."""

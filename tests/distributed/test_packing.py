@@ -1,4 +1,7 @@
-"""data.reset_at_document_end: documents of a sample know nothing of each other, in any layout or variant."""
+"""data.reset_at_document_end: documents of a sample know nothing of each other.
+
+In any layout and variant.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ def test_two_documents_in_one_sample_are_as_each_alone(
 ) -> None:
     tensor_parallel, groups, sequence_parallel = layout
     report = reports[tensor_parallel, variant, positions, groups, sequence_parallel]
-    # With rope megatron-core counts positions through the sample: equal logits show that it does not matter.
+    # With rope megatron-core counts positions through the sample: equal logits show that it does
+    # not matter.
     assert report["logits"] < 1e-5
     assert report["gradients"] < 1e-5 * max(1.0, report["largest gradient"])
     assert report["second, first changed"] == 0.0  # exactly
@@ -70,7 +74,10 @@ def test_two_documents_in_one_sample_are_as_each_alone(
 def curves(
     tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Any, dict[str, list[float]]]:
-    """{training: curves}, samples holding a few documents each; also of a run that packs them as one text."""
+    """{training: curves}, samples holding a few documents each.
+
+    Also of a run that packs them as one text.
+    """
     runs = tmp_path_factory.mktemp("packing")
     found = {}
     for ranks in (1, 2, 4):
@@ -104,7 +111,10 @@ def curves(
 def test_the_mean_is_over_counted_predictions_of_the_global_batch(
     curves: dict[Any, Any], training: tuple[int, int, bool, int]
 ) -> None:
-    """Ranks and micro batches see different numbers of document ends: none may weigh more for it."""
+    """Ranks and micro batches see different numbers of document ends.
+
+    None may weigh more for it.
+    """
     for quantity in ("loss", "gradient_norm", "validation"):
         assert curves[training][quantity] == pytest.approx(
             curves[TRAININGS[0]][quantity], rel=1e-5

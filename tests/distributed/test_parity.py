@@ -37,8 +37,10 @@ def test_dropout_masks_do_not_depend_on_the_data_parallel_size(
 def test_adapters_of_no_elements_train_like_those_of_one_rank(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
-    """Three of four ranks have no frozen head, and empty adapters: DeepSpeed's ZeRO once failed on such
-    parameters (#8279, #8297)."""
+    """Three of four ranks have no frozen head, and empty adapters.
+
+    DeepSpeed's ZeRO once failed on such parameters (#8279, #8297).
+    """
 
     def overrides(size: int, stage: int) -> list[str]:
         return tiny_overrides(

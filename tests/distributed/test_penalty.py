@@ -1,4 +1,7 @@
-"""orthogonal_penalty: the right term exactly once, whatever the layout, ZeRO stage and micro batches."""
+"""orthogonal_penalty: the right term exactly once.
+
+Whatever the layout, the ZeRO stage and the micro batches.
+"""
 
 from pathlib import Path
 
@@ -62,8 +65,8 @@ def found(
                 "attention__penalty": STRENGTH,
                 "model__num_query_groups": 2,
                 "schedule__steps": STEPS,
-                # eps far above the gradients: AdamW's steps are smooth in them. Else it would make a whole
-                # step of what rounding leaves where a gradient is 0.
+                # eps far above the gradients: AdamW's steps are smooth in them. Else it would make
+                # a whole step of what rounding leaves where a gradient is 0.
                 "optimizer__eps": 0.01,
                 "optimizer__learning_rate": 0.01,
                 "optimizer__gradient_clip": 0.0,

@@ -185,7 +185,10 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
 
 @pytest.mark.parametrize("tensor_parallel", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) -> None:
-    """576 rows for 512 pieces: the losses and gradient norms of three steps are those of 512 rows."""
+    """576 rows for 512 pieces.
+
+    The losses and gradient norms of three steps are those of 512 rows.
+    """
     runs = [
         overrides(
             **layout(tensor_parallel, False),

@@ -1,4 +1,7 @@
-"""The plan against what is there: the audit of live engines, saved-tensor hooks, the allocator's peak."""
+"""The plan against what is there.
+
+The audit of live engines, saved-tensor hooks, the allocator's peak.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,10 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
 
 
 def logits_kept(work: Workload) -> int:
-    """Return the bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
+    """Return the bytes that cross entropy keeps.
+
+    These are what logits have become, with the labels it looked up.
+    """
     element = {"megatron": FP32, "in_place": work.layout.element, "chunked": 0}
     return work.tokens * (work.vocabulary * element[work.performance.cross_entropy] + INT64 + 1)
 

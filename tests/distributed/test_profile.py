@@ -1,4 +1,7 @@
-"""`telemetry.profile`: which steps it shows, that its table adds up, and that it changes nothing."""
+"""`telemetry.profile`: which steps it shows, and that its table adds up.
+
+It changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same training twice: as always, and deterministic with both ranks' steps 3 and 4 profiled."""
+    """The same training twice.
+
+    As always, and deterministic with both ranks' steps 3 and 4 profiled.
+    """
     runs = tmp_path_factory.mktemp("profile")
     watched = {"telemetry__profile": "{at: 3, steps: 2, ranks: all}", "run__deterministic": "true"}
     for name, changes in {"plain": {}, "watched": watched}.items():

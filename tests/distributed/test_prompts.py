@@ -1,4 +1,7 @@
-"""`telemetry.sample_prompts` in any layout: what the model's own logits say, and the same training."""
+"""`telemetry.sample_prompts` in any layout.
+
+What the model's own logits say, and the same training.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     },
 }
 ONE_RANK: dict[str, dict[str, Any]] = {
-    # Scores of a fixed length; and three prompts are more than a forward pass of training has tokens.
+    # Scores of a fixed length; and three prompts are more than a forward pass of training has
+    # tokens.
     "scores": {
         "attention__variant": "synthesizer_random",
         "data__micro_batch_size": 1,

@@ -1,4 +1,7 @@
-"""Queries and keys of a structured bank that backward makes again: `performance.recompute=query_key`."""
+"""Queries and keys of a structured bank that backward makes again.
+
+`performance.recompute=query_key`.
+"""
 
 import itertools
 

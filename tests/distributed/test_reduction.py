@@ -1,4 +1,7 @@
-"""Gradients reduced during the backward pass: the same bits as after it, each once, and really during it."""
+"""Gradients reduced during the backward pass.
+
+The same bits as after it, each once, and really during it.
+"""
 
 from pathlib import Path
 from typing import Any

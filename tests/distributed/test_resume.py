@@ -1,5 +1,6 @@
-"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, data parallel 2, alone and × tensor
-parallel 2, ZeRO 1, 2 and 3.
+"""Interrupted and resumed equals uninterrupted, bit for bit.
+
+fp32, CPU, data parallel 2, alone and × tensor parallel 2, ZeRO 1, 2 and 3.
 """
 
 import hashlib
@@ -35,7 +36,8 @@ def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int, ranks: i
         runs,
         name,
         attention__variant="orthogonal",
-        model__dropout=0.1,  # the dropout masks of a resumed step must be those of the uninterrupted one
+        # the dropout masks of a resumed step must be those of the uninterrupted one
+        model__dropout=0.1,
         deepspeed__config=f"zero{stage}",
         parallel__tensor_model_parallel_size=ranks // 2,
         schedule__steps=STEPS,
@@ -48,7 +50,7 @@ def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int, ranks: i
 def uninterrupted(
     tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Return the function from a ZeRO stage to the directory of its run, which the first call trains."""
+    """Return the function from a ZeRO stage to its run's directory, which the first call trains."""
     runs = tmp_path_factory.mktemp("uninterrupted")
 
     @cache
@@ -74,8 +76,8 @@ def assert_same_run(run: Path, reference: Path) -> None:
         assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
 
 
-# A new interpreter for each rank of a start: what differs least from the others is left to `full`. In
-# test_designs.py warm ranks stop and go on under every stage and with every kind of attention.
+# A new interpreter for each rank of a start: what differs least from the others is left to `full`.
+# In test_designs.py warm ranks stop and go on under every stage and with every kind of attention.
 FULL = pytest.mark.full
 
 

@@ -1,4 +1,7 @@
-"""Saves behind training: killed at any place, slow, refused by the file system, many. On one or two ranks."""
+"""Saves behind training: killed at any place, slow, refused by the file system, many.
+
+On one or two ranks.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +131,8 @@ def test_a_rank_whose_part_does_not_come_is_named_within_the_timeout(
     assert time.monotonic() - started < 60
     path = tmp_path / "missing/checkpoints/step_00000002"
     sentence = (
-        f"rank 1 has not written its part of {path} within 10 s (parallel.timeout_seconds); look for its "
-        "own error, and at the file system"
+        f"rank 1 has not written its part of {path} within 10 s (parallel.timeout_seconds); look "
+        "for its own error, and at the file system"
     )
     assert told == [sentence] * 2
     assert RunDirectory(tmp_path / "missing").newest_checkpoint() is None and not path.exists()

@@ -1,4 +1,7 @@
-"""What makes a step fast changes nothing else: the peer's losses, AdamW that clips, the benchmark."""
+"""What makes a step fast changes nothing else.
+
+The peer's losses, AdamW that clips, the benchmark.
+"""
 
 from __future__ import annotations
 

@@ -147,8 +147,9 @@ def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
 ) -> None:
     run = runs / f"row-{engine}"
     assert spoilt[f"row-{engine}"] == (
-        "error: the gradient norm is not finite at step 6, 3 steps in a row; lower optimizer.learning_rate "
-        "or raise schedule.warmup_steps; the run resumes from step_00000002"
+        "error: the gradient norm is not finite at step 6, 3 steps in a row; lower "
+        "optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
+        "step_00000002"
     )
     assert (run / "state").read_text() == "diverged\n"
     assert records(run)[-1]["stability/skipped_steps"] == 3
@@ -181,7 +182,7 @@ def test_the_limit_is_a_key_and_without_a_checkpoint_the_start_is_named(
 
 @pytest.fixture(scope="module")
 def exploded(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, list[str]]:
-    """{engine: endings of a good run, of an explosion at the last step, of one at a save, of a cure}"""
+    """{engine: endings of a good run, an explosion at the last step, one at a save, a cure}"""
     huge = {"optimizer__learning_rate": 1e9}
     engines = asked_for(request, "test_an_exploding_update_ruins_no_checkpoint", "engine")
     planned = []
@@ -203,7 +204,10 @@ def test_an_exploding_update_ruins_no_checkpoint(
     engine: str, exploded: dict[str, list[str]], runs: Path
 ) -> None:
     good, last_step, at_checkpoint, cured = exploded[engine]
-    remedy = "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from step_00000004"
+    remedy = (
+        "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
+        "step_00000004"
+    )
     assert good == cured == "finished"
     assert last_step == f"error: the validation loss is nan after step 5; {remedy}"
     assert at_checkpoint == f"error: the training loss is nan at step 8, 3 steps in a row; {remedy}"
@@ -230,7 +234,10 @@ GIVEN_ANEW = [
     for number, engine in enumerate(WHOLE_RUNS)
     for other, key in enumerate(NEW_VALUES)
 ]
-"""Each key meets two of the optimizers, and each optimizer two or three of the keys; the rest are `full`."""
+"""Each key meets two of the optimizers, and each optimizer two or three of the keys.
+
+The rest are `full`.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +281,7 @@ FACTOR = {"stability__spike_factor": 8.0}
 
 @pytest.fixture(scope="module")
 def spiked(overrides: Overrides) -> dict[str, str]:
-    """{run: state or refusal}, with spikes planted after the 32 steps that are only watched, and before."""
+    """{run: state or refusal}, with spikes after the 32 steps that are only watched, and before."""
     at_40 = {"checkpoint__every": 40, "schedule__steps": 40}
     planned = {
         "judged": (
@@ -314,15 +321,16 @@ def test_a_spike_of_loss_or_norm_is_left_out_where_that_was_asked_for(
 
 def test_spikes_in_a_row_stop_the_run_in_words(spiked: dict[str, str], runs: Path) -> None:
     assert re.match(
-        r"error: the training loss is \S+, more than 8 standard deviations above its mean \S+, at step 40, 3 "
-        r"steps in a row; if the data are meant to be so, raise stability\.spike_factor; lower optimizer",
+        r"error: the training loss is \S+, more than 8 standard deviations above its mean \S+, at "
+        r"step 40, 3 steps in a row; if the data are meant to be so, raise "
+        r"stability\.spike_factor; lower optimizer",
         spiked["stops"],
     )
     assert (runs / "stops/state").read_text() == "diverged\n"
 
 
 def test_what_is_usual_survives_a_resume_exactly(spiked: dict[str, str], runs: Path) -> None:
-    """The spike of step 42 is judged by the steps before the checkpoint of step 40, the same to the bit."""
+    """The spike of step 42 is judged by the steps before the checkpoint of step 40, bit for bit."""
     assert spiked["first-part"] == spiked["second-part"] == "finished"
     assert deterministic_metrics(runs / "in-two") == [
         {**whole, **{tag: part[tag] for tag in part if tag.endswith("/valid") or "/valid/" in tag}}

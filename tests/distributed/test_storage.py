@@ -1,4 +1,6 @@
-"""A file system that takes no more: one sentence, nothing half-written; the run goes on once there is room.
+"""A file system that takes no more: one sentence, nothing half-written.
+
+The run goes on once there is room.
 
 On real ones: a small tmpfs that fills up (for root only), and a limit on the size of files.
 """
@@ -63,8 +65,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 CHECKPOINT = (  # or a record, where the checkpoint before it has left no room even for that
-    r"error: .*(run/metrics|run/tensorboard|checkpoints/step_00000008)\S* cannot be written \(No space left "
-    r"on device; (about \d+\.\d [KM]B are needed and )?\S+ \w+ are free\); make room there, then the same"
+    r"error: .*(run/metrics|run/tensorboard|checkpoints/step_00000008)\S* cannot be written \(No "
+    r"space left on device; (about \d+\.\d [KM]B are needed and )?\S+ \w+ are free\); make room "
+    r"there, then the same"
 )
 FULL = {  # ranks, what is about to be written, what is said, what is complete then
     "checkpoint": (1, "save", CHECKPOINT, ["step_00000004"]),
@@ -72,14 +75,15 @@ FULL = {  # ranks, what is about to be written, what is said, what is complete t
     "metrics.jsonl": (
         1,
         "record",
-        r"error: .*run/(metrics\.jsonl|tensorboard/\S+) cannot be written \(No space left on device; 0 bytes "
-        r"are free\); make room",
+        r"error: .*run/(metrics\.jsonl|tensorboard/\S+) cannot be written \(No space left on "
+        r"device; 0 bytes are free\); make room",
         [],
     ),
     "summary": (
         1,
         "close",
-        r"error: .*run/\S+ cannot be written \(No space left on device; 0 bytes are free\); make room there",
+        r"error: .*run/\S+ cannot be written \(No space left on device; 0 bytes are free\); make "
+        r"room there",
         ["step_00000012"],
     ),
 }

@@ -1,4 +1,7 @@
-"""performance.structured_products: a layer by the kernel's operator, and the choice on several ranks."""
+"""performance.structured_products: a layer by the kernel's operator.
+
+Also the choice on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def test_structured_rows_are_multiplied_by_without_the_kernel_on_the_cpu() -> No
     }
     assert products == {"way": "two products", "reason": "as configured", "milliseconds": {}}
     assert kernel == (
-        "performance.structured_products=kernel cannot be had: it is for CUDA, and this is the CPU; use auto "
-        "or products"
+        "performance.structured_products=kernel cannot be had: it is for CUDA, and this is the "
+        "CPU; use auto or products"
     )
     assert dense is None

@@ -1,4 +1,7 @@
-"""Synthesizer attention against plain autograd in float64, for any layout; its limits, dropout and resume."""
+"""Synthesizer attention against plain autograd in float64, for any layout.
+
+Its limits, dropout and resume.
+"""
 
 import itertools
 from pathlib import Path
@@ -93,7 +96,10 @@ def test_collectives_are_those_of_the_stock_layer(
 def test_one_product_applies_the_scores_to_the_whole_batch(
     found: dict[int, dict[str, Any]], ranks: int
 ) -> None:
-    """Without a mask nothing is made per sample: [heads · seq, seq] × [seq, batch · head_dim] per group."""
+    """Without a mask nothing is made per sample.
+
+    [heads · seq, seq] × [seq, batch · head_dim] per group.
+    """
     for case, report in found[ranks]["cases"]:
         shapes = [tuple(shape) for shape in report["gemm_shapes_forward"]]
         groups, length = case["groups"] // ranks, case["length"]
@@ -123,8 +129,8 @@ def test_a_shorter_input_uses_the_corner_and_a_longer_one_is_refused(
         limits = found[ranks]["limits"][variant]
         assert limits["shorter"] < 1e-15
         assert limits["complaint"] == (
-            f"an input of {LENGTH + 1} positions is longer than the {LENGTH} that the learned score matrices "
-            "have rows for; shorten it, or train with that data.sequence_length"
+            f"an input of {LENGTH + 1} positions is longer than the {LENGTH} that the learned "
+            "score matrices have rows for; shorten it, or train with that data.sequence_length"
         )
 
 
@@ -170,7 +176,7 @@ def test_dropout_is_drawn_for_each_head_and_sample_from_seeded_streams(
 
 
 def test_executed_flops_are_those_that_torch_counts(found: dict[int, dict[str, Any]]) -> None:
-    """With the full score matrix, as it is computed; A Bᵀ is made once a micro batch and left out."""
+    """With the full score matrix, as computed; A Bᵀ is made once a micro batch and left out."""
     for case, flops in found[1]["flops"].items():
         variant, trainable = case.split(" trainable=")
         factors = HEADS * 2 * LENGTH**2 * RANK * (3 if trainable == "True" else 1)

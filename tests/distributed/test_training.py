@@ -104,7 +104,10 @@ def test_every_kind_of_run_finishes_with_finite_numbers(
 
 
 def test_no_option_is_read_and_then_ignored(single: dict[str, Any], runs: Path) -> None:
-    """Losses after one update differ from kind to kind; without clipping not, for the gradients are small."""
+    """Losses after one update differ from kind to kind.
+
+    Without clipping not, for the gradients are small.
+    """
     losses = {name: records(runs / name.replace(" ", "_"))[1]["loss/train"] for name in VARIED}
     assert losses.pop("no clipping") == losses["rope"]
     assert len(set(losses.values())) == len(losses), losses
@@ -210,7 +213,10 @@ def test_an_impossible_place_is_one_sentence(single: dict[str, Any]) -> None:
 
 
 def test_scores_at_init_have_unit_scale(single: dict[str, Any]) -> None:
-    """Orthonormal and matched Gaussian rows: sd 1; std 0.02 at hidden size 256: 0.02² · 256 = 0.1."""
+    """Orthonormal and matched Gaussian rows: sd 1.
+
+    Std 0.02 at hidden size 256: 0.02² · 256 = 0.1.
+    """
     for name, sd in single["models"]["score_sd"].items():
         expected = 0.1024 if name.startswith("gaussian_naive") else 1.0
         assert sd == pytest.approx(expected, rel=0.1), name

@@ -1,4 +1,7 @@
-"""unfreeze: layers become trainable on the way, nothing else is disturbed, a resume is exact across it."""
+"""unfreeze: layers become trainable on the way, and nothing else is disturbed.
+
+A resume is exact across it.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,11 @@
-"""Properties of everything that reads bytes: the right value, or one sentence; nothing else, and no hang.
+"""Properties of everything that reads bytes: the right value, or one sentence.
+
+Nothing else, and no hang.
 
 damage                what happens to a valid file: bits, bytes, parts of it, odd values in its JSON
 test_configuration    YAML files and overrides
 test_input_files      text to tokenise, of every kind; tokenizers
-test_models           foreign models: config.json, safetensors and its index; files of initial weights
+test_models           foreign models: config.json, safetensors and its index; initial weights
 test_run_files        records, TensorBoard's files, checkpoints, locks, what `compare` reads
 test_shard_files      shards, manifests, and the notes of `tokenize`
 

@@ -1,4 +1,7 @@
-"""How many examples: few and always the same, or as many as ORA_FUZZ_EXAMPLES says, of --hypothesis-seed."""
+"""How many examples.
+
+Few and always the same, or as many as ORA_FUZZ_EXAMPLES says, of --hypothesis-seed.
+"""
 
 from __future__ import annotations
 

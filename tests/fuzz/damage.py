@@ -31,25 +31,12 @@ NO_OBJECTS = [
     b"\xff\xfe{}",
 ]
 ODD_VALUES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 7, 0.5, -0.0, 1e308, float("inf"), float("nan")),
-    *(2**31, 2**32 + 1, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, 10**400),
-    *(
-        "",
-        "x",
-        "0",
-        "-1",
-        "1e3",
-        "nan",
-        "\ud800",
-        "\x00",
-        "a/b",
-        "../x",
-        "..",
-        "/etc/passwd",
-        "x" * 300,
-    ),
-    *([], {}, [[]], [None], [0, 0], [-1], {"": {}}, {"x": None}, [["x", 1]]),
-]
+    None, True, False, 0, 1, -1, 2, 7, 0.5, -0.0, 1e308, float("inf"), float("nan"),
+    2**31, 2**32 + 1, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, 10**400,
+    "", "x", "0", "-1", "1e3", "nan", "\ud800", "\x00", "a/b", "../x", "..",
+    "/etc/passwd", "x" * 300,
+    [], {}, [[]], [None], [0, 0], [-1], {"": {}}, {"x": None}, [["x", 1]],
+]  # fmt: skip
 
 
 @st.composite
@@ -114,11 +101,13 @@ def _add(place: Any, key: str, value: Any) -> None:
 
 
 odd_values = st.one_of(
-    st.sampled_from(ODD_VALUES),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=6),
-    st.lists(st.integers(), max_size=3),
+    [
+        st.sampled_from(ODD_VALUES),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=6),
+        st.lists(st.integers(), max_size=3),
+    ]
 )
 odd_keys = st.one_of(st.sampled_from(["", "x", "format", "\ud800"]), st.text(max_size=6))
 
@@ -127,12 +116,15 @@ def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     """A JSON file after damage to its bytes, with odd values, or something else in its place."""
     odd = odd_json(json.loads(content)).map(lambda value: json.dumps(value, indent=1).encode())
     return st.one_of(
-        damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)
+        [damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)]
     )
 
 
 def right_or_refused(action: Callable[[], T]) -> T | str:
-    """Return what a reader returns, or REFUSED if it refuses with one sentence; all else fails the test."""
+    """Return what a reader returns, or REFUSED if it refuses with one sentence.
+
+    All else fails the test.
+    """
     try:
         return action()
     except (UserError, DataError, MethodError) as refusal:

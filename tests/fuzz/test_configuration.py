@@ -1,4 +1,7 @@
-"""YAML files and overrides of the command line: a configuration that says what was given, or one sentence."""
+"""YAML files and overrides of the command line.
+
+A configuration that says what was given, or one sentence.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,40 @@ DEMO = (Path(__file__).parents[2] / "pretrain/configs/demo.yaml").read_bytes()
 words = st.one_of(
     odd_values.map(lambda value: json.dumps(value)),
     st.text(max_size=12),
-    st.sampled_from(["~", "off", "1e-3", "[1, 2]", "{a: b}", "!!python/object:os.system x", "&a [*a]", "*a",
-                     "!!binary x", "!!timestamp 2001-99-99", "!!set {a}", "? a", "1_0", "0x10", "0o7", "1:20",
-                     "2001-01-01", "<<: {a: 1}", "- a", "|\n x", "'", '"\\ud800"', "!!int x", "!!float []",
-                     "!!bool x", "!!null x", "[[[[", "%YAML 9.9", "---\n---\n"]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "~",
+            "off",
+            "1e-3",
+            "[1, 2]",
+            "{a: b}",
+            "!!python/object:os.system x",
+            "&a [*a]",
+            "*a",
+            "!!binary x",
+            "!!timestamp 2001-99-99",
+            "!!set {a}",
+            "? a",
+            "1_0",
+            "0x10",
+            "0o7",
+            "1:20",
+            "2001-01-01",
+            "<<: {a: 1}",
+            "- a",
+            "|\n x",
+            "'",
+            '"\\ud800"',
+            "!!int x",
+            "!!float []",
+            "!!bool x",
+            "!!null x",
+            "[[[[",
+            "%YAML 9.9",
+            "---\n---\n",
+        ]
+    ),
+)
 overrides = st.lists(
     st.one_of(st.tuples(st.sampled_from(sorted(KEYS)), words).map("=".join), st.text(max_size=20)),
     min_size=1,
@@ -61,7 +93,7 @@ def test_overrides(items: list[str]) -> None:
 
 
 def assert_read_back(config: Any) -> None:
-    """What was accepted is written to config.yaml, and is the same configuration when it is read."""
+    """What was accepted is written to config.yaml, and read it is the same configuration."""
     again = parse_config(parse_yaml(config.to_yaml()))
     assert again.as_dict() == config.as_dict()
 

@@ -143,10 +143,17 @@ def model() -> bytes:
     stream = io.BytesIO()
     lines = iter([record["text"] for record in RECORDS] * 20)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines, model_writer=stream, vocab_size=300, model_type="bpe", byte_fallback=True,
-        normalization_rule_name="identity", minloglevel=2, hard_vocab_limit=False,
-        remove_extra_whitespaces=False, num_threads=1,
-    )  # fmt: skip
+        sentence_iterator=lines,
+        model_writer=stream,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        minloglevel=2,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=False,
+        num_threads=1,
+    )
     return stream.getvalue()
 
 
@@ -174,11 +181,24 @@ def test_a_piece_that_is_no_text(folder: Path, model: bytes, place: bytes) -> No
 
 HUGGING_FACE: dict[str, Any] = {
     "version": "1.0",
-    "added_tokens": [{"id": 0, "content": "<eod>", "special": True, "single_word": False, "lstrip": False,
-                      "rstrip": False, "normalized": False}],
+    "added_tokens": [
+        {
+            "id": 0,
+            "content": "<eod>",
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+    ],
     "pre_tokenizer": {"type": "Whitespace"},
-    "model": {"type": "WordLevel", "vocab": {"<eod>": 0, "a": 1, "b": 2, "<unk>": 3}, "unk_token": "<unk>"},
-}  # fmt: skip
+    "model": {
+        "type": "WordLevel",
+        "vocab": {"<eod>": 0, "a": 1, "b": 2, "<unk>": 3},
+        "unk_token": "<unk>",
+    },
+}
 
 
 @given(

@@ -19,9 +19,16 @@ from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
 
 GPT2 = {
-    "model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 32,
-    "activation_function": "gelu", "tie_word_embeddings": True, "n_inner": 12,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_embd": 8,
+    "n_head": 2,
+    "n_layer": 1,
+    "n_positions": 16,
+    "vocab_size": 32,
+    "activation_function": "gelu",
+    "tie_word_embeddings": True,
+    "n_inner": 12,
+}
 INDEX = {"metadata": {}, "weight_map": {}}
 
 
@@ -89,8 +96,10 @@ def test_settings_that_are_refused(source: Path, tmp_path: Path, changes: dict[s
     content = path.read_bytes()
     path.write_text(json.dumps(CONFIG | changes))
     try:
-        action = lambda: import_model(source, tmp_path / "out", "demo", OVERRIDES)  # noqa: E731
-        assert right_or_refused(action) == REFUSED
+        refused = right_or_refused(
+            lambda: import_model(source, tmp_path / "out", "demo", OVERRIDES)
+        )
+        assert refused == REFUSED
         assert not (tmp_path / "out").exists()
     finally:
         path.write_bytes(content)

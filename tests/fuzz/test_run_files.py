@@ -197,7 +197,7 @@ def test_runs_that_are_compared(runs: Path, data: st.DataObject) -> None:
     content = file.read_bytes()
     odd = odd_contents(file, content)
     changed = data.draw(
-        st.one_of(cut(content), odd, odd, st.sampled_from(NO_OBJECTS), st.binary(max_size=60))
+        st.one_of([cut(content), odd, odd, st.sampled_from(NO_OBJECTS), st.binary(max_size=60)])
     )
     match = data.draw(st.sampled_from(["tokens", "flops", "seconds"]))
 

@@ -1,4 +1,7 @@
-"""The public interface: the examples of docs/api.md run, on real runs; wrong requests are refused."""
+"""The public interface: the examples of docs/api.md run, on real runs.
+
+Wrong requests are refused.
+"""
 
 from __future__ import annotations
 

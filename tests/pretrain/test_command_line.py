@@ -1,4 +1,7 @@
-"""Mistakes refused at once, before any rank is started: one sentence, exit code 2, no run directory."""
+"""Mistakes refused at once, before any rank is started.
+
+One sentence, exit code 2, no run directory.
+"""
 
 import os
 import subprocess
@@ -91,7 +94,10 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
 
 
 def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
-    """In seconds of its own: freeing torch and the rest, module by module, would take one and a half."""
+    """In seconds of its own.
+
+    Freeing torch and the rest, module by module, would take one and a half.
+    """
     overrides = tiny_overrides(
         tiny_shards, tmp_path, "short", schedule__steps=2, schedule__warmup_steps=1
     )

@@ -1,4 +1,7 @@
-"""`try` and `demo`: what follows from the text, the cores and the time, and what is refused at once."""
+"""`try` and `demo`.
+
+What follows from the text, the cores and the time, and what is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
 
 
 def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_speed() -> None:
-    """`make demo` trained 2 × 491,520 tokens of 1.3 M parameters in about 150 s: 6.5e3 tokens a second."""
+    """`make demo` trained 2 × 491,520 tokens of 1.3 M parameters in about 150 s.
+
+    That is 6.5e3 tokens a second.
+    """
     trial = planned(3_000_000, 2, 4)
     tokens = 2 * trial.settings["schedule.steps"] * 8 * 128
     assert parameters(4, 128, 4096) == 1_310_720
@@ -113,7 +119,7 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
 def test_the_demo_is_the_config_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runs are those that pages name, so what an older `make demo` has trained is not trained again."""
+    """Its runs are those that pages name: what an older `make demo` has trained stays trained."""
     monkeypatch.chdir(tmp_path)
     trials: list[Trial] = []
     monkeypatch.setattr("pretrain.quickstart.run_trial", lambda trial, *_: trials.append(trial))

@@ -1,4 +1,7 @@
-"""What a terminal of 80 columns shows: nothing is cut, and nothing runs over; settings given as options."""
+"""What a terminal of 80 columns shows: nothing is cut, and nothing runs over.
+
+Settings given as options.
+"""
 
 from __future__ import annotations
 

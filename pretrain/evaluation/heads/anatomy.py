@@ -129,8 +129,8 @@ def classify(
         boundary: id of the end of a document; predictions made at it are in no class. None: none.
     """
     ends = np.zeros(ids.shape, bool) if boundary is None else ids == boundary
-    # A number for each document of each sample; pairs of it and a token (or two) become one integer,
-    # so that `np.unique` finds repetitions within documents.
+    # A number for each document of each sample; pairs of it and a token (or two) become one
+    # integer, so that `np.unique` finds repetitions within documents.
     documents = np.cumsum(ends, axis=1) - ends + np.arange(len(ids))[:, None] * ids.shape[1]
     tokens = np.unique(documents * len(counts) + ids, return_inverse=True)[1].reshape(ids.shape)
     seen = _repeated(tokens)[:, 1:]

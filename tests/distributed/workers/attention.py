@@ -1,5 +1,6 @@
-"""Rank functions of test_attention.py: run one attention layer in float64 beside plain autograd, and
-count what it does.
+"""Rank functions of test_attention.py.
+
+Run one attention layer in float64 beside plain autograd, and count what it does.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def build(
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a report for each case: errors against the reference, collectives, shapes of the matrix
-    products.
+    """Return a report for each case.
+
+    Errors against the reference, collectives, shapes of the matrix products.
     """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
@@ -167,7 +169,7 @@ def _reference(
 
 
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """{variant: {weight name: SHA-256 of the full float32 weight}}, Q, K and V of the fused layout apart."""
+    """{variant: {weight name: SHA-256 of the full float32 weight}}; fused Q, K and V apart."""
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}

@@ -1,4 +1,7 @@
-"""Rank functions of test_audit.py: look into live engines, corrupt some, and train beside plain torch."""
+"""Rank functions of test_audit.py.
+
+Look into live engines, corrupt some, and train beside plain torch.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(config: Config) -> dict[str, Any]:
-    """Return an engine's audit before and after a few steps, its losses, and the values to compare with."""
+    """Return an engine's audit before and after a few steps, losses, and values to compare with."""
     with open_run(config) as run:
         before = audit_rank(run.engine)
         bank = _bank(run.engine.module)
@@ -85,10 +88,10 @@ def _position(config: Config, step: int) -> Position:
 
 
 def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | None:
-    """Elements and bytes of the gradients that DeepSpeed really keeps after the first of two micro batches.
+    """Elements and bytes of the gradients that DeepSpeed keeps after one of two micro batches.
 
-    None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage 1, and
-    stage 3).
+    None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage
+    1, and stage 3).
     """
     run.engine.backward(
         token_losses(
@@ -109,7 +112,7 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
 
 
 def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """(layer, name, values) of the buffers with frozen rows or their factors, taken out of the layers."""
+    """(layer, name, values) of the buffers with frozen rows or factors, taken out of layers."""
     for _, layer in frozen_layers(model):
         assert isinstance(layer, torch.nn.Module)
         for name in FROZEN_BUFFERS:
@@ -118,7 +121,7 @@ def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch
 
 
 def _as_frozen_parameter(model: torch.nn.Module) -> None:
-    """Make the bank a parameter that does not require a gradient, which the product must never do."""
+    """Make the bank a parameter without a gradient, which the product must never do."""
     for layer, name, bank in _banks(model):
         layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad=False))
 
@@ -136,7 +139,10 @@ CORRUPTIONS: dict[str, Callable[[torch.nn.Module], None]] = {
 
 
 def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> str:
-    """The audit's complaint about a model that was spoiled before DeepSpeed saw it; "" if it has none."""
+    """The audit's complaint about a model that was spoiled before DeepSpeed saw it.
+
+    "" if it has none.
+    """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, config.parallel.tensor_model_parallel_size, 60)
     model = build_model(config, context)
@@ -154,7 +160,7 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
 
 
 def _clipping(config: Config) -> dict[str, Any]:
-    """Losses, gradient norms and weights of a parallel run, and how far plain torch is from them."""
+    """Losses, gradient norms and weights of a parallel run, and plain torch's distance to them."""
     plain = _plain_torch(config)
     losses = []
     norms = []
@@ -167,7 +173,8 @@ def _clipping(config: Config) -> dict[str, Any]:
         for name, parameter in run.engine.module.named_parameters():
             start, end = (_own_part(plain[when][name], parameter, run) for when in ("start", "end"))
             weight = safe_get_full_fp32_param(parameter).view_as(end)
-            # The last bit of a weight may fall either way: of a norm's, near 1, it is 2e-4 of these steps.
+            # The last bit of a weight may fall either way: of a norm's, near 1, it is 2e-4 of these
+            # steps.
             beyond_rounding = ((weight - end).abs() - torch.finfo(end.dtype).eps * end.abs()).clamp(
                 min=0
             )
@@ -193,7 +200,10 @@ def _own_part(full: torch.Tensor, parameter: torch.Tensor, run: Run) -> torch.Te
 
 
 def _plain_torch(config: Config) -> dict[str, Any]:
-    """The same training of the whole model on this rank: torch's AdamW and clip_grad_norm_, no DeepSpeed."""
+    """The same training of the whole model on this rank.
+
+    It has torch's AdamW and clip_grad_norm_, and no DeepSpeed.
+    """
     parallel = config.parallel.model_copy(
         update={"tensor_model_parallel_size": 1, "sequence_parallel": False}
     )

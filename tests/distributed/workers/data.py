@@ -1,4 +1,7 @@
-"""Rank functions of test_data.py: put global batches together, and resume on data that has changed."""
+"""Rank functions of test_data.py.
+
+Put global batches together, and resume on data that has changed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def _global_batches(config: Config) -> list[list[int]]:
 
 
 def resumes(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train the first config; then the others, each on a copy of its run: the error, or the records."""
+    """Train the first config.
+
+    Then the others, each on a copy of its run: the error, or the records.
+    """
     first, *others = payload["runs"]
     trained = load_config("demo", first)
     train(trained, StopSignals())

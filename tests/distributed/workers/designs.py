@@ -25,13 +25,18 @@ from pretrain.training.loop import train
 from tests.distributed.workers.performance import some_tokens
 
 DESCENT = 2
-"""Steps of gradient descent: an adapter that starts at 0 hides errors in what is multiplied by it for one."""
+"""Steps of gradient descent.
+
+An adapter that starts at 0 hides errors in what is multiplied by it for one.
+"""
 
 RATE = 0.3
 
 
 def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a report for each run: its curves, its audit, and the parameters that the formulas count.
+    """Return a report for each run.
+
+    Its curves, its audit, and the parameters that the formulas count.
 
     A run with `interrupted` true stops after its first step, saves, and is then trained to its end.
     """
@@ -58,7 +63,7 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
 
 
 def descents(payload: dict[str, Any]) -> list[list[float]]:
-    """Return for each config the losses before and after `DESCENT` steps of descent, without an engine."""
+    """Return each config's losses before and after `DESCENT` steps, without an engine."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
     found = [_descent(context, overrides) for overrides in payload["runs"]]

@@ -17,10 +17,13 @@ PATIENCE = timedelta(seconds=200)
 
 
 def on_nodes(payload: dict[str, Any]) -> NoReturn:
-    """Run `python -m pretrain doctor` on every rank; its output and exit code go to files in `directory`.
+    """Run `python -m pretrain doctor` on every rank.
+
+    Its output and exit code go to files in `directory`.
 
     Args:
-        payload: "ranks": for each rank its node, directory and arguments; "environment": of all ranks.
+        payload: "ranks": for each rank its node, directory and arguments; "environment": of all
+            ranks.
     """
     from pretrain.__main__ import main
 
@@ -46,7 +49,10 @@ def on_nodes(payload: dict[str, Any]) -> NoReturn:
 
 
 def with_a_silent_and_an_absent_rank(payload: dict[str, Any]) -> None:
-    """As `on_nodes`, but rank 1 stops once it has said hello, before rank 0 comes; rank 2 never comes."""
+    """As `on_nodes`, but rank 1 stops once it has said hello, before rank 0 comes.
+
+    Rank 2 never comes.
+    """
     rank = int(os.environ["RANK"])
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=PATIENCE)
     store.set(f"test/process/{rank}", str(os.getpid()))

@@ -1,4 +1,7 @@
-"""Rank functions of test_evaluate_runs.py: train under a layout; load on one rank; look into heads."""
+"""Rank functions of test_evaluate_runs.py: train under a layout; load on one rank.
+
+Look into heads.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def train_all(payload: dict[str, Any]) -> list[str]:
 
 
 def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
-    """On one rank: train its runs, load those and the others, spoil copies, and the bare functions."""
+    """On one rank: train its runs, load those and others, spoil copies, and the bare functions."""
     states = train_all(payload)
     paths = [Path(path) for path in payload["load"]]
     with one_process() as context:
@@ -148,7 +151,7 @@ def _heads(config: Config, context: ParallelContext) -> dict[str, float]:
 
 
 def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> float:
-    """Observed scores and distributions of the last layer against q·k/√d, and softmax, of what it got."""
+    """Scores and distributions of the last layer against q·k/√d, and softmax, of what it got."""
     caught, observed = [], {}
     core = model.decoder.layers[1].self_attention.core_attention
     handle = core.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[:2]))

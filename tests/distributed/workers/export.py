@@ -1,4 +1,7 @@
-"""Rank functions of test_export.py: train under a layout; export on one rank, and look at the files."""
+"""Rank functions of test_export.py: train under a layout.
+
+Export on one rank, and look at the files.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def _equal_bits(run: Path, out: Path, context: ParallelContext) -> dict[str, boo
 
 
 def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
-    """Return the error of the logits after two query heads of one layer of the export were swapped."""
+    """Return the logits' error after two query heads of one layer of the export were swapped."""
     from safetensors.torch import save_file
 
     opened = open_trained_run(run)
@@ -83,7 +86,7 @@ def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
 
 
 def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
-    """Return export's refusals of copies of a run with another bank or another base of the rotation."""
+    """Return export's refusals of copies of a run with another bank or base of the rotation."""
     found = {}
     for name, spoil in {"bank": _another_bank, "config": _another_base}.items():
         shutil.copytree(run, out / f"run-{name}")

@@ -98,7 +98,7 @@ def stock(name: str, directory: Path, **changes: Any) -> None:
 
 
 def _difference(root: Path, name: str, variant: str, context: ParallelContext) -> float:
-    """Largest |difference| of a logit between what was imported and what transformers makes of it."""
+    """Largest |difference| of a logit between what was imported and transformers' own."""
     from transformers import AutoModelForCausalLM
 
     config = load_config(

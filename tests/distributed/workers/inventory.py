@@ -1,4 +1,7 @@
-"""Ranks of test_inventory.py: the engine of each design, and a list of its parameters and buffers."""
+"""Ranks of test_inventory.py.
+
+The engine of each design, and a list of its parameters and buffers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ ROWS = ("shape", "dimension that is cut", "phase", "weight decay")
 
 
 def live_and_listed(payload: dict[str, Any]) -> list[dict[str, list[dict[str, Any]]]]:
-    """For each configuration and phase {"live", "listed"}: {name: row} on every tensor-parallel rank."""
+    """For each configuration and phase, what is live and what is listed.
+
+    {"live", "listed"}: {name: row} on every tensor-parallel rank.
+    """
     answer = []
     for overrides in payload["configs"]:
         config = load_config("demo", overrides)

@@ -1,4 +1,7 @@
-"""Rank functions of test_packing.py: two hand-made documents in one sample beside each of them alone."""
+"""Rank functions of test_packing.py.
+
+Two hand-made documents in one sample beside each of them alone.
+"""
 
 from __future__ import annotations
 

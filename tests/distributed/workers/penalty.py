@@ -31,7 +31,7 @@ def curves(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
 
 
 def curves_and_reference(payload: dict[str, Any]) -> dict[str, Any]:
-    """On one rank: `curves`, and the same training written out without DeepSpeed and without our Function."""
+    """On one rank: `curves`, and the same training without DeepSpeed and without our Function."""
     return {
         "curves": curves(payload),
         "reference": _reference(load_config("demo", payload["reference"])),

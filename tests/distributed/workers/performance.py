@@ -1,4 +1,7 @@
-"""Rank functions of test_performance.py: the same model with one way of computing beside another."""
+"""Rank functions of test_performance.py.
+
+The same model with one way of computing beside another.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,11 @@ EOD = 2
 def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
     """For each case, how far two ways of computing are apart on any rank.
 
-    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}, and perhaps `by_operator`, the way
-    that multiplies by structured rows through the kernel's operator. Differences are in units of the largest
-    loss, and of the largest entry of each gradient. `saved` is what autograd keeps for backward, in bytes,
-    without weights; `collectives` are those of the forward pass, each with how often.
+    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}, and perhaps `by_operator`,
+    the way that multiplies by structured rows through the kernel's operator. Differences are in
+    units of the largest loss, and of the largest entry of each gradient. `saved` is what autograd
+    keeps for backward, in bytes, without weights; `collectives` are those of the forward pass, each
+    with how often.
     """
     size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
@@ -88,7 +92,10 @@ def _compare(
 def _pass(
     context: ParallelContext, config: Config, tile: Tile | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Losses and all gradients of a micro batch; bytes kept for backward, the forward pass's collectives."""
+    """Losses and all gradients of a micro batch.
+
+    Bytes kept for backward, the forward pass's collectives.
+    """
     model = build_model(config, context)
     use_structured_products(model, StructuredProducts(tile, "for a test"))
     reduce_partial_gradients(model, context.tensor_parallel_group)

@@ -1,4 +1,7 @@
-"""Rank functions of test_plan.py: build real engines and models, and measure what `plan` computes."""
+"""Rank functions of test_plan.py.
+
+Build real engines and models, and measure what `plan` computes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def _audit(config: Config) -> list[dict[str, Any]]:
 
 
 def kept_for_backward(payload: dict[str, Any]) -> list[list[int]]:
-    """For each configuration, every rank's bytes that autograd keeps between forward and backward."""
+    """For each configuration, every rank's bytes that autograd keeps from forward to backward."""
     return [_kept(load_config("demo", overrides)) for overrides in payload["configs"]]
 
 

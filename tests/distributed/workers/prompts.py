@@ -1,4 +1,7 @@
-"""Rank functions of test_prompts.py: train with and without prompts; continue prompts the plain way."""
+"""Rank functions of test_prompts.py: train with and without prompts.
+
+Continue prompts the plain way.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def train_all(payload: dict[str, Any]) -> list[str]:
 
 
 def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
-    """{run: {step: [(text, tokens, ended, sure) of each prompt]}}, from its checkpoints, on one rank."""
+    """{run: {step: [(text, tokens, ended, sure) of each prompt]}}, of checkpoints, on one rank."""
     with one_process() as context:
         return {
             name: {step: _continuations(Path(path), step, context) for step in payload["steps"]}

@@ -1,4 +1,7 @@
-"""Rank functions of test_reduction.py: the same steps with gradients reduced in one way and the other."""
+"""Rank functions of test_reduction.py.
+
+The same steps with gradients reduced in one way and the other.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def _steps(overrides: list[str]) -> dict[str, Any]:
 
 
 class _Watch:
-    """Counts the large asynchronous all-reduces of a step, and those begun before its last gradient."""
+    """Counts a step's large asynchronous all-reduces, and those begun before its last gradient."""
 
     def __init__(self, run: Run) -> None:
         self.collectives = self.elements = self.before_last_gradient = 0

@@ -1,4 +1,4 @@
-"""Rank functions that resume whole runs from a checkpoint before the last one, to compare the ends."""
+"""Rank functions that resume whole runs from a checkpoint before the last, to compare the ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pretrain.training.loop import train
 
 
 def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each configuration, take its last checkpoint away, and train it again from the one before.
+    """Train each configuration, take its last checkpoint away, and train again from the one before.
 
-    Each answer has what the configuration says of its parameters; the caller compares the checkpoints.
+    Each answer has what the configuration says of its parameters; the caller compares the
+    checkpoints.
     """
     answers = []
     for overrides in payload["runs"]:

@@ -27,7 +27,10 @@ def trained(payload: dict[str, Any]) -> str:
 
 
 def killed_at_open(payload: dict[str, Any]) -> str:
-    """The rank that first opens a file whose path has `place` in it kills itself: nothing in it goes on."""
+    """The rank that first opens a file whose path has `place` in it kills itself.
+
+    Nothing in it goes on.
+    """
     _when_opened(payload["place"], lambda: os.kill(os.getpid(), signal.SIGKILL))
     return train(load_config("demo", payload["overrides"]), StopSignals())
 
@@ -61,10 +64,13 @@ def a_rank_that_does_not_come(payload: dict[str, Any]) -> list[Any]:
 
 
 def refused_and_again(payload: dict[str, Any]) -> dict[str, Any]:
-    """Rank 1 may write `bytes` a file at most; then the limit is lifted and the same command starts again.
+    """Rank 1 may write `bytes` a file at most.
+
+    Then the limit is lifted and the same command starts again.
 
     Returns:
-        What each rank was told, what was left in checkpoints/, and the state after the second start.
+        What each rank was told, what was left in checkpoints/, and the state after the second
+        start.
     """
     config = load_config("demo", payload["overrides"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -23,7 +23,7 @@ from tests.distributed.plain_training import plain_optimizer
 
 
 def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
-    """Losses and gradient norms of our engine and of the plain peer, from the same weights and tokens."""
+    """Losses and gradient norms of our engine and the plain peer, from equal weights and tokens."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     trainer = PhasedEngine(resolve(config, context.world_size), context)
@@ -116,7 +116,7 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
 
 
 def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
-    """{engine: the reported norm, the norm of the gradient in AdamW's first moments after one step}"""
+    """{engine: the reported norm, the gradient's norm in AdamW's first moments after one step}"""
     found = {}
     for name, overrides in payload["runs"].items():
         with open_run(load_config("demo", overrides)) as run:

@@ -19,7 +19,9 @@ from pretrain.training.stability import weights_are_finite
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
-    """On two ranks, for every configuration: what a spoilt gradient and good ones leave of all state.
+    """On two ranks: what a spoilt gradient and good ones leave of all state.
+
+    This is for every configuration.
 
     Rank 1 alone spoils the gradient of one weight, at the second of three steps.
     """
@@ -63,7 +65,10 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spoil_padding(engine: Any) -> int:
-    """Fill the padding of ZeRO-3's partitions with NaN; return how many elements it has on all ranks."""
+    """Fill the padding of ZeRO-3's partitions with NaN.
+
+    Return how many elements it has on all ranks.
+    """
     padding = 0
     for weight in engine.module.parameters():
         if weight.requires_grad and hasattr(weight, "ds_tensor"):
@@ -74,7 +79,11 @@ def _spoil_padding(engine: Any) -> int:
 
 
 def spoilt_runs(payload: dict[str, Any]) -> dict[str, str]:
-    """On two ranks: train each configuration with rank 1's gradient spoilt at `steps`; state or refusal."""
+    """On two ranks: train each configuration with rank 1's gradient spoilt at `steps`.
+
+    Returns:
+        State or refusal.
+    """
     answers = {}
     for name, (overrides, steps) in payload["runs"].items():
         answers[name] = _ending(lambda: _train_spoilt(overrides, steps))  # noqa: B023  called at once
@@ -117,14 +126,18 @@ def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
 
 
 _GRADIENT_TIMES = {"small norm": 1e3, "norm": 1e5}
-"""Far apart: what a gradient times a factor is, rounding of some 40 steps decides within a factor of ten."""
+"""Far apart, for rounding of some 40 steps decides within a factor of ten.
+
+That is, what a gradient times a factor is.
+"""
 
 
 def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
     """Train with spikes of these kinds.
 
-    "norm" and "small norm": rank 1's gradient of one weight, times a factor. "loss": the logits, times 30,
-    which moves the norm too. "loss alone": 30 nats more, which leave every gradient as it is.
+    "norm" and "small norm": rank 1's gradient of one weight, times a factor. "loss": the logits,
+    times 30, which moves the norm too. "loss alone": 30 nats more, which leave every gradient as it
+    is.
     """
     with open_run(load_config("demo", overrides)) as run:
 

@@ -19,7 +19,7 @@ from pretrain.training.open_run import Run, open_run
 
 
 def on_a_full_disk(payload: dict[str, Any]) -> None:
-    """Fill the disk when the second checkpoint, a record after step 2 or the end is about to be written.
+    """Fill the disk before the second checkpoint, a record after step 2 or the end is written.
 
     The second checkpoint finds room for its larger half: of two ranks one can write its part.
     """

@@ -32,8 +32,9 @@ def _beginning(config: Config) -> dict[str, Any]:
 
 
 def _tensors(model: torch.nn.Module, config: Config) -> dict[str, str]:
-    """Digests of all parameters and of the bank, V's by one name: vanilla has it in one weight with Q and K,
-    a synthesizer has it alone.
+    """Digests of all parameters and of the bank, V's by one name.
+
+    Vanilla has it in one weight with Q and K, a synthesizer has it alone.
     """
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

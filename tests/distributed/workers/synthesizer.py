@@ -1,5 +1,6 @@
-"""Rank functions of test_synthesizer.py: one Synthesizer layer in float64 beside plain autograd, dropout
-and initial values.
+"""Rank functions of test_synthesizer.py.
+
+One Synthesizer layer in float64 beside plain autograd, dropout and initial values.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def build(
 
 
 def everything(payload: dict[str, Any]) -> dict[str, Any]:
-    """{"cases": [...], "weights": {variant: {name: SHA-256}}, "dropout": {...}, "limits": {...}, ...}."""
+    """{"cases": [...], "weights": {variant: {name: SHA-256}}, "dropout": {...}, ...}."""
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {
@@ -175,7 +176,10 @@ def _weights(context: ParallelContext, variant: str, trainable: bool) -> dict[st
 
 
 def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any]:
-    """Mixed values of ones: 1 without dropout; here each sample and head loses its own probabilities."""
+    """Mixed values of ones: 1 without dropout.
+
+    Here each sample and head loses its own probabilities.
+    """
     model = build(context, "synthesizer_random", sequence_parallel=sequence_parallel, dropout=0.5)
     core = model.decoder.layers[0].self_attention.core_attention
     value = torch.ones(LENGTH, BATCH, HEADS // context.world_size, HEAD_DIM, dtype=torch.float64)
@@ -208,7 +212,10 @@ def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any
 
 
 def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
-    """A changed input moves nothing before it, bit for bit; an input longer than the matrices is refused."""
+    """A changed input moves nothing before it, bit for bit.
+
+    An input longer than the matrices is refused.
+    """
     attention = build(context, variant).decoder.layers[0].self_attention
     x = torch.randn(
         LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64
@@ -232,7 +239,7 @@ def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
 
 
 def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str, float]:
-    """FLOPs of forward and backward as torch counts them, and by the formula for the full score matrix."""
+    """FLOPs of forward and backward by torch's count, and by the formula for the full matrix."""
     with FlopCounterMode(display=False) as counter:
         token_losses(build(context, variant, 2, trainable=trainable), _tokens()).mean().backward()
     shape = ModelShape(
@@ -259,7 +266,10 @@ def _tokens() -> torch.Tensor:
 
 
 def _documents(length: int) -> torch.Tensor:
-    """`[batch, 1, length, length]`, True where hidden: sample b has documents of b + 2 positions."""
+    """`[batch, 1, length, length]`, True where hidden.
+
+    Sample b has documents of b + 2 positions.
+    """
     place = torch.arange(length)
     masks = []
     for sample in range(BATCH):

@@ -71,7 +71,10 @@ def _train(overrides: list[str]) -> str:
 
 
 def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """On two ranks: `held_out_losses` beside every sample on its own; and a few runs' final states."""
+    """On two ranks: `held_out_losses` beside every sample on its own.
+
+    Also a few runs' final states.
+    """
     return {
         "held_out": [
             _held_out(load_config("demo", overrides)) for overrides in payload["held_out"]
@@ -116,7 +119,7 @@ class _Models:
         return build_model(with_sections(self.config, **changed), self.context)
 
     def score_sd(self, variant: str, position: str) -> float:
-        """Standard deviation of q·k/√head_dim at initialisation, over position pairs, heads and layers."""
+        """Initial standard deviation of q·k/√head_dim, over position pairs, heads and layers."""
         model = self.build(variant, position_embedding=position)
         scores: list[torch.Tensor] = []
 
@@ -149,7 +152,7 @@ class _Models:
         }
 
     def equal_weights(self, groups: int) -> dict[str, float]:
-        """Relative differences between the frozen model and ordinary ones with its Query/Key rows."""
+        """Relative differences between the frozen model and ordinary ones with its Q/K rows."""
         frozen = self.build("orthogonal", num_query_groups=groups)
         copied = self.build("vanilla", num_query_groups=groups)
         with torch.no_grad():
@@ -183,7 +186,7 @@ class _Models:
     def _loss_and_gradients(
         self, model: GPTModel, groups: int
     ) -> tuple[float, dict[str, torch.Tensor]]:
-        """The loss, and the gradients of everything but W_Q and W_K, V's under one name in both layouts."""
+        """The loss, and all gradients but W_Q's and W_K's; V's have one name in both layouts."""
         loss = token_losses(model, self.tokens).mean()
         loss.backward()
         gradients = {}
@@ -209,5 +212,5 @@ class _Models:
 
 
 def _by_group(fused: torch.Tensor, groups: int, head_dim: int) -> torch.Tensor:
-    """megatron-core's fused QKV weight as [groups, queries of a group + key + value, head_dim, hidden]."""
+    """The fused QKV weight as [groups, queries of a group + key + value, head_dim, hidden]."""
     return fused.view(groups, -1, head_dim, fused.size(-1))

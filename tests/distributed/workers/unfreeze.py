@@ -1,4 +1,7 @@
-"""Rank functions of test_unfreeze.py: train through changes of phase, look inside, resume, and compare."""
+"""Rank functions of test_unfreeze.py.
+
+Train through changes of phase, look inside, resume, and compare.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ def _next_model(
 
 
 def _watch(config: Config) -> dict[str, Any]:
-    """Train step by step; at every change of phase compare what was before with what is after it."""
+    """Train step by step.
+
+    At every change of phase compare what was before with what is after it.
+    """
     seen: dict[str, Any] = {"moved": [], "changes": []}
     with open_run(config) as run:
         position = run.position

@@ -35,7 +35,10 @@ def one_is_busy(payload: dict[str, Any]) -> None:
 
 
 def two_end(payload: dict[str, Any]) -> None:
-    """Rank 1's save waits in vain, then rank 0's collective: both would end, and go on here to be heard."""
+    """Rank 1's save waits in vain, then rank 0's collective.
+
+    Both would end, and go on here to be heard.
+    """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, 2, timeout_seconds=60)
     watch_module.os = SimpleNamespace(_exit=lambda code: None)  # type: ignore[attr-defined]
@@ -48,7 +51,7 @@ def two_end(payload: dict[str, Any]) -> None:
 
 
 def loses_its_lock(payload: dict[str, Any]) -> str:
-    """Another process takes the lock over after the first step, as if this one had been suspended."""
+    """Another process takes the lock after the first step, as if this one had been suspended."""
     lease.RENEWED_EVERY = 0.02
     signals = StopSignals()
     try:

@@ -56,9 +56,9 @@ def test_trainable_heads_are_two_logical_parameters() -> None:
 def test_a_range_is_split_by_the_parts_that_it_meets() -> None:
     whole = Block.whole
     parts = (
-        Part("a", (2, 3), whole((2, 3)), 0, True),
-        Part("b", (4,), whole((4,)), 6, True),
-        Part("c", (5,), Block(0, 1, 3), 10, False),
+        Part("a", (2, 3), whole((2, 3)), 0, replicated=True),
+        Part("b", (4,), whole((4,)), 6, replicated=True),
+        Part("c", (5,), Block(0, 1, 3), 10, replicated=False),
     )
     assert [part.numel for part in parts] == [6, 4, 2]
     for start in range(12):

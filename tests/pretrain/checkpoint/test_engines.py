@@ -143,16 +143,19 @@ def test_slices_are_the_masters_and_moments_and_another_engine_goes_on_from_them
     dtype: str,
     tmp_path: Path,
 ) -> None:
-    engine, path = engine_of(context, stage, dtype), tmp_path / "step_00000002"
+    engine = engine_of(context, stage, dtype)
+    path = tmp_path / "step_00000002"
     for number in (1, 2):
         step(engine, number)
-    expected, slices = masters(engine), {each.name: each for each in slices_of_rank(engine)}
+    expected = masters(engine)
+    slices = {each.name: each for each in slices_of_rank(engine)}
     assert slices.keys() == expected.keys()
     for name, own in slices.items():
         assert (own.start, own.length) == (0, expected[name].numel())
         assert own.kinds == ("master", *ADAMW.states)
         assert torch.equal(own.values("master"), expected[name])
-    found, rounding = moments(engine), 1e-5 if dtype == "fp32" else 0.7
+    found = moments(engine)
+    rounding = 1e-5 if dtype == "fp32" else 0.7
     for key, values in expected_moments.items():
         assert (found[key] - values).norm() <= rounding * values.norm(), key
     save(engine, context, path)
@@ -310,12 +313,21 @@ def test_the_digests_of_a_live_bank_are_those_of_its_heads(context: ParallelCont
         "model.num_query_groups=2",
     ]
     config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *half])
-    model, recipe = build_model(config, context), config.recipe
+    model = build_model(config, context)
+    recipe = config.recipe
     assert recipe is not None
     groups, expected = model.decoder.layers[0].self_attention.linear_qkv.frozen_groups, {}
     assert len(groups) == 1
     for role, heads in (("query", recipe.num_attention_heads // 2), ("key", 1)):
-        rows = layer_shard(recipe, 0, role, 0, 1, torch.float32, groups)  # type: ignore[arg-type]
+        rows = layer_shard(
+            recipe,
+            layer=0,
+            role=role,  # type: ignore[arg-type]
+            rank=0,
+            tensor_parallel_size=1,
+            dtype=torch.float32,
+            frozen_groups=groups,
+        )
         digests = head_digests(rows, recipe.head_dim)
         assert len(digests) == heads
         expected[f"layer=0 role={role}"] = role_digest(digests)

@@ -60,7 +60,8 @@ def test_any_range_of_any_block_is_read(
 
 def test_each_parameter_has_the_states_of_its_own_optimizer(tmp_path: Path) -> None:
     """Beside AdamW's two moments, one state without a count of its updates, and none at all."""
-    file, block = "rank_00000.safetensors", Block(0, 0, 2)
+    file = "rank_00000.safetensors"
+    block = Block(0, 0, 2)
     states: dict[str, tuple[str, ...]] = {
         "moments": ("exp_avg", "exp_avg_sq"),
         "momentum": ("momentum_buffer",),

@@ -42,7 +42,8 @@ def saved_as(found: dict[str, Any]) -> About:
 
 def test_a_setting_of_the_data_may_change_where_that_is_allowed() -> None:
     key = DATA_KEYS[0]
-    saved, live = saved_as(identity()), identity(**{key: 2})
+    saved = saved_as(identity())
+    live = identity(**{key: 2})
     assert accept_identity("step_1", saved, identity(), False) == []
     assert accept_identity("step_1", saved, live, True) == [f"{key} is 2, was 1"]
     with pytest.raises(

@@ -11,7 +11,8 @@ from pretrain.runs.directory import MARKER, RunDirectory
 
 
 def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
-    run, ended = RunDirectory(tmp_path), threading.Event()
+    run = RunDirectory(tmp_path)
+    ended = threading.Event()
     run.checkpoints.mkdir()
 
     def train() -> None:

@@ -146,7 +146,7 @@ def test_auto_splits_where_there_is_something_to_split(
 
 
 def test_show_says_what_auto_stands_for() -> None:
-    """Of 151 M parameters a rank splitting saves 2, 6.5 and 7.8 bytes each over 2, 8 and 64 ranks."""
+    """Of 151 M parameters splitting saves a rank 2, 6.5 and 7.8 bytes each over 2, 8 and 64."""
 
     def shown(*overrides: str) -> list[str]:
         lines = render_show("demo", list(overrides)).splitlines()

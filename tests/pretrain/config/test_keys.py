@@ -1,4 +1,7 @@
-"""The records of the configuration keys: complete, as the program acts, and as the documentation has them."""
+"""The records of the configuration keys.
+
+Complete, as the program acts, and as the documentation has them.
+"""
 
 import re
 
@@ -31,7 +34,8 @@ def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     assert record is KEYS[key] and isinstance(record, Setting)
     assert record.on_resume in OnResume
     assert (field.description or "").endswith(".")
-    # What a checkpoint compares is refused; what it refuses, it compares by the value, the data or the bank.
+    # What a checkpoint compares is refused; what it refuses, it compares by the value, the data or
+    # the bank.
     assert record.on_resume is OnResume.REFUSED if record.identity or record.data_change else True
     if record.on_resume is OnResume.REFUSED and not record.identity:
         assert key in ("data.directory", "data.blend") or key.startswith("attention.")

@@ -1,4 +1,7 @@
-"""Every way in which a configuration is refused: a sentence with the key, its place and the remedy."""
+"""Every way in which a configuration is refused.
+
+A sentence with the key, its place and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 def test_unknown_names_of_configurations() -> None:
     assert (
         message("smal")
-        == "config 'smal' is neither a file nor one of the shipped configs: base, demo, large, small"
+        == "config 'smal' is neither a file nor one of the shipped configs: base, demo, large, "
+        "small"
     )
 
 
@@ -89,7 +93,8 @@ def test_unknown_names_of_configurations() -> None:
         ("model.hiden_size=1", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
         (
             "optimizer.lr=1",
-            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, learning_rate_factors",
+            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, "
+            "learning_rate_factors",
         ),
         (
             "optimizer.warmup_steps=1",
@@ -267,7 +272,8 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         (
             ["schedule.tokens=1000", "schedule.steps=20"],
             [
-                "schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) are set"
+                "schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) "
+                "are set"
             ],
         ),
         (

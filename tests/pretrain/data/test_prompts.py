@@ -46,6 +46,7 @@ def test_prompts_without_room_are_refused(tiny_shards: Path) -> None:
     with pytest.raises(UserError) as raised:
         check_inputs(load_config("demo", overrides(tiny_shards, f"[The, {text}]", 33 - length)), 1)
     assert str(raised.value).startswith(
-        f"telemetry.sample_prompts.1 has {length} tokens, which with telemetry.sample_tokens={33 - length} is"
+        f"telemetry.sample_prompts.1 has {length} tokens, which with "
+        f"telemetry.sample_tokens={33 - length} is"
     )
     assert "data.sequence_length=32" in str(raised.value)

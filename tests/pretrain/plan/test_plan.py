@@ -36,7 +36,8 @@ BEFORE = (
 def test_the_roofline_of_large_is_that_of_the_earlier_estimate() -> None:
     """Each cost by name, in ms, for 25 × 512 tokens a GPU on 16.
 
-    Some rates were solved from these numbers: this holds the sums together, and is no evidence for them.
+    Some rates were solved from these numbers: this holds the sums together, and is no evidence for
+    them.
     """
     by_hand = {
         "a100-80gb": (114.5, 14.1, 24.0, 12.9, 1.7, 13.4, 3.3),

@@ -191,7 +191,8 @@ for wish in (False, True):
     strict = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
     found.append([*strict, in_parts, workspace])
 record_collectives(Path(sys.argv[1]) / "trace_")
-found.append([os.environ[name] for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")])
+names = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
+found.append([os.environ[name] for name in names])
 print(json.dumps(found))
 """
     environment = {

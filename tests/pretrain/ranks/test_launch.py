@@ -1,4 +1,7 @@
-"""The local launcher with plain Python programs as ranks: environment, exit codes, signals, orphans."""
+"""The local launcher with plain Python programs as ranks.
+
+Environment, exit codes, signals, orphans.
+"""
 
 import json
 import os
@@ -34,11 +37,12 @@ def same_signal_handlers_afterwards() -> Iterator[None]:
 
 
 def program(directory: Path, text: str) -> list[str]:
-    """The command of ranks that run `text`, which finds `directory`, `rank` and the usual modules."""
+    """The command of ranks that run `text`, which has `directory`, `rank` and the usual modules."""
     path = directory / "rank.py"
     head = "import os, pathlib, signal, sys, time\n"
     path.write_text(
-        f"{head}directory, rank = pathlib.Path({str(directory)!r}), int(os.environ['RANK'])\n{text}\n"
+        f"{head}directory, rank = pathlib.Path({str(directory)!r}), "
+        f"int(os.environ['RANK'])\n{text}\n"
     )
     return [sys.executable, str(path)]
 
@@ -148,7 +152,10 @@ sys.exit(1)
 
 
 def test_signals_and_ctrl_c_reach_every_rank_once(tmp_path: Path) -> None:
-    """The ranks end by themselves, with 0, after the third signal; so the launcher lives on and returns 0."""
+    """The ranks end by themselves, with 0, after the third signal.
+
+    So the launcher lives on and returns 0.
+    """
     text = """
 seen = []
 for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
@@ -160,7 +167,8 @@ while "SIGTERM" not in seen:
 (directory / f"{rank}").write_text(" ".join(seen))
 """
     command = [sys.executable, "-c", LAUNCH, "2", *program(tmp_path, text)]
-    # A session of its own stands for a terminal's foreground group, to which Ctrl-C goes as a whole.
+    # A session of its own stands for a terminal's foreground group, to which Ctrl-C goes as a
+    # whole.
     with subprocess.Popen(
         command, cwd=ROOT, env=rank_environment(), start_new_session=True
     ) as launcher:

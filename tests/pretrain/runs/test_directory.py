@@ -1,4 +1,7 @@
-"""The run directory: which checkpoint is the newest, and that its names are written in one place only."""
+"""The run directory: which checkpoint is the newest.
+
+Also that its names are written in one place only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def save(run: RunDirectory, step: int, complete: bool = True) -> Path:
 
 
 def test_the_newest_checkpoint_is_that_of_the_highest_step_with_a_marker(tmp_path: Path) -> None:
-    """Also where the number outgrows its eight digits, and beside directories that are no checkpoints."""
+    """Also where the number outgrows its eight digits, and beside what is no checkpoint."""
     run = RunDirectory(tmp_path)
     assert (run.newest_checkpoint(), run.trained_steps()) == (None, 0)
     old = save(run, 7)
@@ -62,7 +65,10 @@ def test_a_run_is_finished_when_it_says_so_and_its_result_is_there(tmp_path: Pat
 def test_a_kill_between_marker_and_latest_leaves_a_run_that_can_be_compared(
     tmp_path: Path, latest: str | None
 ) -> None:
-    """The markers decide; `latest` is then missing, or names a checkpoint that is incomplete or removed."""
+    """The markers decide.
+
+    `latest` is then missing, or names a checkpoint that is incomplete or removed.
+    """
     path = write_run(tmp_path, "vanilla", checkpoint_bytes=12_345)
     RunDirectory(path).latest.unlink()
     if latest is not None:

@@ -1,4 +1,7 @@
-"""The lock of a run directory: one trains there, whoever else comes is told who, and a dead one is no one."""
+"""The lock of a run directory.
+
+One trains there, whoever else comes is told who, and a dead one is no one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def test_the_second_is_told_who_trains_and_the_first_leaves_nothing(tmp_path: Pa
     run = tmp_path / "runs" / "r"
     first = RunLock(run)
     assert first.take()
-    me = rf"process {os.getpid()} on .* is training .*r and renewed its lock \d s ago; leave it to that one"
+    me = (
+        rf"process {os.getpid()} on .* is training .*r and renewed its lock \d s ago; leave it to "
+        r"that one"
+    )
     with pytest.raises(UserError, match=me):
         RunLock(run).take()
     assert first.lost is None

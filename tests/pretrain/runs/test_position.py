@@ -1,4 +1,7 @@
-"""What a run's numbers usually are: the statistics, when they are trusted, and that they survive a file."""
+"""What a run's numbers usually are.
+
+The statistics, when they are trusted, and that they survive a file.
+"""
 
 from __future__ import annotations
 

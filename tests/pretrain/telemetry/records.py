@@ -99,7 +99,7 @@ def read_strictly(run_path: Path) -> list[dict[str, Any]]:
 
 
 def read_scalars(run_path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar TensorBoard shows, tag -> (step, value), the same by both of its Python loaders."""
+    """Every scalar TensorBoard shows, tag -> (step, value), the same by both Python loaders."""
     directory = str(run_path / "tensorboard")
     events = EventAccumulator(directory, size_guidance={"scalars": 0}).Reload()
     scalars = {
@@ -115,7 +115,10 @@ def read_scalars(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def deterministic(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records without what the machine decides; times and speeds are the test's own and stay."""
+    """The records without what the machine decides.
+
+    Times and speeds are the test's own and stay.
+    """
     return [
         {key: value for key, value in record.items() if key != HOST_BYTES.tag} for record in records
     ]

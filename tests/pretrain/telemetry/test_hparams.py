@@ -17,7 +17,7 @@ from tests.pretrain.telemetry.records import make_record, open_telemetry, read_s
 
 
 def test_columns_and_their_types_are_the_same_in_every_run() -> None:
-    """TensorBoard takes them from any one run, and refuses to filter numbers where another run has text."""
+    """TensorBoard takes them from any run, and filters no numbers where another run has text."""
     seen = {}
     for variant in [
         name for name in VARIANTS if VARIANTS[name].init != "pretrained"

@@ -1,4 +1,7 @@
-"""Weights & Biases gets the numbers of metrics.jsonl, in one run over a resume: read back from its files."""
+"""Weights & Biases gets the numbers of metrics.jsonl, in one run over a resume.
+
+Read back from its files.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
 
 
 def histories(path: Path) -> Iterator[dict[str, Any]]:
-    """The history records of a .wandb file: LevelDB's log format, with wandb's protocol buffers in it."""
+    """The history records of a .wandb file.
+
+    LevelDB's log format, with wandb's protocol buffers in it.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     content = path.read_bytes()

@@ -1,4 +1,7 @@
-"""Weights go to the same names and shapes or nowhere (real engines: tests/distributed/test_unfreeze.py)."""
+"""Weights go to the same names and shapes or nowhere.
+
+Real engines: tests/distributed/test_unfreeze.py.
+"""
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_weights_that_both_have_are_copied_and_new_ones_keep_their_start() -> None:
-    old, new = model(a=3), model(a=3, b=1)
+    old = model(a=3)
+    new = model(a=3, b=1)
     start = weights_of(new)
     TrainingState(weights_of(old), {}, {}).give_weights(new)
     assert torch.equal(new["a"].weight, old["a"].weight)
