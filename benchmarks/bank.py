@@ -2,10 +2,11 @@
 
     python -m benchmarks.bank
 
-On one thread, in CPU seconds (so that other work on the machine disturbs little); each is the least of a few
-repetitions:
+On one thread, in CPU seconds (so that other work on the machine disturbs little); each is the least
+of a few repetitions:
 
-* all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8, and the factors that
+* all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8, and the
+  factors that
   stand in their place with construction `monarch`;
 * heads of each construction, beside those of `qr`.
 """
@@ -34,7 +35,13 @@ from megatron_patches.bank.shards import layer_shard, rank_factors
 from megatron_patches.bank.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
-LARGE = BankRecipe(1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS)
+LARGE = BankRecipe(
+    seed=1234,
+    hidden_size=HIDDEN_SIZE,
+    head_dim=HEAD_DIM,
+    num_attention_heads=NUM_HEADS,
+    num_query_groups=NUM_HEADS,
+)
 HEAD_SHAPES = ((512, 64), (768, 64), (1024, 64), (4096, 128))
 HEADS_TIMED = 4
 
@@ -43,32 +50,68 @@ def make_shards(tensor_parallel_size: int) -> None:
     """All frozen shards of rank 0 of the large model, in bf16."""
     for layer in range(NUM_LAYERS):
         for role in ROLES:
-            layer_shard(LARGE, layer, role, 0, tensor_parallel_size, torch.bfloat16)
+            layer_shard(
+                LARGE,
+                layer,
+                role,
+                rank=0,
+                tensor_parallel_size=tensor_parallel_size,
+                dtype=torch.bfloat16,
+            )
 
 
 def make_factors(tensor_parallel_size: int) -> None:
     """All factors of rank 0 of the large model with construction monarch, in bf16."""
     recipe = replace(LARGE, scope="layer", construction="monarch")
-    heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size).frozen
+    heads = split_heads(
+        NUM_HEADS,
+        NUM_HEADS,
+        frozen_groups=range(NUM_HEADS),
+        rank=0,
+        tensor_parallel_size=tensor_parallel_size,
+    ).frozen
     for layer in range(NUM_LAYERS):
         rank_factors(recipe, layer, heads, torch.bfloat16)
 
 
 def make_heads(hidden_size: int, head_dim: int, construction: str) -> FloatArray:
-    """HEADS_TIMED heads [heads * head_dim, hidden_size]."""
+    """Make the rows of HEADS_TIMED query heads of layer 0.
+
+    Args:
+        hidden_size: width of the residual stream.
+        head_dim: width of a head.
+        construction: one of CONSTRUCTIONS.
+
+    Returns:
+        `[HEADS_TIMED * head_dim, hidden_size]`.
+    """
     recipe = BankRecipe(
-        1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, construction=construction
+        seed=1234,
+        hidden_size=hidden_size,
+        head_dim=head_dim,
+        num_attention_heads=HEADS_TIMED,
+        num_query_groups=HEADS_TIMED,
+        construction=construction,
     )
     return rows_of_heads(recipe, 0, "query", range(HEADS_TIMED))
 
 
 def least_seconds(action: Callable[[], object], repetitions: int) -> float:
-    """The least CPU time of some runs of `action`, after one that is not counted."""
+    """Time an action several times, after one run that is not counted.
+
+    Args:
+        action: what is timed.
+        repetitions: how many runs count.
+
+    Returns:
+        The least CPU seconds of a run.
+    """
     action()
     return min(timeit.repeat(action, timer=time.process_time, repeat=repetitions, number=1))
 
 
 def main() -> None:
+    """Print the table."""
     print(
         f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank"
     )

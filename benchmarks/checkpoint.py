@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python -m benchmarks.checkpoint --directory runs
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory runs --deepspeed zero3
 
-A real engine saves real checkpoints by the program's own code, in rounds: a save that training waits for,
-then, after a step, one behind training, whose stall is the time until the next step may begin. Steps follow
-until it is written: their time is set against that of steps beside no save, for a thread that writes and
-hashes takes memory bandwidth and, where there is no idle core, a core. Reported: medians over the rounds,
-and of the ratio within a round.
+A real engine saves real checkpoints by the program's own code, in rounds: a save that training
+waits for, then, after a step, one behind training, whose stall is the time until the next step may
+begin. Steps follow until it is written: their time is set against that of steps beside no save, for
+a thread that writes and hashes takes memory bandwidth and, where there is no idle core, a core.
+Reported: medians over the rounds, and of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ PLAIN_STEPS = 3
 
 
 def main() -> None:
+    """Measure the rounds, and print medians on the first rank."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument(
@@ -73,7 +74,12 @@ def main() -> None:
 
 @contextmanager
 def own_directory(parent: Path, context: ParallelContext) -> Iterator[Path]:
-    """A new directory, the same for all ranks, that is removed at the end."""
+    """Yield a new directory, the same for all ranks, that is removed at the end.
+
+    Args:
+        parent: where it is made; made too if it is not there.
+        context: this rank; the first one makes and removes the directory.
+    """
     made: list[Any] = [None]
     if context.is_first:
         parent.mkdir(parents=True, exist_ok=True)

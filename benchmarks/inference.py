@@ -2,13 +2,14 @@
 
     python -m benchmarks.inference [--config small] [--variants vanilla orthogonal]
 
-Untrained models of a shipped configuration are exported first: speed does not depend on the weights' values.
-Both go through transformers' `generate` parts: one forward pass over the prompt
-(prefill), then one token at a time with the cache of keys and values (decode). Frozen rows are stored like
-any others, so the two are the same computation: the ratio should be 1, and the last row, the first model
-again, shows how far chance takes it.
+Untrained models of a shipped configuration are exported first: speed does not depend on the
+weights' values. Both go through transformers' `generate` parts: one forward pass over the prompt
+(prefill), then one token at a time with the cache of keys and values (decode). Frozen rows are
+stored like any others, so the two are the same computation: the ratio should be 1, and the last
+row, the first model again, shows how far chance takes it.
 
-Every round measures all models, one after the other, in an order that turns; ratios are of one round.
+Every round measures all models, one after the other, in an order that turns; ratios are of one
+round.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ class Measured:
 
 
 def export_untrained(config_name: str, variant: str, out: Path) -> None:
-    """Weights as they are before the first step, and config.json."""
+    """Write weights as they are before the first step, and config.json.
+
+    Args:
+        config_name: a shipped configuration.
+        variant: of its attention.
+        out: the directory to make.
+    """
     from pretrain.export.architectures import architecture_of
     from pretrain.export.weight_files import write_weights
     from pretrain.model.build import build_model
@@ -61,7 +68,16 @@ def export_untrained(config_name: str, variant: str, out: Path) -> None:
 
 @torch.inference_mode()
 def measure(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[float, float]:
-    """(tokens per second of the prompt, of what follows)."""
+    """Read a prompt, then write after it, one token at a time, the likeliest.
+
+    Args:
+        model: a causal model of transformers.
+        prompt: token ids `[batch, length]`.
+        tokens: how many to write after each prompt.
+
+    Returns:
+        Tokens per second of the prompt, and of what follows, over the whole batch.
+    """
     started = clock(prompt.device)
     output = model(prompt, use_cache=True, logits_to_keep=1)
     read = clock(prompt.device)
@@ -80,7 +96,14 @@ def clock(device: torch.device) -> float:
 
 
 def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, rounds: int) -> None:
-    """Run one round to warm up, then `rounds` that count, each in another order."""
+    """Run one round to warm up, then those that count, each in another order.
+
+    Args:
+        models: what is measured; each is given its numbers.
+        prompt: token ids `[batch, length]`.
+        tokens: how many to write after each prompt.
+        rounds: how many count.
+    """
     for number in range(rounds + 1):
         for one in in_turn(models, number):
             prefill, decode = measure(one.model, prompt, tokens)
@@ -104,6 +127,7 @@ def print_table(models: Sequence[Measured]) -> None:
 
 
 def main() -> None:
+    """Export the models, measure them in rounds, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -20,13 +20,22 @@ _RESERVED = re.compile("<0x|<unk>|<s>|</s>")
 
 
 def write_corpus(directory: Path, megabytes: int, files: int) -> list[Path]:
-    """`files` files of `.jsonl.zst` with so many MB of text in all, unless they are there.
+    """Write a corpus of `.jsonl.zst` files, unless it is there.
 
-    Documents are the docstrings of a module, one after the other, and with a share of 30 % whole modules.
-    They are shuffled, and none comes twice before all have come once: a tokenizer that remembers words has no
-    easier time than with any text of this size. Texts in which a reserved piece is written out (`</s>`; seven
-    in a thousand of these, of web text hardly any) are left out: ours gives them to SentencePiece, and
-    Megatron-LM's fast tool makes control ids of them, so that the ids could not be compared.
+    Documents are the docstrings of a module, one after the other, and with a share of 30 % whole
+    modules. They are shuffled, and none comes twice before all have come once: a tokenizer that
+    remembers words has no easier time than with any text of this size. Texts in which a reserved
+    piece is written out (`</s>`; seven in a thousand of these, of web text hardly any) are left
+    out: ours gives them to SentencePiece, and Megatron-LM's fast tool makes control ids of them, so
+    that the ids could not be compared.
+
+    Args:
+        directory: made if it is not there.
+        megabytes: of text in all, before compression.
+        files: among which it is divided.
+
+    Returns:
+        The files' paths.
     """
     paths = [directory / f"text-{megabytes:05d}-{number:04d}.jsonl.zst" for number in range(files)]
     if all(path.exists() for path in paths):

@@ -3,17 +3,20 @@
     python -m benchmarks.data.samples [--tokens 1e9] [--sequence-length 512] [--directory DIR]
     python -m benchmarks.data.samples --holes --tokens 1e11
 
-Random shards (documents of 862 tokens on average, as in SlimPajama; 2 GB for the default of a billion tokens)
-are written to a temporary directory. Measured in this process, on one core: opening, making the order of an
-epoch, loading it from the cache, and reading in training order, from the whole directory and from a
-blend of its sources. The shards are in the page cache, as those of a running job are if memory allows.
+Random shards (documents of 862 tokens on average, as in SlimPajama; 2 GB for the default of a
+billion tokens) are written to a temporary directory. Measured in this process, on one core:
+opening, making the order of an epoch, loading it from the cache, and reading in training order,
+from the whole directory and from a blend of its sources. The shards are in the page cache, as those
+of a running job are if memory allows.
 
-The yardstick is the most that one training process could consume: an A100 at 100 % of its bf16 peak on the
-smallest shipped model. The last rows read beside a consumer that computes without holding Python's lock, as a
-training step does: what a step takes longer than its computation, without and with loader threads.
+The yardstick is the most that one training process could consume: an A100 at 100 % of its bf16 peak
+on the smallest shipped model. The last rows read beside a consumer that computes without holding
+Python's lock, as a training step does: what a step takes longer than its computation, without and
+with loader threads.
 
-`--holes`: shards of a gigabyte whose .bin files are holes and take no room, with real .idx files and a real
-manifest. Measured: what a run does with them before its first step, and the most memory that takes.
+`--holes`: shards of a gigabyte whose .bin files are holes and take no room, with real .idx files
+and a real manifest. Measured: what a run does with them before its first step, and the most memory
+that takes.
 """
 
 from __future__ import annotations
@@ -52,7 +55,15 @@ def timed(action: Callable[[], T]) -> tuple[float, T]:
 
 
 def measure_opening(directory: Path, tokens: int, length: int) -> None:
-    """Print seconds of opening, checking, ordering and reading, descriptors held, and the most memory."""
+    """Print what a run does with shards of holes before its first step.
+
+    Seconds of opening, checking, ordering and reading, descriptors held, and the most memory.
+
+    Args:
+        directory: where shards and cache go.
+        tokens: of all shards.
+        length: of a sample, in tokens.
+    """
     sparse_shards(directory / "shards", tokens, sources=7)
     before = psutil.Process().num_fds()
 
@@ -76,7 +87,16 @@ def measure_opening(directory: Path, tokens: int, length: int) -> None:
 
 
 def measure_reading(samples: BlendedSamples, count: int) -> tuple[float, float, int]:
-    """Tokens a CPU second (user and system) and a second in training order; how the resident size grew."""
+    """Read samples in training order.
+
+    Args:
+        samples: of which the first are read.
+        count: how many, a multiple of BATCH.
+
+    Returns:
+        Tokens a CPU second (user and system), tokens a second by the clock, and by how many bytes
+            the resident size grew.
+    """
     process = psutil.Process()
     batches = np.arange(count).reshape(-1, BATCH)
     samples.blocks(batches[0])
@@ -96,7 +116,15 @@ def measure_reading(samples: BlendedSamples, count: int) -> tuple[float, float, 
 
 
 def measure_loader(samples: BlendedSamples, workers: int) -> float:
-    """Seconds that a step takes beyond its computation, median over the steps."""
+    """Time how long a training step that computes between its batches waits for them.
+
+    Args:
+        samples: of which the first are read.
+        workers: threads that read ahead; 0 reads when needed.
+
+    Returns:
+        Seconds that a step takes beyond its computation, median over the steps.
+    """
     matrix = np.ones((512, 512), dtype=np.float32)
     loader = Loader(samples, workers)
     batches = [np.arange(start, start + BATCH) for start in range(0, (STEPS + 3) * BATCH, BATCH)]

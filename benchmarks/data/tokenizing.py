@@ -3,19 +3,19 @@
     python -m benchmarks.data.tokenizing [--megabytes 80] [--repetitions 3]
         [--megatron-lm CHECKOUT [--megatron-python PYTHON]]
 
-One corpus of real text in SlimPajama's format, one BPE model of 32,000 pieces, and on them, in turns, so that
-other work on the machine disturbs all alike:
+One corpus of real text in SlimPajama's format, one BPE model of 32,000 pieces, and on them, in
+turns, so that other work on the machine disturbs all alike:
 
 * ours, from plain files to shards and a manifest; and, zst, from the same files compressed;
 * Megatron-LM's tools/preprocess_data.py, from the same text in plain files (they read no zstd), and
-  preprocess_data_fast.py, which is gigatoken with as many threads; if a checkout is given. Its newest one
-  needs Python 3.12 and more packages (transformers, gigatoken): --megatron-python names an interpreter that
-  has them.
+  preprocess_data_fast.py, which is gigatoken with as many threads; if a checkout is given. Its
+  newest one needs Python 3.12 and more packages (transformers, gigatoken): --megatron-python
+  names an interpreter that has them.
 
-All run with the setting of glibc for huge pages that slurm/tokenize.sh sets. Imports and the start of
-processes are taken off (benchmarks/data/warm.py). CPU seconds count on a machine with other work on it, wall
-seconds on an idle one. Every ratio is the median, with quartiles, over the repetitions, of the ratio to what
-ran beside it in the same repetition.
+All run with the setting of glibc for huge pages that slurm/tokenize.sh sets. Imports and the start
+of processes are taken off (benchmarks/data/warm.py). CPU seconds count on a machine with other work
+on it, wall seconds on an idle one. Every ratio is the median, with quartiles, over the repetitions,
+of the ratio to what ran beside it in the same repetition.
 """
 
 from __future__ import annotations
@@ -91,7 +91,14 @@ def plain_copy(compressed: Path) -> Path:
 
 
 def ours(work: Path, model: Path, workers: int, form: str) -> Measured:
-    """Our tokenize, into a fresh directory; `form` is "" or "-plain"."""
+    """Run our tokenize, into a fresh directory.
+
+    Args:
+        work: the directory that `prepare` has filled.
+        model: the BPE model.
+        workers: processes that tokenise.
+        form: "" for compressed inputs, "-plain" for plain ones.
+    """
     shutil.rmtree(work / "out", ignore_errors=True)
     inputs = (work / f"small-{workers}{form}", work / f"corpus{form}")
     command = [
@@ -110,7 +117,16 @@ def ours(work: Path, model: Path, workers: int, form: str) -> Measured:
 def megatron_lm(
     work: Path, model: Path, workers: int, checkout: Path, python: str, fast: bool
 ) -> Measured:
-    """Their tool, or their fast one."""
+    """Run Megatron-LM's tool, or its fast one.
+
+    Args:
+        work: the directory that `prepare` has filled.
+        model: the BPE model, for the slower tool.
+        workers: processes, or threads of the fast tool.
+        checkout: of Megatron-LM.
+        python: the interpreter that runs it.
+        fast: run preprocess_data_fast.py.
+    """
     tool = checkout / "tools" / ("preprocess_data_fast.py" if fast else "preprocess_data.py")
     inputs = (work / f"small-{workers}.jsonl", work / "corpus.jsonl")
     command: list[object] = [python, _WARM, *inputs, tool, "--input", "{input}", "--append-eod"]
@@ -127,9 +143,16 @@ def megatron_lm(
 
 
 def prepare(work: Path, megabytes: int) -> Path:
-    """Write the corpus and a document for each worker, both also as plain text; return the BPE model.
+    """Write the corpus and a document for each worker, both also as plain text.
 
     `ids` is then ours of the corpus, and `huggingface` the model as the fast tool reads it.
+
+    Args:
+        work: where everything is written.
+        megabytes: of the corpus.
+
+    Returns:
+        The BPE model.
     """
     write_corpus(work / "corpus", megabytes, files=2)
     plain_copy(work / "corpus")
@@ -152,7 +175,12 @@ def prepare(work: Path, megabytes: int) -> Path:
 
 
 def report(rows: dict[tuple[str, int], list[Measured]], megabytes: int) -> None:
-    """Print the table: rates, memory, and how many times as long as the pipeline each contestant took."""
+    """Print the table: rates, memory, and how many times as long as ours each contestant took.
+
+    Args:
+        rows: by (contestant, workers), the repetitions.
+        megabytes: of the corpus.
+    """
     print(f"{'':26}{'MB/CPU s':>10}{'most MB':>10}{'CPU s / ours':>22}{'s / ours':>22}")
     for (name, workers), runs in rows.items():
         rate = megabytes / statistics.median(run.cpu for run in runs)
@@ -186,7 +214,9 @@ def main() -> None:
             }
             if checkout:
                 for name, fast in (("Megatron-LM", False), ("Megatron-LM, fast", True)):
-                    results[name] = megatron_lm(work, model, workers, checkout, python, fast)
+                    results[name] = megatron_lm(
+                        work, model, workers, checkout=checkout, python=python, fast=fast
+                    )
             for name, result in results.items():
                 rows.setdefault((name, workers), []).append(result)
                 print(

@@ -2,12 +2,14 @@
 
     python benchmarks/data/warm.py SMALL LARGE TOOL ARGUMENT...
 
-TOOL is a file or a module. `{input}` in an argument is SMALL, SMALL again, then LARGE; `{call}` is 0, 1, 2.
-The first call is not measured: it imports what all use. The second is taken off the third, so that neither
-imports (eight seconds and more of CPU, no two times the same) nor the loading of a tokenizer count. Printed:
-seconds by the clock, CPU seconds of this process and its workers, and the most MB that one of them held.
+TOOL is a file or a module. `{input}` in an argument is SMALL, SMALL again, then LARGE; `{call}` is
+0, 1, 2. The first call is not measured: it imports what all use. The second is taken off the third,
+so that neither imports (eight seconds and more of CPU, no two times the same) nor the loading of a
+tokenizer count. Printed: seconds by the clock, CPU seconds of this process and its workers, and the
+most MB that one of them held.
 
-Nothing but the standard library is imported here: Megatron-LM's tools may have an interpreter of their own.
+Nothing but the standard library is imported here: Megatron-LM's tools may have an interpreter of
+their own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ import time
 
 
 def call(tool: str, arguments: list[str]) -> None:
-    """Run the tool as a program in this process; a failure ends it."""
+    """Run the tool as a program in this process; a failure ends it.
+
+    Args:
+        tool: a file, or a module.
+        arguments: what follows it on the command line.
+    """
     sys.argv = [tool, *arguments]
     try:
         (runpy.run_path if tool.endswith(".py") else runpy.run_module)(tool, run_name="__main__")

@@ -1,15 +1,17 @@
 """All checks that a GPU must pass before its numbers count: eight minutes on one GPU, offline.
 
-    make gpu-wheels                                              # where there is a network: other packages
-    make gpu-check                                               # on the GPU machine
-    python -m benchmarks.gpu                                    # the same, in an environment that is there
+    make gpu-wheels           # where there is a network: other packages
+    make gpu-check            # on the GPU machine
+    python -m benchmarks.gpu  # the same, in an environment that is there
 
-First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled layers,
-documents, the profile. Then what it costs: the card's own rates, steps of `large` and `base` beside plain
-PyTorch, each switch alone. Every stage has processes and a time of its own; what fails or finds no time is
-in the report, with its traceback, and the others go on. Without a GPU the same stages run in small sizes.
+First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled
+layers, documents, the profile. Then what it costs: the card's own rates, steps of `large` and
+`base` beside plain PyTorch, each switch alone. Every stage has processes and a time of its own;
+what fails or finds no time is in the report, with its traceback, and the others go on. Without a
+GPU the same stages run in small sizes.
 
-    OUT/gpu-check.json  everything measured      OUT/card.json  for `pretrain plan --gpu OUT/card.json`
+    OUT/gpu-check.json  everything measured
+    OUT/card.json       for `pretrain plan --gpu OUT/card.json`
 """
 
 from __future__ import annotations
@@ -59,9 +61,11 @@ SWITCHES = {
         "precision.grad_accum_dtype=bf16",
     ),
 }
-"""By stage, each against its default on one GPU, the most telling first; engines of a stage are in memory
-together. On one GPU nothing is reduced over ranks (performance.overlap_reduction), and document_attention is
-a stage of its own. Learned positions with dropout are how `large` is configured; the plain peer has neither."""
+"""By stage, each against its default on one GPU, the most telling first; engines of a stage are in
+memory together. On one GPU nothing is reduced over ranks (performance.overlap_reduction), and
+document_attention is a stage of its own. Learned positions with dropout are how `large` is
+configured; the plain peer has neither.
+"""
 CONTENDERS = ("orthogonal", "plain compiled", "vanilla", "orthogonal again", "plain")
 SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
 LARGE_512 = "24x1024x25x512x32000"
@@ -159,11 +163,13 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
     (Stage("base_512", steps("base_512", "12x768x20x512x32000"), 60),),
     (Stage("large_1024", steps("large_1024", "24x1024x12x1024x32000"), 60),),
 )
-"""Stages of a wave run at the same time: those that measure time are alone in theirs, but for the shards,
-which only the CPU makes."""
+"""Stages of a wave run at the same time: those that measure time are alone in theirs, but for the
+shards, which only the CPU makes.
+"""
 
 
 def main() -> None:
+    """Run the stages, report them, and exit with 1 if one is not ok."""
     arguments = parse_arguments()
     on_gpu, gpu = gpu_of_torch()
     out: Path = arguments.out or ROOT / ("docs/results/gpu" if on_gpu else "build/gpu-check")
@@ -208,6 +214,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -224,7 +231,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_waves(context: StageContext, report: StageReport, wanted: Collection[str]) -> None:
-    """Run the wanted stages, the waves one after another."""
+    """Run the wanted stages, the waves one after another.
+
+    Args:
+        context: of all stages.
+        report: is given what each found.
+        wanted: names of stages.
+    """
     for wave in WAVES:
         chosen = [stage for stage in wave if stage.name in wanted]
         shared = context
@@ -238,7 +251,13 @@ def run_waves(context: StageContext, report: StageReport, wanted: Collection[str
 
 
 def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
-    """Run a stage and report it; raise nothing."""
+    """Run a stage and report it; raise nothing.
+
+    Args:
+        stage: which one.
+        context: of all stages; this one's deadline is its own.
+        report: is given its state, its checks and its values, or its error.
+    """
     if context.seconds_left < LEAST:
         report.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})
         return

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.card --json rates.json --card card.json
 
-The second file is a card as `pretrain plan --gpu FILE` reads it. What one GPU cannot tell (collectives, GPUs
-of a node) is taken from the known card of nearest name, and `notes` in the first file says so.
+The second file is a card as `pretrain plan --gpu FILE` reads it. What one GPU cannot tell
+(collectives, GPUs of a node) is taken from the known card of nearest name, and `notes` in the first
+file says so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ HEADS, HEAD_DIM = 16, 64
 
 
 def main() -> None:
+    """Measure the rates, and write the card if one is asked for."""
     parser = measuring_parser(__doc__)
     parser.add_argument("--card", type=Path, help="write the card too; only on a GPU")
     arguments = parser.parse_args()
@@ -126,7 +128,15 @@ MEASUREMENTS: dict[str, Callable[[], Any]] = {
 
 
 def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str]]:
-    """The card for `pretrain plan`, and what of it was not measured."""
+    """Return the card for `pretrain plan`, and what of it was not measured.
+
+    Args:
+        rates: by the names of MEASUREMENTS, those that were measured.
+        facts: as `facts` returns them.
+
+    Returns:
+        The card, and a sentence for each number that is that of another one.
+    """
     name = facts["name"]
     near = next(
         (card for key, card in GPUS.items() if key.split("-")[0] in name.lower()), GPUS["h100-80gb"]

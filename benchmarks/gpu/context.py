@@ -1,7 +1,7 @@
 """The context of a stage (folder, deadline, commands), and its result.
 
-Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or hangs,
-takes nothing with it.
+Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or
+hangs, takes nothing with it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,15 @@ class StageContext:
         return self.until - time.monotonic()
 
     def run(self, name: str, command: Sequence[str]) -> None:
-        """Run a command to its end; StageError if it fails, or the stage's time is over first."""
+        """Run a command to its end.
+
+        Args:
+            name: of its log.
+            command: its words.
+
+        Raises:
+            StageError: it failed, or the stage's time was over first.
+        """
         with self.started(name, command) as process:
             try:
                 code = process.wait(max(0.1, self.seconds_left))
@@ -90,7 +98,13 @@ class StageContext:
     def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
         """Return the `Measurements` of a module; its own end before time counts as a failure.
 
-        StageError: it failed before it measured anything.
+        Args:
+            name: of its log and of its file.
+            module: run with the options of `measuring_parser`.
+            words: further words of its command line.
+
+        Raises:
+            StageError: it failed before it measured anything.
         """
         file = self.work / f"{name}.json"
         failure = None
@@ -109,7 +123,12 @@ class StageContext:
 
     @contextmanager
     def started(self, name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that is running; whatever of it is left at the end is killed."""
+        """Yield a command that is running; whatever of it is left at the end is killed.
+
+        Args:
+            name: of its log.
+            command: its words.
+        """
         self.work.mkdir(parents=True, exist_ok=True)
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -146,6 +165,12 @@ class StageReport:
         self.values: dict[str, Any] = {"stages": {}}
 
     def put(self, stage: str, entry: Mapping[str, Any]) -> None:
+        """Put the report of a stage in, and write the file.
+
+        Args:
+            stage: its name.
+            entry: its state, seconds, and what it found.
+        """
         with self._lock:
             self.values["stages"][stage] = dict(entry)
             self.write()

@@ -4,10 +4,10 @@
     python -m benchmarks.gpu.layers structured --seconds 30 --json structured.json
 
 Stages of the check. `compile`: graph breaks, and the difference from eager layers; bf16 and
-inductor on a GPU, fp32 on the CPU, where the graphs run with torch's own kernels. `structured`: the Triton
-kernel beside two batched products and the dense matrix; one layer's product and, apart, its input gradient,
-for the tokens of a micro batch of `large`, in the precision and at the hidden sizes of SIZES. All ways take
-turns. Without a GPU: small sizes, and the operator's own products.
+inductor on a GPU, fp32 on the CPU, where the graphs run with torch's own kernels. `structured`: the
+Triton kernel beside two batched products and the dense matrix; one layer's product and, apart, its
+input gradient, for the tokens of a micro batch of `large`, in the precision and at the hidden sizes
+of SIZES. All ways take turns. Without a GPU: small sizes, and the operator's own products.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ SMALL_SIZES = ((128, torch.bfloat16), (192, torch.float32))
 
 
 def main() -> None:
+    """Compile layers or time products, as the command line says."""
     parser = measuring_parser(__doc__)
     parser.add_argument("what", choices=("compile", "structured"))
     parser.add_argument("--variants", nargs="+", default=[*MAIN_VARIANTS, *VARIANTS, BY_KERNEL])
@@ -79,7 +80,12 @@ def main() -> None:
     for hidden_size, dtype in SIZES if on_gpu else SMALL_SIZES:
         name = f"{hidden_size}, {str(dtype).removeprefix('torch.')}"
         measure = partial(
-            time_products, hidden_size, dtype, tokens, measured.values["failed"], name
+            time_products,
+            hidden_size,
+            dtype,
+            tokens,
+            failed=measured.values["failed"],
+            size=name,
         )
         measured.attempt(name, measure, "sizes")
 
@@ -87,9 +93,14 @@ def main() -> None:
 def compare_compiled(variant: str, dropout: float, context: ParallelContext) -> dict[str, float]:
     """Run one micro batch of the demo's model forward and backward, eager and compiled.
 
+    Args:
+        variant: of the attention; BY_KERNEL is monarch with the kernel.
+        dropout: its probability.
+        context: this rank.
+
     Returns:
-        graphs, breaks, seconds of the first compiled pass; without dropout also how far loss and gradients
-        are apart, in units of the loss and of the largest entry of each gradient.
+        graphs, breaks, seconds of the first compiled pass; without dropout also how far loss and
+        gradients are apart, in units of the loss and of the largest entry of each gradient.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -127,7 +138,17 @@ def compare_compiled(variant: str, dropout: float, context: ParallelContext) -> 
 def one_pass(
     settings: list[str], context: ParallelContext, products: StructuredProducts, backend: str | None
 ) -> dict[str, torch.Tensor]:
-    """Return mean loss and all gradients, in fp32; without a backend of eager layers."""
+    """Run one micro batch of the demo's model forward and backward.
+
+    Args:
+        settings: overrides of `demo`.
+        context: this rank.
+        products: the ways of structured products.
+        backend: that compiles the layers; None leaves them eager.
+
+    Returns:
+        Mean loss and all gradients by name, in fp32.
+    """
     config = load_config("demo", settings)
     model = build_model(config, context)
     use_structured_products(model, products)
@@ -146,11 +167,29 @@ def one_pass(
 def time_products(
     hidden_size: int, dtype: torch.dtype, tokens: int, failed: dict[str, str], size: str
 ) -> dict[str, Any]:
-    """Return milliseconds of every way, and how far its result is from that of fp32, by norm."""
+    """Time every way of one layer's structured products, forward and backward.
+
+    Args:
+        hidden_size: of the layer.
+        dtype: of its numbers.
+        tokens: of the micro batch.
+        failed: is given the traceback of a way that fails.
+        size: the name of this size there.
+
+    Returns:
+        Milliseconds of every way, how far its result is from that of fp32, by norm, and the TB/s of
+            the best kernel.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads = hidden_size // HEAD_DIM
     recipe = BankRecipe(
-        1, hidden_size, HEAD_DIM, heads, heads, scope="layer", construction="monarch"
+        seed=1,
+        hidden_size=hidden_size,
+        head_dim=HEAD_DIM,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        scope="layer",
+        construction="monarch",
     )
     made = factors_of_heads(recipe, 0, [("query", range(heads)), ("key", range(heads))])
     factors = Factors(

@@ -16,7 +16,8 @@ from pretrain.runs.directory import write_json
 class Measurements:
     """Measured values, written to a file after each.
 
-    `values`: as given, the traceback of every failure by name, and the names for which no time was left.
+    `values`: as given, the traceback of every failure by name, and the names for which no time was
+    left.
     """
 
     def __init__(self, file: Path, seconds: float, **values: Any) -> None:
@@ -25,7 +26,13 @@ class Measurements:
         self.values: dict[str, Any] = {**values, "failed": {}, "left_out": []}
 
     def attempt(self, name: str, measure: Callable[[], Any], section: str | None = None) -> None:
-        """Make one measurement, unless time is over; its result goes into a section of the values."""
+        """Make one measurement, unless time is over, and write the file.
+
+        Args:
+            name: of the measurement.
+            measure: returns its result.
+            section: of the values, into which the result goes; None keeps it out.
+        """
         if time.monotonic() > self.until:
             self.values["left_out"].append(name)
         else:

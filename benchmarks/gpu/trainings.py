@@ -18,8 +18,9 @@ MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""
 PARITY_STEPS = 20
 SAME_FIRST_LOSS, SAME_LOSS = 1e-5, 1e-3
-"""CPU and GPU add up in another order in fp32. How far apart the first losses may be, in units of the loss,
-and any later ones, in nats: AdamW makes a whole step of the sign of a tiny gradient."""
+"""CPU and GPU add up in another order in fp32. How far apart the first losses may be, in units of
+the loss, and any later ones, in nats: AdamW makes a whole step of the sign of a tiny gradient.
+"""
 SAME_DOCUMENTS = 0.05
 """bf16 attention by two kernels, nats."""
 
@@ -189,12 +190,28 @@ def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step
 
 
 def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
-    """Train to the end; what it printed is in a log of that name."""
+    """Train to the end; what it printed is in a log of that name.
+
+    Args:
+        context: of the stage.
+        name: of the run.
+        settings: overrides of `training`.
+        start: ends the log's name, where a run is started more than once.
+
+    Raises:
+        StageError: it failed, or the stage's time was over first.
+    """
     context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
 
 
 def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
-    """The command of a run of the demo on one rank."""
+    """Return the command of a run of the demo on one rank.
+
+    Args:
+        context: of the stage.
+        name: of the run.
+        settings: overrides; the last of a key counts.
+    """
     fixed = [
         f"run.name={name}",
         f"run.directory={context.runs}",
@@ -221,14 +238,25 @@ def _manifest(context: StageContext) -> dict[str, Any]:
 
 
 def records(context: StageContext, name: str) -> list[dict[str, Any]]:
-    """Return what the run recorded, whole lines only, each step as it was recorded last."""
+    """Return what the run recorded, whole lines only, each step as it was recorded last.
+
+    Args:
+        context: of the stage.
+        name: of the run.
+    """
     lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
     found = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
     return [found[step] for step in sorted(found)]
 
 
 def column(context: StageContext, name: str, tag: str) -> list[float]:
-    """Return one quantity, step by step."""
+    """Return one quantity, step by step.
+
+    Args:
+        context: of the stage.
+        name: of the run.
+        tag: of the quantity.
+    """
     return [record[tag] for record in records(context, name) if tag in record]
 
 

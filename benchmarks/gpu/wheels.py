@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu.wheels --python 3.12 --out build/gpu-wheels
 
-At the versions of constraints.txt, for Linux on x86-64. torch is the machine's own, with all that it brings.
-Left out is what training does not import: plots (matplotlib, scipy), downloads (huggingface_hub), parquet
-(pyarrow), and what only makes tokenizing faster (gigatoken). DeepSpeed has no wheels: one is made here,
-without its compiled operations, none of which is used.
+At the versions of constraints.txt, for Linux on x86-64. torch is the machine's own, with all that
+it brings. Left out is what training does not import: plots (matplotlib, scipy), downloads
+(huggingface_hub), parquet (pyarrow), and what only makes tokenizing faster (gigatoken). DeepSpeed
+has no wheels: one is made here, without its compiled operations, none of which is used.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ PLATFORMS = [
 
 
 def main() -> None:
+    """Make the directory of wheels anew; exit with an error if one is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out", type=Path, required=True, help="a directory of wheels alone; made anew"
@@ -93,7 +94,13 @@ def main() -> None:
 
 
 def download(names: list[str], python: str, out: Path) -> None:
-    """Wheels for another Python than this one, none of them built."""
+    """Download wheels for another Python than this one, none of them built.
+
+    Args:
+        names: of packages; the one from source is left out.
+        python: its version, as 3.12.
+        out: the directory for the wheels.
+    """
     words = [
         "--no-deps",
         "--only-binary=:all:",
@@ -104,21 +111,20 @@ def download(names: list[str], python: str, out: Path) -> None:
     ]
     words += [word for platform in PLATFORMS for word in ("--platform", platform)]
     wheels = [name for name in names if name != FROM_SOURCE]
-    _pip(
-        "download",
-        *words,
-        "--constraint",
-        str(ROOT / "constraints.txt"),
-        "--dest",
-        str(out),
-        *wheels,
-    )
+    places = ["--constraint", str(ROOT / "constraints.txt"), "--dest", str(out)]
+    _pip("download", *words, *places, *wheels)
 
 
 def build(name: str, out: Path) -> None:
-    """A wheel of pure Python from a package's source, at the version that is installed here."""
+    """Build a wheel of pure Python from a package's source, at the version installed here.
+
+    Args:
+        name: of the package.
+        out: the directory for the wheel.
+    """
     wanted = f"{name}=={version(name)}"
-    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), wanted)
+    words = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
+    _pip("wheel", *words, wanted)
     built = [wheel.name for wheel in out.glob(f"{name}-*.whl")]
     if not built or not built[0].endswith("-py3-none-any.whl"):
         sys.exit(f"error: the wheel of {name} is {built}, but one without compiled parts was meant")

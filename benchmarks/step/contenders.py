@@ -43,7 +43,11 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow. Else ValueError."""
+        """Read LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
+
+        Raises:
+            ValueError: it is not of that form, or the hidden size is not made of heads of 64.
+        """
         sizes = [int(part) for part in text.split("x")]
         if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
             raise ValueError(text)
@@ -63,9 +67,15 @@ class Layout:
 
 
 def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str = "") -> Config:
-    """Return a run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU.
+    """Return a run without data: rotary positions, no dropout.
 
-    `settings` are overrides, separated by spaces.
+    It is in fp32 without a GPU and in bf16 with one.
+
+    Args:
+        shape: of the model and of a rank's batch.
+        variant: of the attention.
+        layout: of the ranks.
+        settings: overrides, separated by spaces.
     """
     draft = Draft(
         "the benchmark's own run",
@@ -124,10 +134,11 @@ class Ours:
 
 
 class Plain:
-    """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
+    """A training step of the peer: fp32 weights, and on a GPU autocast to bf16, as in nanoGPT.
 
-    Compiled, if so, layer by layer, as ours are. Of several ranks each has the whole model under DDP, or if
-    `sharded` its share of every layer under FSDP2, and a part of the samples, also where ours share them.
+    Compiled, if so, layer by layer, as ours are. Of several ranks each has the whole model under
+    DDP, or if `sharded` its share of every layer under FSDP2, and a part of the samples, also where
+    ours share them.
     """
 
     def __init__(
@@ -173,7 +184,12 @@ Contender: TypeAlias = Ours | Plain
 
 
 def contender_name(kind: str, settings: str) -> str:
-    """Return the name of a contender with these settings; keys go without their sections."""
+    """Return the name of a contender with these settings.
+
+    Args:
+        kind: one of `PEERS` or a variant.
+        settings: overrides, separated by spaces; in the name, their keys go without their sections.
+    """
     short = ", ".join(word.partition(".")[2] for word in settings.split())
     return f"{kind} ({short})" if short else kind
 
@@ -183,7 +199,12 @@ def build_contender(
 ) -> Contender:
     """Build a contender in plain PyTorch, or our engine of that variant with these settings.
 
-    `kind`: one of `PEERS` or a variant; " again" may follow.
+    Args:
+        kind: one of `PEERS` or a variant; " again" may follow.
+        settings: overrides of our engine, separated by spaces; not for a peer.
+        shape: of the model and of a rank's batch.
+        layout: of the ranks.
+        context: this rank.
     """
     variant = kind.removesuffix(AGAIN)
     if variant not in PEERS:
@@ -202,7 +223,18 @@ def take_turns(
     now: Callable[[], float],
     wait: Callable[[], None],
 ) -> dict[str, list[float]]:
-    """Return the seconds of every contender's step, round by round; who begins rotates."""
+    """Let the contenders take steps in turns, on the same tokens in each round; who begins rotates.
+
+    Args:
+        contenders: by name.
+        batch: makes the tokens of a round, `[batch, length + 1]`.
+        rounds: how many count, after WARM_UP_ROUNDS that do not.
+        now: the clock, in seconds.
+        wait: brings ranks and GPUs to the same point.
+
+    Returns:
+        The seconds of every contender's step, round by round.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for round_number in range(rounds + WARM_UP_ROUNDS):
         tokens = batch()
@@ -218,20 +250,38 @@ def take_turns(
 
 
 def in_turn(items: Sequence[T], number: int) -> list[T]:
-    """Return the items of a round in an order that rotates from round to round."""
+    """Return the items of a round in an order that rotates from round to round.
+
+    Args:
+        items: at least one.
+        number: of the round.
+    """
     first = number % len(items)
     return [*items[first:], *items[:first]]
 
 
 def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
-    """Return quartiles of the ratio of one round's two times."""
+    """Divide the two times of each round.
+
+    Args:
+        mine: seconds, round by round.
+        base: seconds of the same rounds, by which is divided.
+
+    Returns:
+        `median`, and the quartiles `low` and `high`.
+    """
     ratios = [one / other for one, other in zip(mine, base, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high}
 
 
 def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
-    """Return a function that makes new random tokens, `[batch, length + 1]`, on this rank's device."""
+    """Return a function that makes new random tokens on this rank's device.
+
+    Args:
+        shape: the tokens are `[batch, length + 1]`, below its vocabulary.
+        context: this rank; those of one tensor-parallel group are given the same tokens.
+    """
     generator = torch.Generator().manual_seed(context.data_parallel_rank)
     size = (shape.batch, shape.length + 1)
 

@@ -1,18 +1,19 @@
-"""The cost of a training step, measured side by side in one process: the arbiter of claims about speed.
+"""The cost of a training step, measured side by side: the arbiter of claims about speed.
 
     OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE
-    python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
+    python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2
+        --settings "" deepspeed.config=zero1
 
-Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and the same
-vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded` under FSDP2: with
-tensor parallelism each has a part of the samples) take turns on the same tokens, in an order that rotates
-every round. With several --settings there is an engine of every variant for each. Reported: the median over
-rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of each part
-of a step, and the time in each class of kernel; on GPUs also peak memory and MFU. fp32 on the CPU, bf16 on
-GPUs.
+Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and
+the same vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded`
+under FSDP2: with tensor parallelism each has a part of the samples) take turns on the same tokens,
+in an order that rotates every round. With several --settings there is an engine of every variant
+for each. Reported: the median over rounds of (step time / the baseline's step time of the same
+round) with its quartiles, the time of each part of a step, and the time in each class of kernel; on
+GPUs also peak memory and MFU. fp32 on the CPU, bf16 on GPUs.
 
-The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
-is for an idle machine, and for several ranks, who wait for each other.
+The clock on the CPU is this process's CPU time, which other work on the machine disturbs little;
+--clock wall is for an idle machine, and for several ranks, who wait for each other.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ PROFILED_STEPS = 3
 
 
 def main() -> None:
+    """Build the contenders, measure them, and report on the first rank."""
     arguments = parse_arguments()
     launch = LaunchEnvironment.read()
     if arguments.ranks > 1 and launch.world_size == 1:
@@ -79,11 +81,15 @@ def main() -> None:
         for settings in arguments.settings if kind not in PEERS else [""]:
             name = contender_name(kind, settings)
             before = start_of_peak()
-            contenders[name] = build_contender(kind, settings, arguments.shape, layout, context)
+            contenders[name] = build_contender(
+                kind, settings, arguments.shape, layout=layout, context=context
+            )
             take_first_step(name, contenders[name], batches(arguments.shape, context)())
             if torch.cuda.is_available():
                 peak_bytes[name] = torch.cuda.max_memory_allocated() - before
-    report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
+    report = measure(
+        contenders, arguments.shape, layout, context, steps=arguments.steps, clock=clock
+    )
     report["peak_bytes"] = peak_bytes
     if context.is_first:
         print_report(report)
@@ -93,6 +99,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -104,7 +111,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    settings = 'overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none'
+    settings = (
+        "overrides of the engines' configuration, each a text like "
+        '"deepspeed.config=zero1"; "": none'
+    )
     parser.add_argument("--settings", nargs="+", default=[""], help=settings)
     parser.add_argument("--clock", choices=("cpu", "wall"))
     parser.add_argument("--json", type=Path)
@@ -165,11 +175,24 @@ def measure(
     steps: int,
     clock: str,
 ) -> dict[str, Any]:
-    """Let the contenders take turns, then look into each."""
+    """Let the contenders take turns, then look into each.
+
+    Args:
+        contenders: by name.
+        shape: of the model and of a rank's batch.
+        layout: of the ranks.
+        context: this rank.
+        steps: rounds that count.
+        clock: `cpu` for this process's CPU time, else the time by the clock.
+
+    Returns:
+        The report: the machine and the layout, medians in seconds, MFU, ratios to the baselines,
+            and seconds by part and by kernel.
+    """
     now = time.process_time if clock == "cpu" else time.perf_counter
     wait = waiting(context)
     batch = batches(shape, context)
-    times = take_turns(contenders, batch, steps, now, wait)
+    times = take_turns(contenders, batch, steps, now, wait=wait)
     theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
     own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
@@ -206,12 +229,13 @@ def measure(
             }
     for name, contender in contenders.items():
         if AGAIN not in name:
-            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait)
+            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait=wait)
             report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
     return report
 
 
 def print_report(report: dict[str, Any]) -> None:
+    """Print the report of `measure`, with its `peak_bytes`, as tables."""
     ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
     if report["ranks"] > 1:
         ranks += f" (tensor parallel {report['tensor_parallel']})"

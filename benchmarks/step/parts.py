@@ -21,7 +21,18 @@ def seconds_by_part(
     now: Callable[[], float],
     wait: Callable[[], None],
 ) -> dict[str, float]:
-    """Median seconds of each part; `wait` brings ranks and GPUs to the same point."""
+    """Time each part of a contender's step.
+
+    Args:
+        contender: what takes the steps.
+        batch: makes tokens, `[batch, length + 1]`.
+        rounds: steps that are timed.
+        now: the clock, in seconds.
+        wait: brings ranks and GPUs to the same point before each step.
+
+    Returns:
+        The median seconds of each of PARTS.
+    """
 
     def here() -> float:
         if torch.cuda.is_available():
@@ -57,10 +68,18 @@ def seconds_by_part(
 def seconds_by_kernel(
     contender: Contender, batch: Callable[[], torch.Tensor], rounds: int
 ) -> dict[str, float]:
-    """Seconds of a step in each class of kernel.
+    """Profile steps of a contender, by class of kernel.
 
-    On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the profiler
-    makes it larger than it is.
+    On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the
+    profiler makes it larger than it is.
+
+    Args:
+        contender: what takes the steps.
+        batch: makes tokens, `[batch, length + 1]`.
+        rounds: steps that are profiled.
+
+    Returns:
+        Seconds of a step in each class.
     """
     activities = [
         ProfilerActivity.CPU,

@@ -1,7 +1,8 @@
-"""The peer that a training step is measured against: the vanilla GPT in plain PyTorch, as nanoGPT is written.
+"""The peer of a training step: the vanilla GPT in plain PyTorch, as nanoGPT is written.
 
-Fused query-key-value projection, PyTorch's own attention, fused AdamW, gradient clipping: nothing around it,
-no ranks, no engine. From the same weights its losses are ours (tests/distributed/test_speed.py).
+Fused query-key-value projection, PyTorch's own attention, fused AdamW, gradient clipping: nothing
+around it, no ranks, no engine. From the same weights its losses are ours
+(tests/distributed/test_speed.py).
 """
 
 from __future__ import annotations
@@ -28,9 +29,21 @@ class Block(nn.Module):
         self.down = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output.
+
+        Args:
+            x: `[batch, seq, hidden]`.
+            cosine: of the rotary angles, `[seq, head_dim / 2]`.
+            sine: of the same angles.
+
+        Returns:
+            `[batch, seq, hidden]`.
+        """
         batch, length, hidden = x.shape
-        mixed = self.query_key_value(self.norm_attention(x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = mixed.permute(2, 0, 3, 1, 4)
+        mixed = self.query_key_value(self.norm_attention(x)).view(
+            (batch, length, 3, self.heads, -1)
+        )
+        query, key, value = mixed.permute((2, 0, 3, 1, 4))
         query = rotated(query, cosine, sine)
         key = rotated(key, cosine, sine)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -39,13 +52,22 @@ class Block(nn.Module):
 
 
 def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: heads `[…, seq, head_dim]`, cosine and sine `[seq, head_dim / 2]`."""
+    """Turn heads by their rotary positions.
+
+    Args:
+        heads: `[…, seq, head_dim]`.
+        cosine: of the angles, `[seq, head_dim / 2]`.
+        sine: of the same angles.
+
+    Returns:
+        Of the shape of `heads`.
+    """
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
 
 
 class PlainGPT(nn.Module):
-    """The vanilla model of a config with rotary positions, tied embeddings, no dropout and no groups."""
+    """The vanilla model of a config: rotary positions, tied embeddings, no dropout, no groups."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -80,7 +102,12 @@ class PlainGPT(nn.Module):
 
 
 def plain_adamw(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """The config's AdamW, fused, at its constant learning rate."""
+    """Return the config's AdamW, fused, at its constant learning rate.
+
+    Args:
+        model: whose parameters it updates.
+        config: of the optimizer.
+    """
     return torch.optim.AdamW(
         parameter_groups(model, config.optimizer.weight_decay),
         lr=config.optimizer.learning_rate,
