@@ -7,5 +7,5 @@ shards       shard directories: format, manifest, checks, samples in a reproduci
 tokenizer    SentencePiece and Hugging Face tokenizers: training, identity, encoders
 sources      inputs: files, object stores, the hub; formats, records, samples of documents
 io           files, leases, worker processes, progress
-errors       the error that this package raises for what its user can mend
+errors       the error that this package raises for what its user can fix
 """

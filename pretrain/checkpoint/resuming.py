@@ -158,7 +158,7 @@ def _check_permissions(run: RunDirectory) -> None:
     """Refuse a directory without permissions, which would pass for one without checkpoints."""
     for path in (run.checkpoints, *run.checkpoints.glob("step_*")):
         if os.access(path, os.F_OK) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            raise UserError(f"{path} cannot be read and written; mend its permissions")
+            raise UserError(f"{path} cannot be read and written; fix its permissions")
 
 
 def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
@@ -228,7 +228,7 @@ def together(action: Callable[[], T]) -> T:
         failure = error
     except OSError as error:
         failure = UserError(
-            f"{error.filename}: {error.strerror}; make room, or mend its permissions, and start "
+            f"{error.filename}: {error.strerror}; make room, or fix its permissions, and start "
             "again"
         )
     failures: list[Any] = [None] * dist.get_world_size()

@@ -316,7 +316,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
 def _on_first_rank(
     context: ParallelContext, action: Callable[[], T], place: Path = Path()
 ) -> T | None:
-    """Call `action` on rank 0, and raise on every rank what the user must mend (collective).
+    """Call `action` on rank 0, and raise on every rank what the user must fix (collective).
 
     `place`: the directory that `action` writes to, for errors that do not name a file.
     """

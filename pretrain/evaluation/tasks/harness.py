@@ -313,7 +313,7 @@ class Harness:
             except Exception as error:
                 reason = _reason(error)
                 raise UserError(
-                    f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or "
+                    f"--tasks {loaded.name} failed in the harness: {reason}; fix the task, or "
                     "leave it out"
                 ) from error
         scores = task_scores(results, loaded.name, self._cut(loaded.task))
