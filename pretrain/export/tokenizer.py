@@ -60,6 +60,8 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
         "eos_token": pieces[identity.eod_id],
         # Training pads nothing, and a batch's padding is masked: any piece will do.
         "pad_token": pieces[identity.eod_id],
+        # Prompts of a batch end where their continuations begin.
+        "padding_side": "left",
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }

@@ -85,8 +85,8 @@ def test_documents_end_and_begin_with_the_end_of_document(
 def test_texts_of_different_lengths_make_a_batch(exported: Path) -> None:
     batch = load(exported)(["one", "one two three"], padding=True)
     short, long = (len(load(exported)(text)["input_ids"]) for text in ("one", "one two three"))
-    assert batch["attention_mask"] == [[1] * short + [0] * (long - short), [1] * long]
-    assert batch["input_ids"][0][short:] == [2] * (long - short)
+    assert batch["attention_mask"] == [[0] * (long - short) + [1] * short, [1] * long]
+    assert batch["input_ids"][0][: long - short] == [2] * (long - short)
 
 
 def test_held_out_text_is_compared(manifest: Manifest, exported: Path) -> None:
