@@ -1,6 +1,7 @@
 """Attention modules.
 
 projections  frozen queries and keys, trainable values, one collective each way
+head_rows    frozen rows, trained rows and adapters of a layer's queries and keys
 products     several products of one input in one autograd function
 adapters     formulas of small trainable corrections of queries, keys and values
 convolution  a short look back of each channel, within samples and documents

@@ -29,6 +29,7 @@ import torch
 
 from megatron_patches.attention.convolution import Reach, convolve
 from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole
+from megatron_patches.recipe.parts import Start
 
 QK_NORM_EPSILON = 1e-6
 
@@ -236,6 +237,23 @@ class HeadAdapters(torch.nn.Module):
             }
             heads = FORMULAS[name](heads, weights)
         return heads
+
+
+@torch.no_grad()
+def fill_evenly(weight: torch.Tensor, start: Start) -> None:
+    """Fill a weight with initial values that are the same for every head, and not drawn.
+
+    Args:
+        weight: filled in place.
+        start: declared initial values.
+    """
+    if start in ("current", "half_previous"):
+        weight.zero_()
+        weight[:, 0] = 1.0
+        if start == "half_previous":
+            weight[1::2, :2] = torch.tensor([0.0, 1.0], dtype=weight.dtype)
+    else:
+        weight.fill_({"zeros": 0.0, "ones": 1.0}[start])
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -10,40 +10,41 @@ bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from megatron_patches.attention.adapters import fill_evenly
+from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
-from megatron_patches.bank.orthonormal import Role
-from megatron_patches.bank.shards import query_key_rows
+from megatron_patches.bank.shards import query_key_rows, rank_factors
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.policy import VARIANTS, policy_for
+from megatron_patches.recipe.policy import VARIANTS, QKPolicy, policy_for
 from megatron_patches.recipe.recipes import bank_recipe
 
-DRAWN = tuple(
+KNOWN = tuple(
     name
     for name, policy in VARIANTS.items()
-    if not (policy.trainable or policy.frozen_heads or policy.unfreeze or policy.adapters)
+    if not (policy.synthesizer or policy.frozen_heads or policy.unfreeze or policy.penalty)
     and policy.init != "pretrained"
 )
-"""The variants that FrozenAttention knows.
+"""The variants that FrozenAttention knows: those that say all of a layer, from first to last."""
+_STD = 0.02
+"""Standard deviation of trained rows that start from no bank, as `model.init_std`."""
 
-Their rows are drawn from a seed and frozen in all heads throughout, without adapters.
-"""
 
-
-class FrozenAttention(nn.Module):
+class FrozenAttention(HeadRows):
     """Causal attention softmax(q·k/√head_dim) v, with q and k by rows drawn from a seed.
 
-    V and the output projection train.
+    V, the output projection, adapters and the rows of heads that are not frozen train.
 
-    The state dict holds the weights of v_proj and o_proj only; the rows are drawn wherever the
-    module is made. So keep seed and layer with a saved model: with other rows the same weights are
-    another model.
+    The state dict holds what trains and nothing else; frozen rows are drawn wherever the module is
+    made. So keep seed and layer with a saved model: with other rows the same weights are another
+    model.
 
     Args:
         hidden_size: width of the inputs and outputs.
@@ -52,30 +53,30 @@ class FrozenAttention(nn.Module):
         layer: number of the layer, from 0; give each layer of a model its own.
         num_query_groups: key and value heads; None: as many as query heads.
         head_dim: width of a head; None: hidden_size / num_attention_heads.
-        variant: one of DRAWN.
-        scope: whether rows are orthonormal within a head or a layer, see docs/method.md; None: as
-            the variant.
-        construction: how rows are made, see docs/method.md; None: as the variant.
-        shared: keys have the rows of queries; None: as the variant.
+        variant: one of KNOWN.
+        frozen_heads: fraction of the key heads that are frozen, with their query heads, of a
+            variant that freezes any; the others train.
+        qk_norm: RMS norm of queries and keys, the last before they are rotated, with gains
+            `[head_dim]` that the heads share.
+        norm_epsilon: added to the mean square in it.
         rotary_base: of rotary positions, such as 10000; None: queries and keys are not rotated.
         dropout: probability of dropping an attention probability, in training.
         device: of the module; None: torch's default.
         dtype: of weights and rows; None: torch's default.
+        axes: further keys of the section `attention` of a configuration, as in docs/method.md:
+            scope, construction, gaussian_std, shared, frozen_roles, adapters, low_rank, taps,
+            convolved; without one, or None: as the variant.
 
     Attributes:
-        recipe: of the rows, for `bank_rows`.
-        query_key_weight: buffer `[rows, hidden]` of queries, then keys, in the module's dtype, or
-            None.
+        recipe: of the rows, for `bank_rows`; None: there are none.
+        query_key_weight: buffer `[rows, hidden]` of frozen queries, then keys, in the module's
+            dtype, or None.
         query_key_right: buffer, the right factor of the rows of a structured variant, or None.
         query_key_left: buffer, the left factor, or None.
 
     Raises:
-        MethodError: the variant is not one of DRAWN, or there are no such rows at these sizes.
+        MethodError: the variant is not one of KNOWN, or there are no such rows at these sizes.
     """
-
-    query_key_weight: torch.Tensor | None
-    query_key_right: torch.Tensor | None
-    query_key_left: torch.Tensor | None
 
     def __init__(
         self,
@@ -87,118 +88,191 @@ class FrozenAttention(nn.Module):
         num_query_groups: int | None = None,
         head_dim: int | None = None,
         variant: str = "orthogonal",
-        scope: str | None = None,
-        construction: str | None = None,
-        shared: bool | None = None,
+        frozen_heads: float = 1.0,
+        qk_norm: bool = False,
+        norm_epsilon: float = 1e-5,
         rotary_base: float | None = None,
         dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **axes: Any,
     ) -> None:
         super().__init__()
-        policy = policy_for(
-            variant, {"scope": scope, "construction": construction, "shared": shared}
-        )
-        if variant not in DRAWN:
-            raise MethodError(
-                "FrozenAttention has rows that are drawn from a seed and frozen in all heads, "
-                f"which variant '{variant}' has not; it knows {', '.join(DRAWN)}"
-            )
-        self.num_heads = num_attention_heads
-        self.num_groups = num_query_groups or num_attention_heads
-        self.head_dim = head_dim or hidden_size // max(1, num_attention_heads)
-        if not head_dim and self.head_dim * num_attention_heads != hidden_size:
+        groups = num_query_groups or num_attention_heads
+        policy = _policy(variant, axes, frozen_heads)
+        width = head_dim or hidden_size // max(1, num_attention_heads)
+        if not head_dim and width * num_attention_heads != hidden_size:
             raise MethodError(
                 f"hidden_size={hidden_size} is not divisible by "
                 f"num_attention_heads={num_attention_heads}; give head_dim"
             )
-        if rotary_base is not None and self.head_dim % 2:
-            raise MethodError(f"head_dim={self.head_dim} is odd; rotary positions need an even one")
+        if num_attention_heads % groups:
+            raise MethodError(
+                f"num_attention_heads={num_attention_heads} is not divisible by "
+                f"num_query_groups={groups}"
+            )
+        if rotary_base is not None and width % 2:
+            raise MethodError(f"head_dim={width} is odd; rotary positions need an even one")
         recipe = bank_recipe(
             policy,
             seed=seed,
             hidden_size=hidden_size,
-            head_dim=self.head_dim,
+            head_dim=width,
             num_attention_heads=num_attention_heads,
-            num_query_groups=self.num_groups,
+            num_query_groups=groups,
         )
-        assert recipe is not None  # every variant of DRAWN has rows
-        self.recipe, self.layer, self.variant = recipe, layer, variant
-        self.shared, self.dropout = policy.shared, dropout
-        self.rotary = None if rotary_base is None else RotaryAngles(self.head_dim, rotary_base)
-        options: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
-        self.v_proj = nn.Linear(hidden_size, self.num_groups * self.head_dim, **options)
-        self.o_proj = nn.Linear(num_attention_heads * self.head_dim, hidden_size, **options)
-        for name in ("query_key_weight", "query_key_right", "query_key_left"):
-            self.register_buffer(name, None, persistent=False)
-        self._draw()
+        options: dict[str, Any] = {
+            "device": device or torch.get_default_device(),
+            "dtype": dtype or torch.get_default_dtype(),
+        }
+        self._add_frozen_rows(
+            policy,
+            recipe,
+            policy.frozen_groups(1, groups)[0],
+            layer=layer,
+            heads=(num_attention_heads, groups),
+            sizes=(hidden_size, width),
+            **options,
+        )
+        self.seed, self.variant, self.dropout = seed, variant, dropout
+        self.rotary = None if rotary_base is None else RotaryAngles(width, rotary_base)
+        self.v_proj = nn.Linear(hidden_size, groups * width, bias=False, **options)
+        self.o_proj = nn.Linear(num_attention_heads * width, hidden_size, bias=False, **options)
+        self.q_layernorm: nn.RMSNorm | None = None
+        self.k_layernorm: nn.RMSNorm | None = None
+        if qk_norm:
+            self.q_layernorm = nn.RMSNorm(width, norm_epsilon, **options)
+            self.k_layernorm = nn.RMSNorm(width, norm_epsilon, **options)
+        self._add_trained(options["device"])
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Give everything that trains its initial values, drawn from torch's generator or even.
+
+        Trained rows that start from a bank have its values again.
+        """
+        for part in (self.v_proj, self.o_proj, self.q_layernorm, self.k_layernorm):
+            if part is not None:
+                part.reset_parameters()
+        self._start_rows()
+        sizes = self.policy.adapter_sizes(self.input_size, self.head_dim)
+        for weight in (one for each in self.policy.corrections for one in each.weights(sizes)):
+            owner = self if weight.role is None else self.adapters
+            if owner is None:
+                continue
+            parameter = owner.get_parameter(weight.name)
+            if weight.start == "fan_in":
+                parameter.normal_(std=1 / math.sqrt(parameter.size(1)))
+            else:
+                fill_evenly(parameter, weight.start)
+
+    def _start_rows(self) -> None:
+        """Fill the rows that train, or their factors."""
+        trainable = self.heads.trainable
+        factors = self.trained_factors()
+        if factors is not None:
+            assert self.recipe is not None
+            drawn = rank_factors(self.recipe, self.layer, trainable, torch.float32)
+            for factor, start in zip(factors, drawn, strict=True):
+                factor.copy_(start)
+        elif self.trained_query_key is not None:
+            if self.policy.trainable and self.recipe is not None:
+                rows = query_key_rows(self.recipe, self.layer, trainable, self.dtype)
+                assert isinstance(rows, torch.Tensor)
+                self.trained_query_key.copy_(rows)
+            else:
+                self.trained_query_key.normal_(std=_STD)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence of `[batch, tokens, hidden]`; return the same shape."""
-        query, key = self.queries_and_keys(hidden_states)
-        value = self.v_proj(hidden_states).unflatten(-1, (self.num_groups, self.head_dim))
+        query, key, value = self.queries_keys_values(hidden_states)
         context = nn.functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
-            enable_gqa=self.num_groups != self.num_heads,
+            enable_gqa=self.queries_per_group > 1,
         )
         output: torch.Tensor = self.o_proj(context.transpose(1, 2).flatten(2))
         return output
 
-    def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project `[batch, tokens, hidden]` to `[batch, tokens, heads, head_dim]`, and rotate."""
-        rows: torch.Tensor
-        if self.query_key_weight is not None:
-            rows = nn.functional.linear(hidden_states, self.query_key_weight)
-        else:
-            assert self.query_key_right is not None and self.query_key_left is not None
-            # Autocast does not cast the operands of products that write into `out`.
-            with torch.autocast(hidden_states.device.type, enabled=False):
-                inputs = hidden_states.to(self.query_key_left.dtype)
-                rows = _Project.apply(inputs, self.query_key_right, self.query_key_left)  # type: ignore[no-untyped-call]
-        heads = rows.view(*rows.shape[:-1], -1, self.head_dim)
-        query, key = heads[:, :, : self.num_heads], heads[:, :, self.num_heads :]
-        if self.shared:  # a key head has the rows of the first query head of its group
-            key = query[:, :, :: self.num_heads // self.num_groups]
+    def queries_keys_values(
+        self, hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project, correct, normalise and rotate.
+
+        Args:
+            hidden_states: `[batch, tokens, hidden]`.
+
+        Returns:
+            Queries `[batch, tokens, heads, head_dim]`, keys and values
+            `[batch, tokens, groups, head_dim]`.
+        """
+        products = {"value": self.v_proj(hidden_states)}
+        weights = {name: getattr(self, name) for name in self.shared_adapters}
+        factors = self.trained_factors()
+        weights["trained"] = self.trained_query_key if factors is None else factors.rows()
+        for name, weight in weights.items():
+            if weight is not None:
+                products[name] = nn.functional.linear(hidden_states, weight)
+        if self.frozen_groups:
+            products["frozen"] = self._by_frozen(hidden_states)
+        made = self._assembled({name: one.transpose(0, 1) for name, one in products.items()})
+        query, key, value, _ = made
+        assert value is not None
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            query = self.q_layernorm(query)
+            key = self.k_layernorm(key)
         if self.rotary is not None:
-            query, key = (
-                self.rotary.rotate(one.transpose(0, 1)).transpose(0, 1) for one in (query, key)
-            )
-        return query, key
+            query = self.rotary.rotate(query)
+            key = self.rotary.rotate(key)
+        return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+
+    def _by_frozen(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Multiply by the frozen rows: `[batch, tokens, rows]`."""
+        rows = self.frozen()
+        if isinstance(rows, torch.Tensor):
+            return nn.functional.linear(hidden_states, rows)
+        # Autocast does not cast the operands of products that write into `out`.
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            inputs = hidden_states.to(rows.left.dtype)
+            product: torch.Tensor = _Project.apply(inputs, *rows)  # type: ignore[no-untyped-call]
+            return product
 
     def extra_repr(self) -> str:
         """Return what the rows depend on, for `print(model)`."""
         return (
-            f"variant={self.variant!r}, seed={self.recipe.seed}, layer={self.layer}, "
-            f"shared={self.shared}"
+            f"variant={self.variant!r}, seed={self.seed}, layer={self.layer}, shared={self.shared}"
         )
-
-    def _draw(self) -> None:
-        """Fill the buffers, cast once from float64 to the trained weights' dtype and device."""
-        keys = range(0 if self.shared else self.num_groups)
-        heads: dict[Role, range] = {"query": range(self.num_heads), "key": keys}
-        weight = self.v_proj.weight
-        rows = query_key_rows(self.recipe, self.layer, heads, weight.dtype)
-        if isinstance(rows, Factors):
-            self.query_key_right, self.query_key_left = (
-                factor.to(weight.device) for factor in rows
-            )
-        else:
-            self.query_key_weight = rows.to(weight.device)
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> FrozenAttention:
         """Move or cast the module, but draw its rows again for another dtype."""
         # A cast of rows that were cast before would round twice.
-        dtype, was_meta = self.v_proj.weight.dtype, self.v_proj.weight.is_meta
+        was_meta = self.v_proj.weight.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if dtype != self.v_proj.weight.dtype or was_meta:
-            self._draw()
+        weight = self.v_proj.weight
+        if self.dtype != weight.dtype or was_meta:
+            self.dtype = weight.dtype
+            self._draw(weight.device)
+        self._place_heads(weight.device)
         return self
+
+
+def _policy(variant: str, axes: dict[str, Any], frozen_heads: float) -> QKPolicy:
+    """Return the policy of one layer; MethodError if the module cannot be it."""
+    if frozen_heads != 1:
+        axes = axes | {"frozen_heads": (("0", frozen_heads),)}
+    policy = policy_for(variant, axes)
+    if variant not in KNOWN:
+        raise MethodError(
+            f"variant '{variant}' is about more than one layer by itself (other layers, a file, a "
+            f"loss, later steps or scores of one length); FrozenAttention knows {', '.join(KNOWN)}"
+        )
+    return policy
 
 
 class _Project(torch.autograd.Function):

@@ -17,7 +17,7 @@ Version-sensitive: takes the place of megatron-core's SelfAttention and of its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -29,17 +29,12 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 
-from megatron_patches.attention.adapters import HeadAdapters, Heads
-from megatron_patches.attention.convolution import Reach, reach_of
+from megatron_patches.attention.convolution import reach_of
+from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.attention.products import column_parallel_products
-from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.head_split import split_heads
-from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
-from megatron_patches.bank.shards import query_key_rows
+from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.documents import Visible
-from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import QKPolicy
 
@@ -158,33 +153,14 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         return self.linear_qkv(hidden_states)
 
 
-class FrozenQueryKeyValueLinear(torch.nn.Module):
+class FrozenQueryKeyValueLinear(HeadRows):
     """Column-parallel projection to this rank's queries and keys (frozen) and values (trainable).
 
     Attributes:
-        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
-            the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
-            broadcasts and saves parameters, frozen or not. None where the bank is structured.
-        query_key_right: non-persistent buffer `[a, m, b]`, the right one of the `monarch.Factors`
-            of the same rows where the bank is structured, else None.
-        query_key_left: non-persistent buffer `[m, a, a]`, the left one, or None.
         value_weight: parameter `[groups * head_dim, hidden]`.
-        trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
-        trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
-            place of all rows, or None.
-        trained_left_query_key: parameter `[m, a, a]`, or None.
-        shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
-            heads share, such as low_rank_down.
-        adapters: the other parameters of the adapters, or None.
         tile: tile of the kernel that multiplies by structured rows; None, the initial value: two
             products.
-        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads'
-            order, of the roles of which a layer freezes some heads and trains others.
     """
-
-    query_key_weight: torch.Tensor | None
-    query_key_right: torch.Tensor | None
-    query_key_left: torch.Tensor | None
 
     def __init__(
         self,
@@ -209,149 +185,27 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         assert not (bias or gather_output or is_expert), (
             "the frozen projection has no bias and stays sharded"
         )
-        self.recipe = recipe
-        self.head_dim, self.input_size = config.kv_channels, input_size
-        self.queries_per_group = config.num_attention_heads // config.num_query_groups
-        self.shared = policy.shared
-        self.frozen_groups = frozen_groups
-        self.layer = layer
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
-        self.dtype = config.params_dtype
-        sizes = (config.num_attention_heads, config.num_query_groups)
-        place = (tp_group.rank(), tp_group.size())
-        self.heads = split_heads(
-            *sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared
-        )
-        self.num_groups = config.num_query_groups // tp_group.size()
         self.tile: Tile | None = None
         device = torch.cuda.current_device()
-        made: dict[str, torch.Tensor] = dict(
-            zip(self._buffer_names(), self.regenerate(), strict=True)
-        )
-        for name in FROZEN_BUFFERS:
-            self.register_buffer(
-                name, made[name].to(device) if name in made else None, persistent=False
-            )
-        self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
-        self._add_trainable_heads(policy, device)
-        self._add_adapters(policy, config, device)
-
-    def _parameter(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
-        return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
-
-    def _add_trainable_heads(self, policy: QKPolicy, device: Any) -> None:
-        self.trained_query_key: torch.nn.Parameter | None = None
-        self.trained_right_query_key: torch.nn.Parameter | None = None
-        self.trained_left_query_key: torch.nn.Parameter | None = None
-        self.head_orders: dict[Role, torch.Tensor] = {}
-        count = sum(len(self.heads.trainable[role]) for role in ROLES)
-        if not count or not policy.has_rows:
-            return
-        rows = count * self.head_dim
-        if policy.trains_factors:
-            a, b = block_sizes(self.input_size, self.head_dim)
-            self.trained_right_query_key = self._parameter((rows // a, a, b), device)
-            self.trained_left_query_key = self._parameter((rows // a, a, a), device)
-            return
-        self.trained_query_key = self._parameter((rows, self.input_size), device)
-        heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
-        self.head_orders = {
-            role: torch.tensor(heads.order(role), device=device)
-            for role in (ROLES if self.shared else policy.frozen_row_roles)
-            if self.frozen_groups and heads.trainable[role]
-        }
-
-    def _add_adapters(self, policy: QKPolicy, config: TransformerConfig, device: Any) -> None:
-        self.adapters: HeadAdapters | None = None
-        self.shared_adapters: dict[str, str] = {}
-        self.taps = 0
-        self.reach: Reach = None
-        adapted = policy.adapted_groups(self.frozen_groups, config.num_query_groups)
-        if not policy.corrections or not adapted:
-            return
-        first = self.tp_group.rank() * self.num_groups
-        own = [group - first for group in adapted if 0 <= group - first < self.num_groups]
-        groups = len(own)
-        self.adapts_all = len(own) == self.num_groups
-        self.adapted_groups = torch.tensor(own, dtype=torch.long, device=device)
-        sizes = policy.adapter_sizes(self.input_size, self.head_dim)
-        self.adapters = HeadAdapters(
-            policy.corrections,
-            groups * self.queries_per_group,
-            num_groups=groups,
-            sizes=sizes,
-            dtype=self.dtype,
+        self._add_frozen_rows(
+            policy,
+            recipe,
+            frozen_groups,
+            layer=layer,
+            heads=(config.num_attention_heads, config.num_query_groups),
+            sizes=(input_size, config.kv_channels),
+            place=(tp_group.rank(), tp_group.size()),
+            dtype=config.params_dtype,
             device=device,
         )
-        self.taps = policy.taps if "short_convolution" in policy.adapters else 0
-        for adapter in policy.corrections:
-            for weight in adapter.weights(sizes):
-                if weight.role is None:
-                    self.register_parameter(weight.name, self._parameter(weight.shape, device))
-                    self.shared_adapters[weight.name] = adapter.name
+        self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
+        self._add_trained(device)
 
     def look_back_within(self, visible: Visible) -> None:
         """Keep short convolutions within what an attention mask lets see, from now on."""
         self.reach = reach_of(visible, self.taps) if self.taps else None
-
-    def _buffer_names(self) -> tuple[str, ...]:
-        """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
-        any_frozen = any(self.heads.frozen[role] for role in ROLES)
-        structured = self.recipe is not None and self.recipe.structured
-        return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
-
-    def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows anew from the recipe.
-
-        Returns:
-            The tensors of the buffers that `_buffer_names` names, on the CPU in the compute dtype:
-            rows `[rows, hidden]`, or the two factors of a structured bank.
-        """
-        frozen = self.heads.frozen
-        if self.recipe is None or not any(frozen.values()):
-            return (torch.empty(0, self.input_size, dtype=self.dtype),)
-        made = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
-        return made if isinstance(made, Factors) else (made,)
-
-    def frozen(self) -> torch.Tensor | Factors:
-        """Return the frozen rows in the form in which inputs are multiplied by them."""
-        if self.query_key_weight is not None:
-            return self.query_key_weight
-        assert self.query_key_right is not None and self.query_key_left is not None
-        return Factors(self.query_key_right, self.query_key_left)
-
-    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors in memory of this rank's frozen rows."""
-        frozen = self.frozen()
-        return frozen if isinstance(frozen, Factors) else (frozen,)
-
-    def frozen_shards(
-        self, exact: bool = False
-    ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """Yield the rows in memory of this rank's frozen heads, first of queries, then of keys.
-
-        Args:
-            exact: multiply the factors of a structured bank out in float64, where no product is
-                rounded; else in their own type.
-
-        Yields:
-            (role, global head numbers, rows `[heads * head_dim, hidden]`).
-        """
-        rows = self.frozen()
-        if isinstance(rows, Factors):
-            rows = Factors(*(factor.double() for factor in rows)).rows() if exact else rows.rows()
-        query, key = (self.heads.frozen[role] for role in ROLES)
-        queries = len(query) * self.head_dim
-        yield "query", query, rows[:queries]
-        yield "key", key, rows[queries:]
-
-    def trained_factors(self) -> Factors | None:
-        """Return the trained factors of all rows, as views of the parameters, if there are any."""
-        right, left = self.trained_right_query_key, self.trained_left_query_key
-        if right is None or left is None:
-            return None
-        return Factors(right.transpose(0, 1), left)
 
     def forward(
         self, hidden_states: torch.Tensor
@@ -365,28 +219,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             Queries `[seq, batch, heads, head_dim]`, keys and values
             `[seq, batch, groups, head_dim]`.
         """
-        products = self._products(hidden_states)
-        value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
-        shared = {name: products[name] for name in self.shared_adapters}
-        sources = {"frozen": self.heads.frozen, "trained": self.heads.trainable}
-        parts = {
-            name: self._split(products[name], heads)
-            for name, heads in sources.items()
-            if name in products
-        }
-        if self.adapters is not None and not self.adapts_all:
-            own = value.index_select(2, self.adapted_groups)
-            corrected = self.adapters(Heads(*parts["frozen"], own, self.reach), shared)
-            parts["frozen"] = corrected.query, corrected.key
-            if corrected.value is not own:
-                value = value.index_copy(2, self.adapted_groups, corrected.value)
-        if not parts:
-            parts["none"] = (value[:, :, :0],) * 2
-        query, key = (
-            self._joined(role, [part[n] for part in parts.values()]) for n, role in enumerate(ROLES)
-        )
-        if self.adapters is not None and self.adapts_all:
-            query, key, value, _ = self.adapters(Heads(query, key, value, self.reach), shared)
+        query, key, value, _ = self._assembled(self._products(hidden_states))
+        assert value is not None
         return query, key, value
 
     @property
@@ -434,26 +268,3 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         )
         names = [first, *learned] if len(made) > len(learned) else [*learned]
         return dict(zip(names, made, strict=True))
-
-    def _rows_if_any(self) -> torch.Tensor | Factors | None:
-        rows = self.frozen()
-        return rows if isinstance(rows, Factors) or self.frozen_groups else None
-
-    def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Join frozen and trainable heads along dimension 2, in the order of their numbers."""
-        if role in self.head_orders:
-            # Parts without heads too, so that the weights that made them get their empty gradients.
-            return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
-        return next((part for part in parts if part.size(2)), parts[-1])
-
-    def _split(
-        self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split products of query and key rows into heads, `[seq, batch, heads, head_dim]` each."""
-        queries = len(heads["query"])
-        keys = len(heads["key"])
-        rows = rows.unflatten(-1, (queries + keys, self.head_dim))
-        if self.shared:  # a key head has the rows of the first query head of its group
-            return rows, rows[:, :, :: self.queries_per_group]
-        query, key = rows.split((queries, keys), dim=2)
-        return query, key

@@ -20,13 +20,14 @@ from functools import cache
 import torch
 from megatron.core.models.gpt import GPTModel
 
+from megatron_patches.attention.adapters import fill_evenly
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import head_rows_in, rank_factors
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows
-from megatron_patches.recipe.parts import Start, Tensor
+from megatron_patches.recipe.parts import Tensor
 
 
 def initialize_parameters(
@@ -175,20 +176,3 @@ class _Initializer:
             role: self._heads(role, groups) if role in roles else [] for role in ROLES
         }
         return rank_factors(self.recipe, layer, heads, torch.float32)
-
-
-@torch.no_grad()
-def fill_evenly(weight: torch.Tensor, start: Start) -> None:
-    """Fill a weight with initial values that are the same for every head, and not drawn.
-
-    Args:
-        weight: filled in place.
-        start: declared initial values.
-    """
-    if start in ("current", "half_previous"):
-        weight.zero_()
-        weight[:, 0] = 1.0
-        if start == "half_previous":
-            weight[1::2, :2] = torch.tensor([0.0, 1.0], dtype=weight.dtype)
-    else:
-        weight.fill_({"zeros": 0.0, "ones": 1.0}[start])

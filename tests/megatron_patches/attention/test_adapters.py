@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_patches.attention.adapters import FORMULAS, QK_NORM_EPSILON, HeadAdapters, Heads
-from megatron_patches.model.initialize import fill_evenly
+from megatron_patches.attention.adapters import (
+    FORMULAS,
+    QK_NORM_EPSILON,
+    HeadAdapters,
+    Heads,
+    fill_evenly,
+)
 from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, Corrections, in_order
 from megatron_patches.recipe.parts import ModelShape, Place
 

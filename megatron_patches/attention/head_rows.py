@@ -1,0 +1,278 @@
+"""Queries and keys of heads: frozen rows, trained rows and adapters, but for the products.
+
+`projections` multiplies by them in a layer of megatron-core, `module` in a plain torch module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from megatron_patches.attention.adapters import HeadAdapters, Heads
+from megatron_patches.attention.convolution import Reach
+from megatron_patches.bank.factors import block_sizes
+from megatron_patches.bank.head_split import split_heads
+from megatron_patches.bank.monarch import Factors
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
+from megatron_patches.bank.shards import query_key_rows
+from megatron_patches.engine.freeze import FROZEN_BUFFERS
+from megatron_patches.recipe.policy import QKPolicy
+
+
+class HeadRows(torch.nn.Module):
+    """Frozen rows, trained rows and adapters of one rank's queries and keys in a layer.
+
+    Attributes:
+        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
+            the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
+            broadcasts and saves parameters, frozen or not. None where the bank is structured.
+        query_key_right: non-persistent buffer `[a, m, b]`, the right one of the `monarch.Factors`
+            of the same rows where the bank is structured, else None.
+        query_key_left: non-persistent buffer `[m, a, a]`, the left one, or None.
+        trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
+        trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
+            place of all rows, or None.
+        trained_left_query_key: parameter `[m, a, a]`, or None.
+        shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
+            heads share, such as low_rank_down.
+        adapters: the other parameters of the adapters, or None.
+        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads'
+            order, of the roles of which a layer freezes some heads and trains others.
+    """
+
+    query_key_weight: torch.Tensor | None
+    query_key_right: torch.Tensor | None
+    query_key_left: torch.Tensor | None
+
+    def _add_frozen_rows(
+        self,
+        policy: QKPolicy,
+        recipe: BankRecipe | None,
+        frozen_groups: tuple[int, ...],
+        *,
+        layer: int,
+        heads: tuple[int, int],
+        sizes: tuple[int, int],
+        place: tuple[int, int] = (0, 1),
+        dtype: torch.dtype,
+        device: Any,
+    ) -> None:
+        """Add the frozen rows of this rank's heads, the first step of a constructor.
+
+        Args:
+            policy: kind of attention.
+            recipe: of the rows; None: there are none.
+            frozen_groups: global numbers of the frozen key heads; their query heads are frozen with
+                them.
+            layer: number of the layer, from 0.
+            heads: query heads and key heads of all ranks.
+            sizes: width of the hidden states, and of a head.
+            place: tensor-parallel rank, and how many there are.
+            dtype: of rows and parameters.
+            device: of rows and parameters.
+        """
+        self.policy, self.recipe, self.layer = policy, recipe, layer
+        self.frozen_groups, self.shared = frozen_groups, policy.shared
+        self.input_size, self.head_dim = sizes
+        self.queries_per_group = heads[0] // heads[1]
+        self.num_groups = heads[1] // place[1]
+        self.adapted = policy.adapted_groups(frozen_groups, heads[1]) if policy.corrections else ()
+        self.first_group = place[0] * self.num_groups
+        self.dtype = dtype
+        self.heads = split_heads(
+            *heads, frozen_groups, *place, policy.frozen_row_roles, policy.shared
+        )
+        for name in FROZEN_BUFFERS:
+            self.register_buffer(name, None, persistent=False)
+        self._draw(device)
+
+    def _draw(self, device: Any) -> None:
+        """Fill the buffers with the rows in `dtype`."""
+        for name, made in zip(self._buffer_names(), self.regenerate(), strict=True):
+            setattr(self, name, made.to(device))
+
+    def _buffer_names(self) -> tuple[str, ...]:
+        """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
+        any_frozen = any(self.heads.frozen[role] for role in ROLES)
+        structured = self.recipe is not None and self.recipe.structured
+        return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
+
+    def regenerate(self) -> tuple[torch.Tensor, ...]:
+        """Make this rank's frozen rows anew from the recipe.
+
+        Returns:
+            The tensors of the buffers that `_buffer_names` names, on the CPU in the compute dtype:
+            rows `[rows, hidden]`, or the two factors of a structured bank.
+        """
+        frozen = self.heads.frozen
+        if self.recipe is None or not any(frozen.values()):
+            return (torch.empty(0, self.input_size, dtype=self.dtype),)
+        made = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
+        return made if isinstance(made, Factors) else (made,)
+
+    def frozen(self) -> torch.Tensor | Factors:
+        """Return the frozen rows in the form in which inputs are multiplied by them."""
+        if self.query_key_weight is not None:
+            return self.query_key_weight
+        assert self.query_key_right is not None and self.query_key_left is not None
+        return Factors(self.query_key_right, self.query_key_left)
+
+    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors in memory of this rank's frozen rows."""
+        frozen = self.frozen()
+        return frozen if isinstance(frozen, Factors) else (frozen,)
+
+    def frozen_shards(
+        self, exact: bool = False
+    ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+        """Yield the rows in memory of this rank's frozen heads, first of queries, then of keys.
+
+        Args:
+            exact: multiply the factors of a structured bank out in float64, where no product is
+                rounded; else in their own type.
+
+        Yields:
+            (role, global head numbers, rows `[heads * head_dim, hidden]`).
+        """
+        rows = self.frozen()
+        if isinstance(rows, Factors):
+            rows = Factors(*(factor.double() for factor in rows)).rows() if exact else rows.rows()
+        query, key = (self.heads.frozen[role] for role in ROLES)
+        queries = len(query) * self.head_dim
+        yield "query", query, rows[:queries]
+        yield "key", key, rows[queries:]
+
+    def trained_factors(self) -> Factors | None:
+        """Return the trained factors of all rows, as views of the parameters, if there are any."""
+        right, left = self.trained_right_query_key, self.trained_left_query_key
+        if right is None or left is None:
+            return None
+        return Factors(right.transpose(0, 1), left)
+
+    def _add_trained(self, device: Any) -> None:
+        """Add the parameters of heads that train and of adapters, without values yet.
+
+        The last step of a constructor.
+
+        Args:
+            device: of the parameters.
+        """
+        self._add_trained_rows(device)
+        self._add_adapters(device)
+        self._place_heads(device)
+
+    def _parameter(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
+
+    def _place_heads(self, device: Any) -> None:
+        """Write down where the heads of each kind are."""
+        heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
+        both = self.frozen_groups and self.trained_query_key is not None
+        self.head_orders = {
+            role: torch.tensor(heads.order(role), device=device)
+            for role in (ROLES if self.shared else self.policy.frozen_row_roles)
+            if both and heads.trainable[role]
+        }
+        own = [group - self.first_group for group in self.adapted]
+        mine = [group for group in own if 0 <= group < self.num_groups]
+        self.adapts_all = len(mine) == self.num_groups
+        self.adapted_groups = torch.tensor(mine, dtype=torch.long, device=device)
+
+    def _add_trained_rows(self, device: Any) -> None:
+        self.trained_query_key: torch.nn.Parameter | None = None
+        self.trained_right_query_key: torch.nn.Parameter | None = None
+        self.trained_left_query_key: torch.nn.Parameter | None = None
+        count = sum(len(self.heads.trainable[role]) for role in ROLES)
+        if not count or not self.policy.has_rows:
+            return
+        rows = count * self.head_dim
+        if self.policy.trains_factors:
+            a, b = block_sizes(self.input_size, self.head_dim)
+            self.trained_right_query_key = self._parameter((rows // a, a, b), device)
+            self.trained_left_query_key = self._parameter((rows // a, a, a), device)
+            return
+        self.trained_query_key = self._parameter((rows, self.input_size), device)
+
+    def _add_adapters(self, device: Any) -> None:
+        self.adapters: HeadAdapters | None = None
+        self.shared_adapters: dict[str, str] = {}
+        self.taps = 0
+        self.reach: Reach = None
+        if not self.adapted:
+            return
+        policy, first = self.policy, self.first_group
+        groups = sum(first <= group < first + self.num_groups for group in self.adapted)
+        sizes = policy.adapter_sizes(self.input_size, self.head_dim)
+        self.adapters = HeadAdapters(
+            policy.corrections,
+            groups * self.queries_per_group,
+            num_groups=groups,
+            sizes=sizes,
+            dtype=self.dtype,
+            device=device,
+        )
+        self.taps = policy.taps if "short_convolution" in policy.adapters else 0
+        for adapter in policy.corrections:
+            for weight in adapter.weights(sizes):
+                if weight.role is None:
+                    self.register_parameter(weight.name, self._parameter(weight.shape, device))
+                    self.shared_adapters[weight.name] = adapter.name
+
+    def _assembled(self, products: Mapping[str, torch.Tensor]) -> Heads:
+        """Return queries, keys and values, adapters applied.
+
+        Args:
+            products: {value, frozen, trained or a parameter of `shared_adapters`: the product with
+                the hidden states, `[seq, batch, rows]`}.
+
+        Returns:
+            Queries `[seq, batch, heads, head_dim]`, keys and values
+            `[seq, batch, groups, head_dim]`.
+        """
+        value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
+        shared = {name: products[name] for name in self.shared_adapters}
+        sources = {"frozen": self.heads.frozen, "trained": self.heads.trainable}
+        parts = {
+            name: self._split(products[name], heads)
+            for name, heads in sources.items()
+            if name in products
+        }
+        if self.adapters is not None and not self.adapts_all:
+            own = value.index_select(2, self.adapted_groups)
+            corrected = self.adapters(Heads(*parts["frozen"], own, self.reach), shared)
+            parts["frozen"] = corrected.query, corrected.key
+            if corrected.value is not own:
+                value = value.index_copy(2, self.adapted_groups, corrected.value)
+        if not parts:
+            parts["none"] = (value[:, :, :0],) * 2
+        query, key = (
+            self._joined(role, [part[n] for part in parts.values()]) for n, role in enumerate(ROLES)
+        )
+        if self.adapters is not None and self.adapts_all:
+            return self.adapters(Heads(query, key, value, self.reach), shared)
+        return Heads(query, key, value)
+
+    def _rows_if_any(self) -> torch.Tensor | Factors | None:
+        rows = self.frozen()
+        return rows if isinstance(rows, Factors) or self.frozen_groups else None
+
+    def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Join frozen and trainable heads along dimension 2, in the order of their numbers."""
+        if role in self.head_orders:
+            # Parts without heads too, so that the weights that made them get their empty gradients.
+            return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
+        return next((part for part in parts if part.size(2)), parts[-1])
+
+    def _split(
+        self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split products of query and key rows into heads, `[seq, batch, heads, head_dim]` each."""
+        queries = len(heads["query"])
+        keys = len(heads["key"])
+        rows = rows.unflatten(-1, (queries + keys, self.head_dim))
+        if self.shared:  # a key head has the rows of the first query head of its group
+            return rows, rows[:, :, :: self.queries_per_group]
+        query, key = rows.split((queries, keys), dim=2)
+        return query, key
