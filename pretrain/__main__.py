@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import suppress
 from enum import Enum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -32,6 +33,7 @@ from pretrain.plan.verb import plan
 from pretrain.quickstart import demo, try_
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
+from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
 from pretrain.sweep.verb import ladder, sweep, trial
@@ -150,6 +152,7 @@ def train(
 
     Example: python -m pretrain train demo attention.variant=orthogonal --local-ranks 4
     """
+    outlive_output()
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
     signals = (
@@ -411,6 +414,9 @@ def main() -> None:
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names may have letters that a terminal lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
     except (UserError, DataError, MethodError) as error:

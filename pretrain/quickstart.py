@@ -7,7 +7,6 @@ started again.
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pretrain.errors import UserError
+from pretrain.ranks.cores import usable_cores
+from pretrain.ranks.output import outlive_output
 
 if TYPE_CHECKING:
     from pretrain.sweep.running import SignalRelay
@@ -99,7 +100,7 @@ def try_(
             f"{', '.join(texts)}: {size / 1e6:.2f} MB of text are too little; "
             f"give {LEAST_BYTES / 1e6:g} MB at least"
         )
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     planned, *options = plan_sizes(size, cores, minutes)
     of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
@@ -231,6 +232,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     texts = trial.texts
     shards = str(out / "shards")
     prefix = out / "tokenizer"
+    outlive_output()
     step = partial(_step, SignalRelay().install())
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pretrain.checkpoint.format import (
     read_marker,
     unreadable,
 )
+from pretrain.ranks.cores import usable_cores
 from pretrain.runs.directory import step_of
 
 THREADS = 4
@@ -95,7 +95,7 @@ def hash_problems(
     total = sum(file.bytes for file in files.values())
     done = 0
     last_line = time.monotonic()
-    with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(threads, usable_cores())) as pool:
         problems = pool.map(partial(_hash_problem, checkpoint), files, files.values())
         for file, problem in zip(files.values(), problems, strict=True):
             if problem is not None:

@@ -17,6 +17,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pretrain.ranks.cores import usable_cores
+from pretrain.ranks.signals import handle_requests
+
 HERE = "127.0.0.1"
 GRACE_SECONDS = 15.0
 """Seconds for the other ranks to end by themselves after one failed."""
@@ -25,7 +28,7 @@ GRACE_SECONDS = 15.0
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     """Start a command once per rank, with torchrun's variables, and wait for all of them.
 
-    SIGTERM, SIGUSR1 and Ctrl-C are passed on to every rank. If this process is killed, the kernel
+    Signals that ask for an end are passed on to every rank. If this process is killed, the kernel
     kills the ranks. Returns 0 if every rank ended with 0, else the exit code of the first rank that
     failed; 128 + the signal's number for a rank that a signal ended, which is told: the rank itself
     cannot.
@@ -50,7 +53,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
     processes: list[subprocess.Popen[bytes]] = []
     _forward_signals(processes)
     for rank in range(ranks):
@@ -106,8 +109,7 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
             if process.poll() is None:
                 process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        signal.signal(number, forward)
+    handle_requests(forward)
 
 
 def prepare_child() -> None:

@@ -7,16 +7,36 @@ early signal kills the rank.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 from pretrain.ranks.environment import speaks_for_all
+from pretrain.ranks.output import say_at_once
+
+CONTINUE_LATER = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Asks for a checkpoint with more to do: a site's warning of a time limit or of a preemption."""
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Asks for a checkpoint and an end: a person's, a site's, or that of a terminal that goes away."""
+
+
+def handle_requests(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Give a handler to every signal that asks for an end (main thread only).
+
+    Under nohup SIGHUP comes ignored, and stays so.
+
+    Args:
+        handler: called with the number of the signal and the frame that it interrupts.
+    """
+    for number in (*CONTINUE_LATER, *STOP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        signal.signal(number, handler)
 
 
 class StopSignals:
-    """Flags that say by which signal this process was asked to stop.
+    """Flags that say how this process was asked to stop.
 
-    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and
-    an end. A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once.
     """
 
     def __init__(self) -> None:
@@ -25,9 +45,7 @@ class StopSignals:
 
     def install(self) -> StopSignals:
         """Put the handlers in place (main thread only)."""
-        signal.signal(signal.SIGUSR1, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        handle_requests(self._on_signal)
         return self
 
     def ignore(self) -> None:
@@ -35,16 +53,16 @@ class StopSignals:
 
         Python puts the default action back when it ends, but leaves ignored signals ignored.
         """
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        for number in (*CONTINUE_LATER, *STOP):
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGUSR1:
+        if number in CONTINUE_LATER:
             self.continue_later = True
             return
         if number == signal.SIGINT:
             if self.stop:
                 raise KeyboardInterrupt
             if speaks_for_all():
-                print("stopping after this step (Ctrl-C again to stop at once)", flush=True)
+                say_at_once("stopping after this step (Ctrl-C again to stop at once)")
         self.stop = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -23,9 +22,11 @@ from types import FrameType
 from typing import BinaryIO, Literal
 
 from pretrain.errors import UserError
+from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.devices import VISIBLE, gpu_names
 from pretrain.ranks.environment import without_rank
 from pretrain.ranks.launch import prepare_child
+from pretrain.ranks.signals import handle_requests
 from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.runs.facts import read_facts
@@ -87,8 +88,7 @@ class SignalRelay:
 
     def install(self) -> SignalRelay:
         """Put the handlers in place (main thread only)."""
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        handle_requests(self._on_signal)
         return self
 
     def pass_on(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -271,9 +271,7 @@ def _last_error(log: Path, start: int) -> str:
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
     """Return the environment of one of `jobs` slots: its share of threads, and its own GPUs."""
     environment = without_rank(os.environ)  # else only task 0 of an srun would print its errors
-    environment.setdefault(
-        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks)))
-    )
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // (jobs * local_ranks))))
     if jobs > 1 and (devices := visible_devices()):
         environment[VISIBLE] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
     return environment

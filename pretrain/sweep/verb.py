@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
+from pretrain.ranks.output import outlive_output
 
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun
@@ -100,6 +101,7 @@ def sweep(
     from pretrain.sweep.running import SignalRelay, run_sweep
 
     # First of all: a signal while the plan is made must not be lost.
+    outlive_output()
     signals = SignalRelay().install()
     from pretrain.config.sources import parse_overrides
     from pretrain.study.seal import Hypothesis
@@ -179,6 +181,7 @@ def trial(
     """
     from pretrain.sweep.running import SignalRelay, run_sweep
 
+    outlive_output()
     signals = SignalRelay().install()
     from pretrain.config.sources import parse_overrides
     from pretrain.study.report import finish

@@ -122,6 +122,8 @@ def test_kill_between_and_during_saves_then_resume(
         (signal.SIGTERM, "stopped\n"),
         pytest.param(signal.SIGUSR1, "continue\n", marks=FULL),
         pytest.param(signal.SIGINT, "stopped\n", marks=FULL),
+        pytest.param(signal.SIGHUP, "stopped\n", marks=FULL),
+        pytest.param(signal.SIGXCPU, "continue\n", marks=FULL),
     ],
 )
 def test_signal_saves_exits_0_and_resumes_exactly(

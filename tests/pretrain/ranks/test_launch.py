@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from pretrain.ranks.launch import launch_local_ranks
+from pretrain.ranks.signals import CONTINUE_LATER, STOP
 from tests.ranks import ROOT, rank_environment
 
 pytestmark = pytest.mark.distributed
@@ -29,7 +30,7 @@ sys.exit(launch_local_ranks(sys.argv[2:], int(sys.argv[1])))
 
 @pytest.fixture(autouse=True)
 def same_signal_handlers_afterwards() -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    numbers = (*CONTINUE_LATER, *STOP)
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

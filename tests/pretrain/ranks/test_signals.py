@@ -1,4 +1,4 @@
-"""Which process of several tells the user that Ctrl-C was heard."""
+"""Which process of several tells the user that Ctrl-C was heard; what nohup leaves ignored."""
 
 from __future__ import annotations
 
@@ -39,3 +39,17 @@ def test_one_rank_answers_ctrl_c(environment: dict[str, str], speaks: bool) -> N
     )
     assert done.returncode == 0, done.stderr
     assert ("stopping after this step" in done.stdout) is speaks
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    program = """
+import os, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from pretrain.ranks.signals import StopSignals
+signals = StopSignals().install()
+os.kill(os.getpid(), signal.SIGHUP)
+assert not signals.stop
+os.kill(os.getpid(), signal.SIGXCPU)
+assert signals.continue_later and not signals.stop
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
