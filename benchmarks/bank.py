@@ -113,7 +113,8 @@ def least_seconds(action: Callable[[], object], repetitions: int) -> float:
 def main() -> None:
     """Print the table."""
     print(
-        f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank"
+        f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), "
+        "one rank"
     )
     for size in (1, 2, 4, 8):
         rows, factors = (

@@ -1,4 +1,4 @@
-"""Seconds for which training stands still for a checkpoint, synchronous and asynchronous, side by side.
+"""Seconds that training waits for a checkpoint, synchronous and asynchronous, side by side.
 
     OMP_NUM_THREADS=1 python -m benchmarks.checkpoint --directory runs
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory runs --deepspeed zero3
@@ -66,7 +66,8 @@ def main() -> None:
         dist.barrier()  # all have counted
     if context.is_first:
         print(
-            f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, {len(rounds)} rounds"
+            f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, "
+            f"{len(rounds)} rounds"
         )
         print_medians(rounds)
     shutdown_distributed(context)

@@ -1,4 +1,4 @@
-"""Speed of exported models, reading a prompt and writing after it: a frozen one beside an ordinary one.
+"""Speed of exported models, prefill and decoding: a frozen one beside an ordinary one.
 
     python -m benchmarks.inference [--config small] [--variants vanilla orthogonal]
 
@@ -115,7 +115,8 @@ def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, ro
 def print_table(models: Sequence[Measured]) -> None:
     """Print medians, and the median and range of the ratios to the first model, round by round."""
     print(
-        f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}"
+        f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}"
+        f"{'decode tok/s':>14}{'ratio (range)':>24}"
     )
     for one in models:
         line = f"{one.name:24}"

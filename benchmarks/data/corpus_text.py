@@ -1,4 +1,4 @@
-"""Text for benchmarks in SlimPajama's format, from this Python installation and its installed packages."""
+"""Text for benchmarks in SlimPajama's format, from this Python and its installed packages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_corpus(directory: Path, megabytes: int, files: int) -> list[Path]:
 
 
 def _endless(size: int) -> Iterator[tuple[str, str]]:
-    """(source, text) of documents of so many characters, if there are as many, shuffled, again and again."""
+    """Yield (source, text) of documents of `size` characters at most, shuffled, again and again."""
     documents: list[tuple[str, str]] = []
     left = {"Prose": size * (1 - _CODE_SHARE), "Code": size * _CODE_SHARE}
     modules: list[Path] = []

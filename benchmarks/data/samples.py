@@ -174,14 +174,16 @@ def main() -> None:
         consumed = float(peak_flops("NVIDIA A100-SXM4-80GB", "bf16") or 0.0)
         consumed /= model_flops_per_token(load_config("small").shape)
         print(
-            f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`"
+            f"reading, against the {consumed:,.0f} tokens/s of an A100 "
+            "at 100 % of its peak on `small`"
         )
         for name, blend in blends.items():
             samples = blend.training_samples(length, 1, cache)
             per_cpu, rate, grown = measure_reading(samples, arguments.samples // BATCH * BATCH)
             print(
-                f"  {name:8}{per_cpu / 1e6:8.1f} M tokens per CPU second{per_cpu / consumed:6.0f} times "
-                f"({rate / 1e6:.1f} M by the clock); resident size grew {grown / 2**20:.0f} MiB"
+                f"  {name:8}{per_cpu / 1e6:8.1f} M tokens per CPU second"
+                f"{per_cpu / consumed:6.0f} times ({rate / 1e6:.1f} M by the clock); "
+                f"resident size grew {grown / 2**20:.0f} MiB"
             )
         print(f"waiting for a batch of {BATCH}, by loader threads (0: read when needed)")
         for workers in (0, 1, 2, 4):

@@ -55,7 +55,7 @@ _OURS = (
 
 
 class Measured(NamedTuple):
-    """Repetition of a contestant: seconds by the clock and of CPU, and the most MB that a process held."""
+    """Repetition of a contestant: seconds by the clock and of CPU, the largest process in MB."""
 
     wall: float
     cpu: float
@@ -78,7 +78,7 @@ def measured(printed: str) -> Measured:
 
 
 def plain_copy(compressed: Path) -> Path:
-    """A directory with the plain copies of a directory's compressed files, and all of them in one file."""
+    """Return a directory with plain copies of compressed files, and all of them in one file."""
     directory = compressed.with_name(f"{compressed.name}-plain")
     directory.mkdir()
     joined = b""

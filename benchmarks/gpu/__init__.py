@@ -1,4 +1,4 @@
-"""The check of a machine with a GPU, `make gpu-check`: see `__main__`, the command and its stages in waves.
+"""The check of a machine with a GPU, `make gpu-check`: see `__main__`, its stages in waves.
 
 context       the context of a stage, and its result
 trainings     stages that train by the program's own command

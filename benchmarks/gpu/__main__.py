@@ -40,7 +40,7 @@ from pretrain.runs.environment import describe_environment
 LAYERS = "benchmarks.gpu.layers"
 SECONDS = 480.0
 PATIENCE_ON_CPU = 6
-"""Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
+"""Factor on the time of all stages and of each: nothing is measured there, cores may be busy."""
 LEAST = 20.0
 """Seconds without which a stage is not begun."""
 SWITCHES = {
@@ -284,7 +284,7 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of all stages: no launcher's variables, few workers where many compile."""
+    """Return the stages' environment: no launcher's variables, few workers where many compile."""
     inherited = without_launcher(os.environ)
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     inherited.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
@@ -292,7 +292,7 @@ def environment() -> dict[str, str]:
 
 
 def gpu_of_torch() -> tuple[bool, str]:
-    """Return whether torch has a GPU, and its name, asked in another process so that this one holds none."""
+    """Return whether torch has a GPU, and its name; another process asks: this one holds none."""
     question = (
         "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     )

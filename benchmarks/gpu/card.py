@@ -100,7 +100,7 @@ def fp32_products() -> float:
 
 
 def attention() -> dict[str, float]:
-    """TFLOP/s of causal flash attention, forward and backward, by length; the causal half is counted."""
+    """Return TFLOP/s of causal flash attention, both passes, by length; the causal half counts."""
     on_gpu = torch.cuda.is_available()
     lengths, tokens = ((512, 2048, 8192), 16384) if on_gpu else ((64, 128), 256)
     return {str(length): _attention(length, tokens // length) for length in lengths}
@@ -170,7 +170,7 @@ def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str
 
 
 def attention_curve(rates: dict[int, float]) -> tuple[float, float]:
-    """(most, half length) of `most * length / (length + half)` through the shortest and the longest."""
+    """Return most and half of `most * length / (length + half)` through shortest and longest."""
     short = min(rates)
     long = max(rates)
     slope = (1 / rates[short] - 1 / rates[long]) / (1 / short - 1 / long)
@@ -218,7 +218,7 @@ def _random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def _sizes() -> tuple[int, int, int]:
-    """Tokens of a micro batch, hidden size and vocabulary: those of `large`, or small ones for the CPU."""
+    """Return tokens of a micro batch, hidden size and vocabulary: of `large`, or small on a CPU."""
     return (25 * 512, 1024, 32000) if torch.cuda.is_available() else (64, 64, 512)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.context import StageContext, StageError, StageResult
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
-"""Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""
+"""Trained weights, a frozen bank, scores without queries and keys, both kinds of heads."""
 PARITY_STEPS = 20
 SAME_FIRST_LOSS, SAME_LOSS = 1e-5, 1e-3
 """CPU and GPU add up in another order in fp32. How far apart the first losses may be, in units of
@@ -144,7 +144,7 @@ def resume_eager(context: StageContext) -> StageResult:
 
 
 def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageResult:
-    """A run that nobody disturbs beside one that is killed behind a checkpoint and goes on from it."""
+    """Train undisturbed, and beside it a run that is killed after a checkpoint and continues."""
     steps, every = (40, 8) if context.small else (240, 40)
     common = [
         "run.deterministic=true",
@@ -176,7 +176,7 @@ def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageR
 
 
 def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step: int) -> int:
-    """Start a run, kill it once the checkpoint of `step` is complete; the last step that it recorded."""
+    """Start a run, kill it once the checkpoint of `step` is complete; return its last step."""
     done = context.runs / name / f"checkpoints/step_{step:08d}/COMPLETE"
     with context.started(name, training(context, name, settings)) as process:
         while not done.exists():
@@ -261,7 +261,7 @@ def column(context: StageContext, name: str, tag: str) -> list[float]:
 
 
 def _or_error(work: Any, *arguments: Any) -> Any:
-    """Return what the work gives, or the sentence of its failure: the other variants still count."""
+    """Return what the work gives, or the sentence of its failure: other variants still count."""
     try:
         return work(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The packages that a GPU machine without a network needs beside its own Python and torch, as wheels.
+"""The packages that a GPU machine without a network needs beside Python and torch, as wheels.
 
     python -m benchmarks.gpu.wheels --python 3.12 --out build/gpu-wheels
 

@@ -1,11 +1,11 @@
 """Costs of a training step on a GPU, counted without one: host waits, copies, types, kernels.
 
-    make gpu-dry                                                 # or: python -m benchmarks.gpu_dry [DESIGN …]
+    make gpu-dry                                 # or: python -m benchmarks.gpu_dry [DESIGN …]
 
-The program's own training step runs on pretended CUDA tensors (`pretended`), `large` cut to two layers, in
-bf16, without dropout, in eager mode. Rank 0 alone runs, and its collectives leave everything as it is. Every
-count has a bound, and one above it is an error: a step has come to ask for more. Where a count has sunk,
-lower its bound.
+The program's own training step runs on pretended CUDA tensors (`pretended`), `large` cut to two
+layers, in bf16, without dropout, in eager mode. Rank 0 alone runs, and its collectives leave
+everything as it is. Every count has a bound, and one above it is an error: a step has come to ask
+for more. Where a count has sunk, lower its bound.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu-dry"
 KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
-"""Columns of the table. `host wait` has the one at the end, where the loop reads its numbers; `a layer` is
-kernels of a layer and micro batch; `copy` those of 1 MiB or more; `fp32` results of 2^20 numbers or more;
-`fp64` all results, of which the loss has some with a number for each token.
+"""Columns of the table.
+
+`host wait` has the one at the end, where the loop reads its numbers; `a layer` is kernels of a
+layer and micro batch; `copy` those of 1 MiB or more; `fp32` results of 2^20 numbers or more; `fp64`
+all results, of which the loss has some with a number for each token.
 """
 MICRO_BATCHES, SAMPLES = 2, 25
+MARK = "counted: "
 
 
 @dataclass(frozen=True)
@@ -108,41 +111,78 @@ DESIGNS = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Count the designs that are named, or all; return 1 if a bound is passed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry", description=__doc__)
-    parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
-    parser.add_argument(
-        "--places", action="store_true", help="print where each count but kernels comes from"
-    )
-    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = options_of("benchmarks.gpu_dry", DESIGNS, detail="places")
     if options.in_this_process:
-        print("\n" + json.dumps(count(DESIGNS[options.designs[0]])), flush=True)
-        os._exit(0)  # no library may tidy up what was never there
+        tell(count(DESIGNS[name]) for name in options.names)
     passed = []
     print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
-    for name in options.designs or DESIGNS:
-        counts, places = counted_apart("benchmarks.gpu_dry", name)
+    for name in options.names:
+        ((counts, places),) = counted_apart("benchmarks.gpu_dry", [name])
         print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
-        if options.places:
+        if options.detail:
             print(*places, sep="\n")
         for kind, number, bound in zip(KINDS, counts, DESIGNS[name].bounds, strict=True):
             if number > bound:
                 passed.append(f"{name}: {kind} {number}, at most {bound}")
+    return tell_passed(passed)
+
+
+def options_of(module: str, names: Iterable[str], detail: str) -> argparse.Namespace:
+    """Return the options of one of the commands of this package.
+
+    Args:
+        module: of the command.
+        names: what may be named; without any all are counted.
+        detail: the option that prints what each count consists of.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    every = list(names)
+    parser.add_argument("names", nargs="*", choices=[*every, []], metavar="NAME")
+    what = "print what each count consists of"
+    parser.add_argument(f"--{detail}", dest="detail", action="store_true", help=what)
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.names = options.names or every
+    return options
+
+
+def tell(counted: Iterable[Any]) -> NoReturn:
+    """Print what is counted in this process, for `counted_apart`, and end the process."""
+    for one in counted:
+        print(f"\n{MARK}{json.dumps(one)}", flush=True)
+    os._exit(0)  # no library may tidy up what was never there
+
+
+def counted_apart(module: str, names: Sequence[str]) -> list[Any]:
+    """Return what a module counts in a process of its own.
+
+    Args:
+        module: to run.
+        names: what it counts.
+
+    Returns:
+        What it told, in order.
+    """
+    command = [sys.executable, "-m", module, *names, "--in-this-process"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    lines = done.stdout.splitlines()  # the others are DeepSpeed's
+    return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
+
+
+def tell_passed(passed: Sequence[str]) -> int:
+    """Print the bounds that are passed; return the exit code."""
     print(*passed, sep="\n", file=sys.stderr)
     return 1 if passed else 0
 
 
-def counted_apart(module: str, design: str) -> Any:
-    """Return what `module` counts of a design in a process of its own."""
-    command = [sys.executable, "-m", module, design, "--in-this-process"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
-
-
 def count(design: Design) -> tuple[list[int], list[str]]:
-    """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
+    """Count one step of a design, in a process of its own.
+
+    Returns:
+        Numbers by KINDS, and lines on where they come from.
+    """
     (one, _), (two, places) = costs_of_steps([(design, 1), (design, 2)])
     two["a layer"] = (two["kernel"] - one["kernel"]) / MICRO_BATCHES
     return [round(two[kind]) for kind in KINDS], places
@@ -151,9 +191,13 @@ def count(design: Design) -> tuple[list[int], list[str]]:
 def costs_of_steps(
     asked: Sequence[tuple[Design, int]],
 ) -> Iterator[tuple[dict[str, float], list[str]]]:
-    """Yield, for designs of one layout and numbers of layers, what a step costs by kind, and lines on places.
+    """Count a step of several designs of one layout.
 
-    `a layer` is not among the kinds.
+    Args:
+        asked: the designs, each with a number of layers.
+
+    Yields:
+        Costs by kind, `a layer` not among them, and lines on where they come from.
     """
     load_guard()
     from benchmarks.gpu_dry.pretended import PretendedGpu
@@ -168,6 +212,15 @@ def costs_of_steps(
                 f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"
             ]
             yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
+
+
+def answering(answer: Any) -> Any:
+    """Return a stand-in for a function: it gives one answer, whatever it is asked."""
+
+    def answered(*args: Any, **settings: Any) -> Any:
+        return answer
+
+    return answered
 
 
 def load_guard() -> None:
@@ -198,7 +251,7 @@ def load_guard() -> None:
 
 
 def pretend_ranks(design: Design) -> Any:
-    """Return the context of rank 0 beside ranks that are not there; DeepSpeed gets the pretended device."""
+    """Return the context of rank 0 beside pretended ranks; DeepSpeed gets the pretended device."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     import deepspeed.accelerator.real_accelerator as accelerators
@@ -250,12 +303,13 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
 
 
 def put_in_place(gpu: Any) -> None:
-    """Build models with contents, which initialisation needs, and move them; ask nothing of other ranks.
+    """Build models with contents, which initialization needs, and move them; ask no other rank.
 
-    ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is this one.
+    ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is
+    this one.
 
-    Attention is torch's flash kernel, in fp32 its memory-efficient one, as on a GPU: there torch chooses by
-    the card.
+    Attention is torch's flash kernel, in fp32 its memory-efficient one, as on a GPU: there torch
+    chooses by the card.
     """
     import torch
     from deepspeed.runtime.zero import partitioned_param_coordinator
@@ -271,9 +325,7 @@ def put_in_place(gpu: Any) -> None:
         with _disable_current_modes(), patch.object(torch.cuda, "current_device", lambda: "cpu"):
             model = build_model(config, replace(context, device=torch.device("cpu")), phase)
         gpu.move(model)
-        model.to = model.bfloat16 = lambda *device: (
-            model
-        )  # DeepSpeed's engine asks for what is done
+        model.to = model.bfloat16 = answering(model)  # DeepSpeed's engine asks for what is done
         return model
 
     def flash(
@@ -282,24 +334,36 @@ def put_in_place(gpu: Any) -> None:
         assert settings["is_causal"]
         aten = torch.ops.aten
         if query.dtype == torch.bfloat16:
-            return aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, True, scale=scale
-            )[0]
+            of_all = aten._scaled_dot_product_flash_attention
+            return of_all(query, key, value, dropout_p=dropout_p, is_causal=True, scale=scale)[0]
         efficient = aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, None, True, dropout_p, True, scale=scale)[0]
+        return efficient(
+            query,
+            key,
+            value,
+            attn_bias=None,
+            compute_log_sumexp=True,
+            dropout_p=dropout_p,
+            is_causal=True,
+            scale=scale,
+        )[0]
+
+    def compared_orders(own: Any) -> None:
+        gpu.costs.add("host wait", "rank 0's order", times=2)
+
+    def rng_state(**asked: Any) -> Any:
+        return torch.cuda.get_rng_state()
 
     replaced: Any = phase_engine
     replaced.build_model = build
-    replaced.choose_structured_products = lambda *asked: None
+    replaced.choose_structured_products = answering(None)
     replaced = partitioned_param_coordinator
-    replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add(
-        "host wait", "rank 0's order", 2
-    )
+    replaced.assert_ints_same_as_other_ranks = compared_orders
     replaced = engine
-    replaced.audit = lambda *held: {}
+    replaced.audit = answering({})
     replaced = random
-    replaced._get_cuda_rng_state = lambda **asked: torch.cuda.get_rng_state()
-    replaced._set_cuda_rng_state = lambda state, **asked: None
+    replaced._get_cuda_rng_state = rng_state
+    replaced._set_cuda_rng_state = answering(None)
     replaced = scores
     replaced.scaled_dot_product_attention = flash
 

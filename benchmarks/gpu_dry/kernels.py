@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_dry.kernels TOKENS VOCABULARY PIECES CAPABILITY
 
-Prints a line of JSON for each pass: of each kernel [times that it reads a logit, times that it writes one,
-bytes of machine code]. torch traces and lowers the program's own functions on pretended CUDA tensors, and
-Triton compiles what comes of it; nothing is run.
+Prints a line of JSON for each pass: of each kernel [times that it reads a logit, times that it
+writes one, bytes of machine code]. torch traces and lowers the program's own functions on pretended
+CUDA tensors, and Triton compiles what comes of it; nothing is run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu_dry.__main__ import load_guard
+from benchmarks.gpu_dry.__main__ import answering, load_guard
 
 
 def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:
+    """Print the kernels of both passes over the logits.
+
+    Args:
+        tokens: of a micro batch.
+        vocabulary: columns of the logits.
+        pieces: those of the tokenizer; the columns behind them are padding.
+        capability: compute capability of the card, such as 80.
+    """
     load_guard()
     import torch
 
@@ -64,7 +72,12 @@ def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:
 
 
 def code_of(function: Any, arguments: Any) -> str:
-    """Return the module that inductor writes for a function of pretended tensors."""
+    """Return the module that inductor writes for a function.
+
+    Args:
+        function: to compile.
+        arguments: pretended tensors and numbers.
+    """
     import torch
     from torch._inductor.graph import GraphLowering
 
@@ -86,7 +99,15 @@ def code_of(function: Any, arguments: Any) -> str:
 
 
 def compiled_bytes(source: str, capability: int) -> int:
-    """Return the length of a kernel's machine code for a card of that compute capability."""
+    """Compile a kernel.
+
+    Args:
+        source: of the kernel, as inductor writes it.
+        capability: compute capability of the card.
+
+    Returns:
+        Bytes of machine code.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -128,23 +149,23 @@ def describe_card(capability: int) -> None:
         gcnArchName="pretended",
     )
     interface: Any = torch._dynamo.device_interface.CudaInterface
-    interface.is_available = staticmethod(lambda: True)
-    interface.get_compute_capability = staticmethod(lambda *device: capability)
-    interface.get_device_properties = staticmethod(lambda *device: card)
-    interface.Worker.get_device_properties = staticmethod(lambda *device: card)
+    interface.is_available = staticmethod(answering(True))
+    interface.get_compute_capability = staticmethod(answering(capability))
+    interface.get_device_properties = staticmethod(answering(card))
+    interface.Worker.get_device_properties = staticmethod(answering(card))
     cuda: Any = torch.cuda
-    cuda.get_device_properties = lambda *device: card
-    cuda.get_device_capability = lambda *device: divmod(capability, 10)
-    cuda._exchange_device = lambda *device: 0
-    cuda._maybe_exchange_device = lambda *device: 0
+    cuda.get_device_properties = answering(card)
+    cuda.get_device_capability = answering(divmod(capability, 10))
+    cuda._exchange_device = answering(0)
+    cuda._maybe_exchange_device = answering(0)
     modules: Any = (torch.utils._triton, torch._inductor.codegen.triton)
     for module in modules:
-        module.triton_hash_with_backend = lambda: "pretended"
+        module.triton_hash_with_backend = answering("pretended")
     asked: Any = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", capability, 32),
-        get_current_device=lambda: 0,
-        get_active_torch_device=lambda: "cuda",
-        get_device_capability=lambda *device: divmod(capability, 10),
+        get_current_target=answering(GPUTarget("cuda", capability, 32)),
+        get_current_device=answering(0),
+        get_active_torch_device=answering("cuda"),
+        get_device_capability=answering(divmod(capability, 10)),
     )
     driver.set_active(asked)
     config.compile_threads, config.force_disable_caches = 1, True

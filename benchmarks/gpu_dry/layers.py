@@ -1,21 +1,18 @@
-"""The memory traffic of a compiled layer, counted without a GPU, beside what `pretrain plan` says of it.
+"""The memory traffic of a compiled layer, counted without a GPU, beside that of `pretrain plan`.
 
     python -m benchmarks.gpu_dry.layers [DESIGN …] [--kernels]
 
-torch traces a layer of `large` on pretended CUDA tensors, and inductor lowers its forward and its backward
-pass and joins what can be joined; nothing is run. Of each kernel that inductor then writes, every buffer
-that it reads or writes counts once. Matrix products and flash attention are no such kernels: they count
-apart, and `plan` has rates of their own for them. The unit is the bytes of the hidden states of a micro
-batch. Like the counts of a step these have bounds, and more is an error; so is a number of `plan` far off.
+torch traces a layer of `large` on pretended CUDA tensors, and inductor lowers its forward and its
+backward pass and joins what can be joined; nothing is run. Of each kernel that inductor then
+writes, every buffer that it reads or writes counts once. Matrix products and flash attention are no
+such kernels: they count apart, and `plan` has rates of their own for them. The unit is the bytes of
+the hidden states of a micro batch. Like the counts of a step these have bounds, and more is an
+error; so is a number of `plan` far off.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +22,11 @@ from benchmarks.gpu_dry.__main__ import (
     Design,
     counted_apart,
     load_guard,
+    options_of,
     pretend_ranks,
     put_in_place,
+    tell,
+    tell_passed,
 )
 from benchmarks.gpu_dry.kernels import describe_card
 
@@ -46,25 +46,16 @@ PLAN_WITHIN = 1.25
 """The most that plan's number may be too large or too small by, as a factor."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print a line for each design that is named, or all; return 1 if one passes a bound."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_dry.layers", description=__doc__
-    )
-    parser.add_argument("designs", nargs="*", choices=[*BOUNDS, []], metavar="DESIGN")
-    parser.add_argument(
-        "--kernels", action="store_true", help="print each kernel and what it moves"
-    )
-    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = options_of("benchmarks.gpu_dry.layers", BOUNDS, detail="kernels")
     if options.in_this_process:
-        print("\n" + json.dumps(traffic(DESIGNS[options.designs[0]])), flush=True)
-        os._exit(0)  # no library may tidy up what was never there
+        tell(traffic(DESIGNS[name]) for name in options.names)
     passed = []
     print("| design | kernels | forward | backward | sum | plan | products, attention |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name in options.designs or BOUNDS:
-        passes, planned = counted_apart("benchmarks.gpu_dry.layers", name)
+    for name in options.names:
+        ((passes, planned),) = counted_apart("benchmarks.gpu_dry.layers", [name])
         own = [[size for _, size, ours in kernels if ours] for kernels in passes]
         total = sum(map(sum, own))
         others = sum(size for kernels in passes for _, size, ours in kernels if not ours)
@@ -74,19 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *(f"{number:.1f} |" for number in numbers),
             flush=True,
         )
-        if options.kernels:
+        if options.detail:
             for kernels in passes:
                 print(*(f"    {size:6.2f} {what}" for what, size, _ in kernels), "", sep="\n")
         if total > BOUNDS[name]:
             passed.append(f"{name}: kernels move {total:.2f}, at most {BOUNDS[name]}")
         if not 1 / PLAN_WITHIN <= planned / total <= PLAN_WITHIN:
             passed.append(f"{name}: kernels move {total:.2f}, where plan takes {planned:.2f}")
-    print(*passed, sep="\n", file=sys.stderr)
-    return 1 if passed else 0
+    return tell_passed(passed)
 
 
 def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]:
-    """Return [(kernel, what it moves, whether inductor wrote it)] of each pass, and the sum by `plan`."""
+    """Count what a compiled layer of a design moves.
+
+    Returns:
+        Of each pass [(kernel, what it moves, whether inductor wrote it)], and the sum by `plan`.
+    """
     load_guard()
     import torch
     from torch._inductor import config as inductor_config

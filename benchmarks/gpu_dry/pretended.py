@@ -1,7 +1,8 @@
-"""A GPU that is not there: CUDA tensors without contents, and a count of what a GPU would have to do.
+"""A pretended GPU: CUDA tensors without contents, and a count of what a GPU would have to do.
 
-torch's FakeTensorMode runs a program on shapes and types alone. On a torch built for the CPU it needs a
-device guard for CUDA, which the command loads, and stand-ins for what torch.cuda offers as Python.
+torch's FakeTensorMode runs a program on shapes and types alone. On a torch built for the CPU it
+needs a device guard for CUDA, which the command loads, and stand-ins for what torch.cuda offers as
+Python.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from benchmarks.gpu_dry.__main__ import answering
 
 LARGE = 2**20
 """Bytes from which on a copy counts, and numbers from which on a result in fp32 does."""
@@ -64,7 +67,13 @@ class Costs(TorchDispatchMode):
         self.pinned: dict[int, Any] = {}
 
     def add(self, kind: str, what: str, times: float = 1) -> None:
-        """Count something that was asked for at the innermost place outside torch."""
+        """Count something at the innermost place outside torch that asked for it.
+
+        Args:
+            kind: column of the table.
+            what: in words.
+            times: how often, or how much.
+        """
         self.found[kind, f"{what} at {_place()}"] += times  # type: ignore[assignment]
 
     def total(self, kind: str) -> float:
@@ -78,7 +87,7 @@ class Costs(TorchDispatchMode):
         if name in READS and isinstance(inputs[0], FakeTensor):
             if inputs[0].is_cuda:
                 self.add("host wait", name)
-            # On the GPU flags are of trouble, and on the CPU of states of generators, which are as they were.
+            # Flags on the GPU tell of trouble, those on the CPU of states of generators, unchanged.
             return not inputs[0].is_cuda if inputs[0].dtype == torch.bool else 1.0
         result = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -87,22 +96,19 @@ class Costs(TorchDispatchMode):
             and name not in NO_KERNEL
             and any(tensor.is_cuda for tensor in inputs + results)
         ):
-            self._count(name, inputs, results, args, kwargs)
+            # The third argument of `copy_` is non_blocking; that of others may be a tensor.
+            waits = name in COPIES and not (kwargs.get("non_blocking") or True in args[2:])
+            self._count(name, inputs, results, waits=waits)
         return result
 
     def _count(
-        self,
-        name: str,
-        inputs: list[torch.Tensor],
-        results: list[torch.Tensor],
-        args: Any,
-        kwargs: Any,
+        self, name: str, inputs: list[torch.Tensor], results: list[torch.Tensor], *, waits: bool
     ) -> None:
         self.add("kernel", name)
         devices = {tensor.device.type for tensor in inputs + results}
         if name in COPIES and len(devices) > 1:
             source = inputs[-1]
-            if not (kwargs.get("non_blocking") or True in args[2:]):
+            if waits:
                 self.add("host wait", f"{name} from the {source.device.type}")
             elif source.device.type == "cpu" and source.untyped_storage()._cdata not in self.pinned:
                 self.add("pageable", f"{name} of {tuple(source.shape)}")
@@ -131,8 +137,9 @@ class PretendedGpu(contextlib.ExitStack):
         super().__init__()
         self.costs = Costs()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        # torch.tensor(…, device="cuda") is then a tensor of the CPU and a copy, which can be counted.
-        type(self.fake).avoid_device_init = property(lambda self: True)  # type: ignore[misc, assignment]
+        # torch.tensor(…, device="cuda") is then a tensor of the CPU and a copy, which is counted.
+        fake: Any = FakeTensorMode
+        fake.avoid_device_init = property(answering(True))
         torch.autograd.set_multithreading_enabled(False)
         _stand_in(self.costs)
 
@@ -158,7 +165,8 @@ class PretendedGpu(contextlib.ExitStack):
         for module in model.modules():
             for store in (module._parameters, module._buffers):
                 for name, tensor in store.items():
-                    store[name] = None if tensor is None else on_gpu(tensor)  # type: ignore[assignment]
+                    moved_to = None if tensor is None else on_gpu(tensor)
+                    store[name] = moved_to  # type: ignore[assignment]
             own = vars(module)
             for store in (own, *(each for name, each in own.items() if name == "head_orders")):
                 store |= {
@@ -173,13 +181,13 @@ def _stand_in(costs: Costs) -> None:
         def __init__(self, *args: Any, **settings: Any) -> None: ...
 
         def __getattr__(self, name: str) -> Any:
-            return lambda *args: None
+            return answering(None)
 
         def elapsed_time(self, other: Any) -> float:
             return 1.0
 
         def synchronize(self) -> None:
-            costs.add("host wait", "synchronize")
+            wait()
 
     class Stream(Event):
         device = torch.device("cuda", 0)
@@ -196,51 +204,62 @@ def _stand_in(costs: Costs) -> None:
 
     def as_list(tensor: torch.Tensor) -> list[float]:
         costs.add("host wait", "tolist")
-        return [1.0, 1.0][: tensor.numel()] + [0.0] * (
-            tensor.numel() - 2
-        )  # an update, its norm, no signals
+        # An update, its norm, no signals.
+        return [1.0, 1.0][: tensor.numel()] + [0.0] * (tensor.numel() - 2)
 
     state = torch.get_rng_state()
     card = SimpleNamespace(major=9, minor=0, total_memory=85e9, name="pretended")
-    generator = SimpleNamespace(get_state=lambda: state, set_state=lambda state: None)
+    generator = SimpleNamespace(get_state=answering(state), set_state=answering(None))
     answers = {
-        **{
-            "is_available": True,
-            "is_initialized": True,
-            "is_bf16_supported": True,
-            "device_count": 1,
-        },
-        **{"current_device": 0, "get_device_capability": (9, 0), "get_device_properties": card},
-        **{"get_device_name": "pretended", "get_rng_state": state, "memory_allocated": 0},
-        **{
-            "max_memory_allocated": 0,
-            "memory_reserved": 0,
-            "mem_get_info": (85e9, 85e9),
-            "memory_stats": {},
-        },
-        **dict.fromkeys(
-            ("init", "_lazy_init", "set_device", "empty_cache", "manual_seed", "set_rng_state")
-        ),
-        **dict.fromkeys(("manual_seed_all", "reset_peak_memory_stats")),
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_capability": (9, 0),
+        "get_device_properties": card,
+        "get_device_name": "pretended",
+        "get_rng_state": state,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "mem_get_info": (85e9, 85e9),
+        "memory_stats": {},
+        "init": None,
+        "_lazy_init": None,
+        "set_device": None,
+        "empty_cache": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "set_rng_state": None,
+        "reset_peak_memory_stats": None,
     }
     for name, answer in answers.items():
-        setattr(torch.cuda, name, lambda *args, answer=answer, **settings: answer)
+        setattr(torch.cuda, name, answering(answer))
+
+    def wait(*device: Any) -> None:
+        costs.add("host wait", "synchronize")
+
+    def current_stream(*device: Any) -> Stream:
+        return Stream()
+
     cuda: Any = torch.cuda
     cuda.Event, cuda.Stream, cuda.default_generators = Event, Stream, (generator,)
-    cuda.current_stream = cuda.default_stream = lambda *device: Stream()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.synchronize = lambda *device: costs.add("host wait", "synchronize")
-    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *message: None
+    cuda.current_stream = cuda.default_stream = current_stream
+    cuda.stream = answering(contextlib.nullcontext())
+    cuda.synchronize = wait
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = answering(None)
     fake: Any = FakeTensor
     fake.tolist = as_list
     tensor: Any = torch.Tensor
     tensor.pin_memory = pinned
-    tensor.record_stream = lambda tensor, stream: None
+    tensor.record_stream = answering(None)
 
 
 def _place() -> str:
     """Name the innermost line outside torch and this file, as `file:line`."""
     for frame in reversed(traceback.extract_stack(limit=40)):
         if "/torch/" not in frame.filename and frame.filename != __file__:
-            return f"{frame.filename.split('site-packages/')[-1].removeprefix(f'{Path.cwd()}/')}:{frame.lineno}"
+            file = frame.filename.split("site-packages/")[-1].removeprefix(f"{Path.cwd()}/")
+            return f"{file}:{frame.lineno}"
     return sys.argv[0]

@@ -1,25 +1,27 @@
-"""Every kind of attention, ZeRO stage, type and tensor-parallel size on a pretended GPU: a selection.
+"""Every kind of attention, ZeRO stage, type and TP size on a pretended GPU: a selection.
 
     python -m benchmarks.gpu_dry.selection [NAME …] [--places]
 
-`benchmarks.gpu_dry` counts exactly what a step of a dozen designs costs. Here a step of everything that a
-configuration may combine (`covering`) is asked for what should hold for all: it waits for the host no more
-often than its stage does, copies nothing from pageable memory, mixes no devices, and has no large result in
-fp64 but the few of the loss and of DeepSpeed's norm.
+`benchmarks.gpu_dry` counts exactly what a step of a dozen designs costs. Here a step of everything
+that a configuration may combine (`covering`) is asked for what should hold for all: it waits for
+the host no more often than its stage does, copies nothing from pageable memory, mixes no devices,
+and has no large result in fp64 but the few of the loss and of DeepSpeed's norm.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import product
 from operator import itemgetter
 
-from benchmarks.gpu_dry.__main__ import ROOT, Design, costs_of_steps
+from benchmarks.gpu_dry.__main__ import (
+    Design,
+    costs_of_steps,
+    counted_apart,
+    options_of,
+    tell,
+    tell_passed,
+)
 from tests.distributed.covering import covering
 from tests.distributed.designs import DESIGNS as KINDS_OF_ATTENTION
 from tests.distributed.designs import PHASED
@@ -31,9 +33,8 @@ WAITS = {
     **{(0, "fp32"): 1, (1, "bf16"): 1, (1, "fp32"): 6, (2, "bf16"): 4, (2, "fp32"): 8},
     **{(3, "bf16"): 39, (3, "fp32"): 39},
 }
-"""The most waits of a step of two layers: one is the loop's, at the step's end, the others DeepSpeed's."""
+"""The most waits of a step of two layers: one is the loop's, at its end, the others DeepSpeed's."""
 FP64 = 34
-MARK = "costs: "
 
 
 def chosen() -> dict[str, Design]:
@@ -65,61 +66,53 @@ def _design(kind: str, size: int, stage: int, dtype: str) -> Design:
         if key != "variant"
     ]
     settings = (*own, f"precision.dtype={dtype}", "model.dropout=0.1")
-    return Design(KINDS_OF_ATTENTION[kind]["variant"], (), size, 2, stage, settings)
+    return Design(
+        KINDS_OF_ATTENTION[kind]["variant"],
+        bounds=(),
+        tensor_parallel_size=size,
+        data_parallel_size=2,
+        stage=stage,
+        settings=settings,
+    )
 
 
 def too_much(name: str, costs: dict[str, float]) -> list[str]:
-    """Return in words what a step asks for beyond what it may."""
+    """Return in words what a step asks for beyond what it may.
+
+    Args:
+        name: of the selection.
+        costs: what the step costs by kind.
+    """
     stage, dtype = name.split("-")[-2:]
     bounds = {"host wait": WAITS[int(stage[-1]), dtype], "fp64": FP64, "mixed": 0, "pageable": 0}
     passed = [(kind, costs[kind], bound) for kind, bound in bounds.items() if costs[kind] > bound]
     return [f"{name}: {kind} {number:.0f}, at most {bound}" for kind, number, bound in passed]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each of the selection that is named, or all; return 1 if one asks for too much."""
+def main() -> int:
+    """Print a line for each of the selection that is named; return 1 if one asks for too much."""
     designs = chosen()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_dry.selection", description=__doc__
-    )
-    parser.add_argument("names", nargs="*", choices=[*designs, []], metavar="NAME")
-    parser.add_argument(
-        "--places", action="store_true", help="print where waits and the like come from"
-    )
-    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    names = options.names or list(designs)
+    options = options_of("benchmarks.gpu_dry.selection", designs, detail="places")
+    names = options.names
     if options.in_this_process:
         costs = costs_of_steps([(designs[name], 2) for name in names])
-        for name, (found, places) in zip(names, costs, strict=True):
-            print(f"\n{MARK}{json.dumps([name, found, places])}", flush=True)
-        os._exit(0)  # no library may tidy up what was never there
+        tell((name, *found) for name, found in zip(names, costs, strict=True))
     passed = []
     print("| selection | host wait | fp64 | mixed | pageable |\n|---|---:|---:|---:|---:|")
     for size in SIZES:
         alike = [name for name in names if designs[name].tensor_parallel_size == size]
-        for name, found, places in _apart(alike) if alike else ():
+        if not alike:
+            continue
+        for name, found, places in counted_apart("benchmarks.gpu_dry.selection", alike):
             kinds = ("host wait", "fp64", "mixed", "pageable")
             print(
                 f"| {name} | " + " | ".join(f"{found[kind]:.0f}" for kind in kinds) + " |",
                 flush=True,
             )
-            if options.places:
+            if options.detail:
                 print(*(place for place in places if place.strip().startswith(kinds)), sep="\n")
             passed += too_much(name, found)
-    print(*passed, sep="\n", file=sys.stderr)
-    return 1 if passed else 0
-
-
-def _apart(names: Sequence[str]) -> list[tuple[str, dict[str, float], list[str]]]:
-    """Return what is counted of designs of one tensor-parallel size, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.gpu_dry.selection", *names, "--in-this-process"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [
-        json.loads(line.removeprefix(MARK))
-        for line in done.stdout.splitlines()
-        if line.startswith(MARK)
-    ]
+    return tell_passed(passed)
 
 
 if __name__ == "__main__":

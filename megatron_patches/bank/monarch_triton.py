@@ -36,7 +36,7 @@ import triton.language as tl
 
 
 @triton.jit
-def two_products(
+def two_products(  # noqa: D417, its arguments are told in groups
     x,
     x_row,
     first,
@@ -67,10 +67,16 @@ def two_products(
     A program: TOKENS tokens, GROUP of the r.
 
     Args:
-        x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
-        first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k],
-            second[r, m, p].
-        ADD: add `addend`, of the shape of out.
+        x, x_row: input, and its stride; its last dimension is contiguous.
+        first, first_p, first_r, first_k: first factor [p, r, k] and its strides.
+        second, second_r, second_m, second_p: second factor [r, m, p] and its strides.
+        addend, out: of one shape, contiguous.
+        num_tokens: rows of x.
+        P, R, K, M: sizes of the factors.
+        K_PADDED, M_PADDED: the next powers of two that `tl.dot` takes.
+        ADD: add `addend`.
+        TOKENS, GROUP, CHUNK: tokens and r of a program, and p of one of its rounds.
+        INTERPRETED: Triton's interpreter runs it.
     """
     groups = tl.cdiv(R, GROUP)
     r = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)

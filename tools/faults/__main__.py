@@ -26,9 +26,8 @@ from tools.faults.table import as_record, commit, markdown, put_into, recorded
 def main() -> None:
     """Exit code 0 if every case was as it should be, else 1."""
     arguments = _arguments()
-    logging.getLogger("tensorboard").setLevel(
-        logging.ERROR
-    )  # tells of every restart, and there are many here
+    # It tells of every restart, and there are many here.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         directory = Path(arguments.keep or temporary)
@@ -51,7 +50,7 @@ def main() -> None:
                 with arguments.record.open("a") as file:
                     file.write(json.dumps(as_record(outcome)) + "\n")
 
-        made = campaign(left, directory, shards, arguments.jobs, keep, note=note)
+        made = campaign(left, directory, shards, jobs=arguments.jobs, keep=keep, note=note)
     outcomes = sorted([*before, *made], key=lambda outcome: outcome.case.name)
     seconds = time.monotonic() - began + sum(outcome.seconds for outcome in before) / arguments.jobs
     text = markdown(outcomes, _command(arguments), seconds)
@@ -65,18 +64,25 @@ def campaign(
     cases: Sequence[Case],
     directory: Path,
     shards: Path,
+    *,
     jobs: int,
     keep: bool,
     made: Mapping[Layout, Reference] | None = None,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """All cases, `jobs` side by side, each told as it ends; in the order of their numbers.
+    """Run cases side by side, and print each as it ends.
 
     Args:
+        cases: what to run.
+        directory: of all files.
         shards: text to train on.
+        jobs: cases side by side.
         keep: leave the files of the cases in `directory`.
         made: undisturbed runs that are there already.
         note: is told each outcome at once.
+
+    Returns:
+        The outcomes, in the order of their numbers.
     """
     shim = build_shim(directory)
     tried = commit()

@@ -1,4 +1,4 @@
-"""A case: a run from nothing or from a checkpoint, its fault, the start after it, and the verdict."""
+"""A case: a run from nothing or from a checkpoint, its fault, the next start, and the verdict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,11 +37,13 @@ from tools.faults.plan import (
     overrides_for,
 )
 from tools.faults.references import PAGE, Half, Reference, References, size_on_disk
-from tools.faults.starts import End, Start, run_start
+from tools.faults.starts import End, leave_alone, run_start
 
 LONGEST_SENTENCE = 1.5 * SUSPENDED_SECONDS + 3.0
-"""Seconds within which a suspended rank must be named: the timeout, then one look at the others' signs, on a
-busy machine."""
+"""Seconds within which a suspended rank must be named.
+
+The timeout, then one look at the others' signs, on a busy machine.
+"""
 WORDS = {
     Fault.DISK_FULL: "No space left on device",
     Fault.IO_ERROR: "Input/output error",
@@ -84,12 +86,10 @@ class Cases:
     def __init__(
         self, directory: Path, shards: Path, shim: Path | None, references: References
     ) -> None:
-        self._directory, self._shards, self._shim, self._references = (
-            directory,
-            shards,
-            shim,
-            references,
-        )
+        self._directory = directory
+        self._shards = shards
+        self._shim = shim
+        self._references = references
         self._outside = Outside(directory, shards.parent / "corpus", references)
 
     def close(self) -> None:
@@ -107,13 +107,14 @@ class Cases:
                 if case.fault in OUTSIDE:
                     self._outside.run(case, directory, outcome)
                 else:
-                    self._run(case, outcome, directory, stack)
+                    self._run(outcome, directory, stack)
             except Exception as error:  # of this program: a campaign goes on, and says so
                 outcome.wrong_end.append(f"the case itself failed: {type(error).__name__}: {error}")
         outcome.seconds = time.monotonic() - began
         return outcome
 
-    def _run(self, case: Case, outcome: Outcome, directory: Path, stack: ExitStack) -> None:
+    def _run(self, outcome: Outcome, directory: Path, stack: ExitStack) -> None:
+        case = outcome.case
         reference = self._references.of(case.layout)
         runs = directory / "runs"
         half = self._references.half_of(case.layout) if case.resumed else None
@@ -123,31 +124,27 @@ class Cases:
         if half is not None:
             shutil.copytree(half.run, runs / "run")
         if case.fault in DAMAGE:
-            end = self._damaged(case, outcome, directory, runs)
+            end = self._damaged(outcome, directory)
         elif case.fault in STORAGE:
             after = int(case.place * reference.bytes_written * _share_left(half))
-            end = self._without_room(case, outcome, directory, runs, after, on_disk)
+            end = self._without_room(outcome, directory, after, on_disk=on_disk)
         else:
             first = half.step + 1 if half is not None else 1
             disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
-            end = self._disturbed(case, outcome, directory, runs, disturb)
+            end = self._disturbed(outcome, directory, disturb)
         outcome.left += [f"left by the first start: {each}" for each in end.left]
         if end.hung:
             outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
         if case.fault is Fault.CLOCK_BACK:
             set_clock_back(runs / "run")
         if case.fault is Fault.TWO_STARTERS:
-            self._both_go_on(case, outcome, directory, runs, reference)
+            self._both_go_on(outcome, directory, reference)
         else:
-            self._go_on(case, outcome, directory, runs, reference)
+            self._go_on(outcome, directory, reference)
 
-    def _disturbed(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, disturb: Disturbance
-    ) -> End:
-        more = (
-            [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault is Fault.SUSPEND else []
-        )
-        end = self._start(case.layout, directory / "disturbed.log", runs, more, disturb)
+    def _disturbed(self, outcome: Outcome, directory: Path, disturb: Disturbance) -> End:
+        case = outcome.case
+        end = self._start(case.layout, directory / "disturbed.log", _timeout(case), disturb)
         outcome.happened, outcome.in_save = disturb.happened, disturb.in_save
         outcome.waited = disturb.seconds_to_sentence
         if case.fault is Fault.SUSPEND:
@@ -160,22 +157,22 @@ class Cases:
                 also = ", and a traceback" if end.has_traceback else ""
                 outcome.wrong_end.append(f"{len(end.sentences)} sentences{also}: {_last_line(end)}")
         elif case.fault in (Fault.TERMINATE, Fault.CONTINUE):
-            _expect_order(outcome, end, runs / "run")
+            _expect_order(outcome, end, directory / "runs/run")
         return end
 
-    def _without_room(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, after: int, on_disk: bool
-    ) -> End:
+    def _without_room(self, outcome: Outcome, directory: Path, after: int, *, on_disk: bool) -> End:
+        case = outcome.case
+        runs = directory / "runs"
         environment, counter = {}, directory / "written"
         if not on_disk:
             if self._shim is None:
                 outcome.wrong_end.append("not tried: there is no C compiler")
-                return End(0, 0.0, "", "", False, ())
-            environment = failing_storage(self._shim, runs, counter, after, ERRORS[case.fault])
-        more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
-        end = self._start(
-            case.layout, directory / "disturbed.log", runs, more, environment=environment
-        )
+                return End(code=0, seconds=0.0, output="", errors="", hung=False, left=())
+            environment = failing_storage(
+                self._shim, runs, counter=counter, after=after, error=ERRORS[case.fault]
+            )
+        log = directory / "disturbed.log"
+        end = self._start(case.layout, log, _timeout(case), environment=environment)
         outcome.happened = end.code != 0 or (not on_disk and bytes_written(counter) > after)
         if outcome.happened:
             _expect_sentence(outcome, end, WORDS[case.fault], str(runs))
@@ -183,59 +180,66 @@ class Cases:
             make_room(runs)
         return end
 
-    def _damaged(self, case: Case, outcome: Outcome, directory: Path, runs: Path) -> End:
-        newest = max((runs / "run/checkpoints").glob("step_????????"))
-        damage(newest, case)
+    def _damaged(self, outcome: Outcome, directory: Path) -> End:
+        newest = max((directory / "runs/run/checkpoints").glob("step_????????"))
+        damage(newest, outcome.case)
         outcome.happened = True
-        end = self._start(case.layout, directory / "disturbed.log", runs)
+        end = self._start(outcome.case.layout, directory / "disturbed.log")
         if end.code != 0:  # some bytes mean nothing: white space in JSON
             _expect_sentence(outcome, end, newest.name)
         return end
 
-    def _go_on(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
-    ) -> None:
+    def _go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
         """The same command again must finish the run, and make it the undisturbed one."""
+        case = outcome.case
         more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
-        end = self._start(case.then, directory / "resumed.log", runs, more)
+        end = self._start(case.then, directory / "resumed.log", more)
         outcome.left += [f"left by the next start: {each}" for each in end.left]
         if end.hung or end.code != 0:
             how = "hung" if end.hung else f"exit code {end.code}: {_last_line(end)}"
             outcome.different.append(f"does not go on ({how})")
             return
-        outcome.different += differences(runs / "run", reference.run, case.then == case.layout)
+        run = directory / "runs/run"
+        outcome.different += differences(run, reference.run, case.then == case.layout)
 
-    def _both_go_on(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
-    ) -> None:
-        """Start the run twice at once: one must finish it, and the other say that somebody trains it."""
+    def _both_go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
+        """Start the run twice at once: one must finish it, the other say that it is trained."""
+        run = directory / "runs/run"
         with ThreadPoolExecutor(2) as pool:
             logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
-            ends = list(pool.map(lambda log: self._start(case.then, log, runs), logs))
+            ends = list(pool.map(lambda log: self._start(outcome.case.then, log), logs))
         codes = sorted(end.code for end in ends)
         if codes != [0, 2]:
             outcome.different.append(f"two starts ended with exit codes {codes}, not 0 and 2")
         for end in ends:
             if end.code == 2:
-                _expect_sentence(outcome, end, str(runs / "run"))
+                _expect_sentence(outcome, end, str(run))
         if 0 in codes:
-            outcome.different += differences(runs / "run", reference.run, True)
+            outcome.different += differences(run, reference.run, same_layout=True)
 
     def _start(
         self,
         layout: Layout,
         log: Path,
-        runs: Path,
-        more: list[str] | None = None,
+        more: Sequence[str] = (),
         disturb: Disturbance | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> End:
-        overrides = [*overrides_for(layout, self._shards, runs), *(more or [])]
-        return run_start(overrides, layout, runs / "run", log, disturb or _leave_alone, environment)
+        """Start the run beside `log`, with overrides of this case."""
+        runs = log.with_name("runs")
+        return run_start(
+            [*overrides_for(layout, self._shards, runs), *more],
+            layout,
+            runs / "run",
+            log,
+            disturb=disturb or leave_alone,
+            environment=environment,
+        )
 
 
-def _leave_alone(start: Start) -> None:
-    """Nothing happens to this one."""
+def _timeout(case: Case) -> list[str]:
+    """Return the override of a short timeout, for faults that are told after it."""
+    return [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
 
 
 def _share_left(half: Half | None) -> float:
@@ -244,7 +248,7 @@ def _share_left(half: Half | None) -> float:
 
 
 def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
-    """Return the size of the disk: the run's present files and a share of the space it still needs."""
+    """Return the bytes of the disk: the run's files and a share of the space it still needs."""
     has = size_on_disk(half.run) if half is not None else 0
     needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
     return has + PAGE + int(case.place * max(0, needs - has))
@@ -272,7 +276,7 @@ def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
 
 
 def _expect_order(outcome: Outcome, end: End, run: Path) -> None:
-    """After a signal to stop: saved and exit code 0; or, before the handlers were there, ended by it."""
+    """After a signal to stop: saved and exit code 0; or ended by it, before it was handled."""
     if end.hung:
         return
     number = signal.SIGTERM if outcome.case.fault is Fault.TERMINATE else signal.SIGUSR1

@@ -1,4 +1,4 @@
-"""The faults of a start: signals at a random moment, file systems that fail, damage to a checkpoint."""
+"""The faults of a start: signals at a random moment, failing file systems, damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -117,9 +117,17 @@ def build_shim(directory: Path) -> Path | None:
 
 
 def failing_storage(
-    shim: Path, root: Path, counter: Path, after: int, error: int
+    shim: Path, root: Path, *, counter: Path, after: int, error: int
 ) -> dict[str, str]:
-    """The environment in which no byte from `after` on (NEVER: all are) can be written below `root`."""
+    """Return the environment in which writing below a directory fails.
+
+    Args:
+        shim: the library of `build_shim`.
+        root: the directory.
+        counter: a file that counts the bytes that were written.
+        after: the first byte that cannot be written; NEVER: all can.
+        error: number of the error, or STANDS.
+    """
     counter.write_bytes(bytes(8))
     return {
         "LD_PRELOAD": str(shim),
@@ -131,6 +139,7 @@ def failing_storage(
 
 
 def bytes_written(counter: Path) -> int:
+    """Return the bytes that were written below the root of `failing_storage`."""
     return int.from_bytes(counter.read_bytes(), "little")
 
 
@@ -141,7 +150,15 @@ ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO, Fault.STORAG
 
 @contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[bool]:
-    """A file system of `size` bytes (whole pages) at `directory`; False where this user may not mount one."""
+    """A context in which a directory is a file system of its own.
+
+    Args:
+        directory: is made if it is not there.
+        size: bytes, in whole pages.
+
+    Yields:
+        False where this user may not mount one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={max(size, 1)}", "none", str(directory)]
     try:
@@ -164,7 +181,7 @@ AHEAD_SECONDS = 3600.0
 
 
 def set_clock_back(run: Path) -> None:
-    """Date all that a killed run has left, if anything, an hour ahead, as after the correction of a clock."""
+    """Date all that a killed run has left an hour ahead, as after the correction of a clock."""
     for path in [*run.rglob("*"), run]:
         if path.exists() and not path.is_symlink():
             then = path.stat().st_mtime + AHEAD_SECONDS
@@ -172,7 +189,15 @@ def set_clock_back(run: Path) -> None:
 
 
 def damage(checkpoint: Path, case: Case) -> Path:
-    """Flip a bit of, or cut, one of the checkpoint's files, or remove its marker; which one."""
+    """Flip a bit of, or cut, one of a checkpoint's files, or remove its marker.
+
+    Args:
+        checkpoint: its directory.
+        case: says what, and where.
+
+    Returns:
+        The file.
+    """
     if case.fault is Fault.MARKER_LOST:
         (checkpoint / "COMPLETE").unlink()
         return checkpoint / "COMPLETE"

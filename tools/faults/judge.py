@@ -16,8 +16,10 @@ from tools.faults.plan import STEPS
 LOSS_ROUNDING = 1e-6
 """Largest relative difference of a loss after another layout, in fp32."""
 ROUNDING = 1e-3
-"""The same of other records and of weights, relative to the largest of a tensor: AdamW divides by the root of
-a second moment, which makes much of the rounding of a small gradient."""
+"""The same of other records and of weights, relative to the largest of a tensor.
+
+AdamW divides by the root of a second moment, which makes much of the rounding of a small gradient.
+"""
 ALL_STEPS = list(range(1, STEPS + 1))
 SCALARS = ("loss/train", "optim/grad_norm")
 OF_THE_LAYOUT = ("memory/", "counters/micro_steps")
@@ -28,7 +30,9 @@ def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
     """Return the differences from the undisturbed run, a few words each.
 
     Args:
-        same_layout: all of it ran at one layout, so that every bit must be equal; else up to rounding.
+        run: the disturbed one.
+        reference: the undisturbed one.
+        same_layout: both ran at one layout, so that every bit must be equal; else up to rounding.
     """
     state = run / "state"
     if not state.is_file() or state.read_text() != "finished\n":

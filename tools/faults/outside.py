@@ -1,4 +1,4 @@
-"""Faults where no start of a training is struck: inputs of tokenize, an export, the controller of a Slurm."""
+"""Faults of other commands: inputs of tokenize, an export, the controller of a Slurm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.slurm.drills import Drills
 from tests.slurm.drills import References as Uninterrupted
 from tools.faults.plan import LAYOUTS, Case, Fault
 from tools.faults.references import References
-from tools.faults.starts import End, Start, run_command
+from tools.faults.starts import Disturb, End, Start, leave_alone, run_command
 
 FILES, FILE_BYTES = 4, 6 << 20
 SMALL_FILES = 240
@@ -82,7 +82,13 @@ class Outside:
         self._stack.close()
 
     def run(self, case: Case, directory: Path, verdict: Verdict) -> None:
-        """From the fault to the verdict."""
+        """From the fault to the verdict.
+
+        Args:
+            case: its fault is one of OUTSIDE.
+            directory: of the case's files.
+            verdict: notes what happened.
+        """
         tried = {
             Fault.INPUT_CUT: self._input_cut,
             Fault.WEB_503: self._web_503,
@@ -91,7 +97,7 @@ class Outside:
         }
         tried[case.fault](case, directory, verdict)
 
-    # --- tokenize -----------------------------------------------------------------------------------------
+    # --- tokenize ---
 
     def _input_cut(self, case: Case, directory: Path, verdict: Verdict) -> None:
         """One of four plain files becomes shorter while they are read."""
@@ -135,8 +141,12 @@ class Outside:
         }
         chance = random.Random(f"{case.number}/{case.moment}")
         out = directory / "shards"
+
+        def unlucky() -> bool:
+            return chance.random() < SHARE_OF_503
+
         with serving(files) as web:
-            web.unlucky = lambda: chance.random() < SHARE_OF_503
+            web.unlucky = unlucky
             urls = [web.url(name) for name in files]
             end = self._tokenize(urls, out, directory / "disturbed.log")
             refused = web.refused
@@ -148,12 +158,12 @@ class Outside:
         verdict.different += _other_shards(end, out, whole)
 
     def _tokenize(
-        self, inputs: list[object], out: Path, log: Path, disturb: object = lambda start: None
+        self, inputs: list[object], out: Path, log: Path, disturb: Disturb = leave_alone
     ) -> End:
         tokenizer = ["--tokenizer", self._corpus.parent / "tokenizer.model", "--name", "text"]
         options = ["--out", out, "--workers", "2", "--files-per-shard", "40", *tokenizer]
         command = [sys.executable, "-m", "data_pipeline", "tokenize", *inputs, *options]
-        return run_command([str(word) for word in command], out, log, disturb)  # type: ignore[arg-type]
+        return run_command([str(word) for word in command], out, log, disturb)
 
     def _inputs(self, size: str) -> Path:
         """Four large files or many small ones, of the corpus's text in plain lines."""
@@ -177,7 +187,7 @@ class Outside:
                 self._made[size] = out
             return self._made[size]  # type: ignore[return-value]
 
-    # --- export -------------------------------------------------------------------------------------------
+    # --- export ---
 
     def _export_killed(self, case: Case, directory: Path, verdict: Verdict) -> None:
         """SIGKILL of `export` at any moment; then the same command again."""
@@ -192,9 +202,8 @@ class Outside:
 
         end = self._export(out, directory / "disturbed.log", kill)
         verdict.left += end.left
-        verdict.happened = (
-            verdict.happened and not out.exists()
-        )  # else it had done all, and was leaving
+        # If the export is there, it had done all, and was leaving.
+        verdict.happened = verdict.happened and not out.exists()
         if verdict.happened:
             if end.code != -signal.SIGKILL:
                 verdict.wrong_end.append(f"exit code {end.code}")
@@ -216,16 +225,16 @@ class Outside:
                 self._made["export"] = out, end.seconds
             return self._made["export"]  # type: ignore[return-value]
 
-    def _export(self, out: Path, log: Path, disturb: object = lambda start: None) -> End:
+    def _export(self, out: Path, log: Path, disturb: Disturb = leave_alone) -> End:
         run = self._references.of(next(iter(LAYOUTS))).run
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pretrain", "export", str(run), "--out", str(out)]
-        return run_command(command, out, log, disturb)  # type: ignore[arg-type]
+        return run_command(command, out, log, disturb)
 
-    # --- Slurm --------------------------------------------------------------------------------------------
+    # --- Slurm ---
 
     def _controller_away(self, case: Case, _: Path, verdict: Verdict) -> None:
-        """Slurmctld is gone while a rank is killed, or all are asked to save and end; then it comes back."""
+        """Slurmctld is gone while a rank is killed, or all are told to save and end; it returns."""
         drills = self._drills()
         with self._one_slurm:
             job = drills.train(f"away_{case.seed}_{case.number}", settings={"HOLD_AT": HELD_BEFORE})
@@ -259,7 +268,7 @@ class Outside:
                 shards = self._references.shards
                 undisturbed = Uninterrupted(shards, directory / "runs")
                 self._made["drills"] = Drills(
-                    cluster, shards, directory, undisturbed, tuple(cluster.nodes[:2])
+                    cluster, shards, directory, undisturbed, nodes=tuple(cluster.nodes[:2])
                 )
             return self._made["drills"]  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""The plan of a campaign: everything random in it, drawn from its seed and the number of the case."""
+"""The plan of a campaign: everything random in it, drawn from its seed and the case's number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tiny import tiny_overrides
 
 STEPS, SAVE_EVERY = 24, 3
 SUSPENDED_SECONDS, OTHER_SECONDS = 10, 120
-"""parallel.timeout_seconds where a rank or the disk stands, and else: on a busy machine ranks start apart."""
+"""parallel.timeout_seconds where a rank or the disk stands, and else: ranks may start late."""
 
 
 class Fault(Enum):
@@ -77,7 +77,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A fault. Values in [0, 1) are shares of a quantity that is only known when the fault happens.
+    """A fault. Values in [0, 1) are shares of a quantity that is known when the fault happens.
 
     Attributes:
         seed, number: of the campaign, and of the case in it.
@@ -86,7 +86,7 @@ class Case:
         moment: of the time of the start, or of the steps that are trained.
         within: the step in which it comes.
         rank: which rank, for faults of one.
-        whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends the ranks.
+        whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends them.
         place: which byte: of all that a run writes, or of a file of the checkpoint.
         file: which file of the checkpoint.
         bit: which bit of that byte.
@@ -114,7 +114,12 @@ class Case:
 
 
 def draw(seed: int, number: int) -> Case:
-    """Case `number` of the campaign `seed`: the kinds come in turn, so that all are as frequent."""
+    """Draw a case: the kinds come in turn, so that all are as frequent.
+
+    Args:
+        seed: of the campaign.
+        number: of the case in it.
+    """
     chance = random.Random(f"{seed}/{number}")
     fault = list(Fault)[number % len(Fault)]
     layout = _layout(chance)
@@ -145,7 +150,13 @@ def _layout(chance: random.Random) -> Layout:
 
 
 def overrides_for(layout: Layout, shards: Path, runs: Path) -> list[str]:
-    """The run of all cases at `layout`, in `runs`/run: frozen banks, dropout, saves behind training."""
+    """Return the overrides of all cases' run: frozen banks, dropout, asynchronous saves.
+
+    Args:
+        layout: of the run.
+        shards: text to train on.
+        runs: the run is in its `run`.
+    """
     return tiny_overrides(
         shards,
         runs,

@@ -1,4 +1,4 @@
-"""The undisturbed runs, one a layout: what the disturbed ones must become, and how long they take."""
+"""The undisturbed runs, one a layout: what disturbed ones must become, and their times."""
 
 from __future__ import annotations
 
@@ -60,14 +60,22 @@ class References:
         self._locks = {layout: threading.Lock() for layout in LAYOUTS}
 
     def of(self, layout: Layout) -> Reference:
-        """Raises AssertionError: the undisturbed run has failed, so there is nothing to compare with."""
+        """Return the undisturbed run of a layout.
+
+        Raises:
+            AssertionError: it has failed, so there is nothing to compare with.
+        """
         with self._locks[layout]:
             if layout not in self._whole:
                 self._whole[layout] = self._make_whole(layout)
             return self._whole[layout]
 
     def half_of(self, layout: Layout) -> Half:
-        """Raises AssertionError: as `of`."""
+        """Return the stopped run of a layout.
+
+        Raises:
+            AssertionError: it has not stopped as it was told to.
+        """
         with self._locks[layout]:
             if layout not in self._halves:
                 self._halves[layout] = self._make_half(layout)
@@ -86,9 +94,12 @@ class References:
 
         environment = {}
         if self._shim is not None:
-            environment = failing_storage(self._shim, directory, counter, NEVER, 0)
+            environment = failing_storage(
+                self._shim, directory, counter=counter, after=NEVER, error=0
+            )
         overrides = overrides_for(layout, self.shards, directory)
-        end = run_start(overrides, layout, run, directory / "log", watch, environment)
+        log = directory / "log"
+        end = run_start(overrides, layout, run, log, disturb=watch, environment=environment)
         _require(end, f"the undisturbed run of {layout}", run, "finished")
         written = bytes_written(counter) if self._shim is not None else size_on_disk(run)
         return Reference(run, first_step, (end.seconds - first_step) / STEPS, written)
@@ -103,14 +114,14 @@ class References:
                 start.launcher.send_signal(signal.SIGUSR1)
 
         overrides = overrides_for(layout, self.shards, directory)
-        end = run_start(overrides, layout, run, directory / "log", stop_halfway)
+        end = run_start(overrides, layout, run, directory / "log", disturb=stop_halfway)
         _require(end, f"the stopped run of {layout}", run, "continue")
         return Half(run, max(logged_steps(run)))
 
 
 def _require(end: End, what: str, run: Path, state: str) -> None:
-    said = f"{what} ended with exit code {end.code} after {end.seconds:.0f} s:\n{end.output}\n{end.errors}"
-    assert end.code == 0 and not end.hung, said
+    said = f"{what} ended with exit code {end.code} after {end.seconds:.0f} s:"
+    assert end.code == 0 and not end.hung, f"{said}\n{end.output}\n{end.errors}"
     assert (run / "state").read_text() == f"{state}\n", f"{what} is not {state}"
     assert not end.left, f"{what} has left {', '.join(end.left)}"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 
@@ -22,7 +23,7 @@ from tools.faults.plan import Layout
 MARK = "FAULTS_START"
 """In the environment of every process of a start, so that it is found wherever it has gone."""
 LONGEST_START = 600.0
-"""Seconds after which a start that has not ended counts as hung: up to the fault, and again after it."""
+"""Seconds after which a start that has not ended is hung: up to the fault, and again after it."""
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 0.005
 BURIAL_SECONDS = 10.0
@@ -50,7 +51,7 @@ class Start:
         return time.monotonic() - self.began
 
     def ranks(self) -> list[psutil.Process]:
-        """The ranks, in their order; those that have ended, too, as long as the launcher has not noticed."""
+        """Return the ranks in order, with those whose end the launcher has not noticed."""
         with suppress(psutil.Error):
             return sorted(self.launcher.children(), key=lambda child: child.pid)
         return []
@@ -107,30 +108,50 @@ class End:
         return "Traceback" in self.errors or "Traceback" in self.output
 
 
+Disturb: TypeAlias = Callable[[Start], None]
+
+
+def leave_alone(start: Start) -> None:
+    """Disturb nothing."""
+
+
 def run_start(
     overrides: Sequence[str],
     layout: Layout,
     run: Path,
     log: Path,
-    disturb: Callable[[Start], None] = lambda start: None,
+    *,
+    disturb: Disturb = leave_alone,
     environment: Mapping[str, str] | None = None,
 ) -> End:
-    """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and the rest as `run_command`."""
+    """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and wait for its end.
+
+    Args:
+        overrides: of the configuration.
+        layout: says how many ranks.
+        run: as of `run_command`, and so are the others.
+        log: as above.
+        disturb: as above.
+        environment: as above.
+    """
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
     command += ["--local-ranks", str(layout.ranks)]
-    return run_command(command, run, log, disturb, environment)
+    return run_command(command, run, log, disturb, environment=environment)
 
 
 def run_command(
     command: Sequence[str],
     run: Path,
     log: Path,
-    disturb: Callable[[Start], None] = lambda start: None,
+    disturb: Disturb = leave_alone,
+    *,
     environment: Mapping[str, str] | None = None,
 ) -> End:
     """Start a command, disturb it, and wait for its end.
 
     Args:
+        command: words of the command line.
+        disturb: is called with the start while it runs.
         run: the directory that it makes.
         log: its output goes there, its errors beside it.
         environment: is added to the usual one.
@@ -149,7 +170,7 @@ def run_command(
             stderr=err,
             preexec_fn=prepare_child,  # a campaign that is killed leaves nothing behind either
         )
-        start = Start(run, launcher, mark, time.monotonic(), log)
+        start = Start(run, launcher, mark, began=time.monotonic(), log=log)
         try:
             disturb(start)
             start.waited = 0.0  # for the end, however long the way to the fault was
@@ -158,11 +179,18 @@ def run_command(
             left = () if hung else tuple(_left_behind(start, shared_before))
         finally:
             _kill(start)
-    return End(launcher.wait(10), seconds, log.read_text(), errors.read_text(), hung, left)
+    return End(
+        code=launcher.wait(10),
+        seconds=seconds,
+        output=log.read_text(),
+        errors=errors.read_text(),
+        hung=hung,
+        left=left,
+    )
 
 
 def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
-    """Return what is left after the launcher has ended; the kernel gets a moment to reap the ranks."""
+    """Yield what is left after the launcher's end; the kernel gets a moment to reap the ranks."""
     deadline = time.monotonic() + BURIAL_SECONDS
     while True:
         family = start.family()
@@ -194,7 +222,7 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
 
 
 def _listening(mark: str) -> set[int]:
-    """Ports at which someone listens who is not of another start: those may have been given out again."""
+    """Return ports at which a process listens, but for other starts': these may have got them."""
     found = set()
     for each in psutil.net_connections(kind="tcp"):
         if each.status == psutil.CONN_LISTEN:

@@ -29,13 +29,19 @@ HEADS = (
 
 
 def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
-    """The table by fault, what stands above it, and a line for each problem."""
+    """Return the table by fault, what stands above it, and a line for each problem.
+
+    Args:
+        outcomes: of all cases.
+        command: that ran them.
+        seconds: that they took.
+    """
     good = sum(not outcome.problems for outcome in outcomes)
     commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
     rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
     lines = [
-        f"`{command}`, commit {', '.join(commits) or commit()}, {platform.system()} {platform.machine()}, "
-        f"{seconds / 60:.0f} minutes:",
+        f"`{command}`, commit {', '.join(commits) or commit()}, "
+        f"{platform.system()} {platform.machine()}, {seconds / 60:.0f} minutes:",
         f"**{good} of {len(outcomes)}** went on as if nothing had happened.",
         "",
         f"| {' | '.join(HEADS)} |",
@@ -98,6 +104,10 @@ def recorded(path: Path) -> list[Outcome]:
 def put_into(page: Path, text: str) -> None:
     """Replace what stands between the two marks of a page.
 
+    Args:
+        page: in Markdown.
+        text: to put there.
+
     Raises:
         ValueError: it has not got them.
     """
@@ -111,13 +121,10 @@ def put_into(page: Path, text: str) -> None:
 def commit() -> str:
     """The commit that is tried."""
 
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30
-        )
+    def git(arguments: str) -> str:
+        command = ["git", *arguments.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
         return done.stdout.strip()
 
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", "pretrain", "data_pipeline"
-    )
-    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{' with changes' if changed else ''}"
+    changed = git("status --porcelain --untracked-files=no -- pretrain data_pipeline")
+    return f"{git('rev-parse --short HEAD') or 'unknown'}{' with changes' if changed else ''}"

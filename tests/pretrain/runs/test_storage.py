@@ -40,7 +40,7 @@ def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> N
         "print([stands(Path(each), 1.0) for each in sys.argv[1:]], flush=True)"
     )
     environment = os.environ | failing_storage(
-        shim, standing, tmp_path / "counter", 0, error=STANDS
+        shim, standing, counter=tmp_path / "counter", after=0, error=STANDS
     )
     command = [sys.executable, "-c", program, standing, other, tmp_path / "nowhere"]
     done = subprocess.run(
