@@ -1,8 +1,8 @@
 """Standard output and error that may go away without ending what shows itself there.
 
-A training outlives its terminal: the reader of a pipe ends (`| head`, `| tee` at Ctrl-C), ssh drops,
-the disk of a log file is full. Without this file the next line printed would end the process, and
-everything since its last checkpoint would be lost.
+A training outlives its terminal: the reader of a pipe ends (`| head`, `| tee` at Ctrl-C), ssh
+drops, the disk of a log file is full. Without this file the next line printed would end the
+process, and everything since its last checkpoint would be lost.
 """
 
 from __future__ import annotations
