@@ -9,13 +9,13 @@ Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.optimizers import ADAMW, factor_of_name
 
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
 """Attributes in which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep parameters by group."""
@@ -31,8 +31,9 @@ def parameter_groups(
 
     Parameters with the same mark `optimizer_group` form a group after the others: weights that
     become trainable later have a step count of their own, and leave the earlier groups as they
-    were. Weight decay is for matrices without the mark `no_weight_decay`. Marks follow from the
-    inventory, see `megatron_patches.model.initialize`.
+    were. The mark `optimizer_rule` keeps apart what different rules update. Weight decay is for
+    matrices without the mark `no_weight_decay`. Marks follow from the inventory, see
+    `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
 
     Args:
         model: with parameters that require gradients.
@@ -40,36 +41,26 @@ def parameter_groups(
         rate_factors: {name pattern: factor of the learning rate} for parameters whose name matches.
 
     Returns:
-        Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`.
+        Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`,
+        and the name of its rule under `rule`.
     """
-    members: dict[tuple[int, bool, float], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[int, str, bool, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
             number = getattr(parameter, "optimizer_group", 0)
-            factor = rate_factor(name, rate_factors or {})
-            members.setdefault((number, not decayed, factor), []).append(parameter)
+            rule = getattr(parameter, "optimizer_rule", ADAMW.name)
+            factor = factor_of_name(name, rate_factors or {})
+            members.setdefault((number, rule, not decayed, factor), []).append(parameter)
     return [
         {
             "params": members[key],
-            "weight_decay": 0.0 if key[1] else weight_decay,
-            "rate_factor": key[2],
+            "weight_decay": 0.0 if key[2] else weight_decay,
+            "rate_factor": key[3],
+            "rule": key[1],
         }
         for key in sorted(members)
     ]
-
-
-def rate_factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the factor of a parameter's learning rate.
-
-    Args:
-        name: of the parameter.
-        factors: {name pattern: factor}.
-
-    Returns:
-        The factor of the first pattern that the name matches, or 1.
-    """
-    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:

@@ -7,9 +7,12 @@ inventory, each by its rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, partial
 
+from megatron_patches.recipe.matrices import has_matrices, stacks
 from megatron_patches.recipe.parts import Tensor
 
 FP32 = 4
@@ -67,6 +70,29 @@ class Rule:
 ADAMW = Rule("adamw", states=("exp_avg", "exp_avg_sq"))
 
 
+@cache
+def muon(steps: int) -> Rule:
+    """Return the rule of Muon, which takes the matrices of the layers.
+
+    Args:
+        steps: Newton-Schulz iterations of an update.
+    """
+    products = partial(newton_schulz_flops, steps=steps)
+    return Rule(
+        "muon", states=("momentum",), takes=has_matrices, products=products, whole_matrices=True
+    )
+
+
+def newton_schulz_flops(tensor: Tensor, steps: int) -> int:
+    """Return the FLOPs of the Newton-Schulz iterations of a whole tensor.
+
+    Args:
+        tensor: its declaration.
+        steps: iterations.
+    """
+    return sum(stack.flops(steps) for stack in stacks(tensor))
+
+
 def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
     """Return the rule that updates a tensor: the first that takes it.
 
@@ -75,6 +101,19 @@ def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
         rules: of the run's optimizer, in order.
     """
     return next(rule for rule in rules if rule.takes(tensor))
+
+
+def factor_of_name(name: str, factors: Mapping[str, float]) -> float:
+    """Return the factor of a parameter's learning rate.
+
+    Args:
+        name: of the parameter.
+        factors: {name pattern: factor}.
+
+    Returns:
+        The factor of the first pattern that the name matches, or 1.
+    """
+    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def checkpoint_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:

@@ -126,6 +126,8 @@ class Tensor:
             time, as in megatron-core's W_QKV, [q … q k v] for each key head. Then a rank's share is
             contiguous. None: each part is in one piece.
         partial: see Partial; None: every rank has the whole gradient.
+        head_rows: rows of a head, in the parts of queries and keys; None: there are no heads, or
+            their rows are factors.
         layer: number of the layer, from 0; None: outside of the layers.
     """
 
@@ -141,6 +143,7 @@ class Tensor:
     start: Start = "normal"
     repeats: int | None = None
     partial: Partial | None = None
+    head_rows: int | None = None
     layer: int | None = None
 
     @property

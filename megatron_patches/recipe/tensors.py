@@ -162,6 +162,7 @@ class QueryKeyValue(Part):
             parts=tuple((f"{at.stream}.{part}", count) for part, count in rows.items()),
             start="bank_by_fp32" if self._starts_from_bank else "normal",
             repeats=shape.num_query_groups,
+            head_rows=shape.head_dim,
             layer=at.layer,
         )
 
@@ -251,6 +252,7 @@ class QueryKeyValue(Part):
                 groups=groups,
                 phase=begins or 0,
                 start=start,
+                head_rows=None if factors else head_dim,
                 layer=at.layer,
             )
 

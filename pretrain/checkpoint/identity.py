@@ -30,6 +30,7 @@ DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.dat
 _DEFAULTS: dict[str, Any] = {
     **{f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES},
     "model.vocab_multiple": 1,
+    "optimizer.kind": "adamw",
 }
 """Values that checkpoints mean by saying nothing: their keys are younger."""
 

@@ -31,6 +31,7 @@ def check_tree(config: Config) -> None:
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
     _check_rate_factors(config)
+    _check_muon(config)
     _check_recompute(config)
     _check_telemetry(config)
     _check_initial_weights(config)
@@ -169,6 +170,23 @@ def _check_rate_factors(config: Config) -> None:
         left = [name for name in left if name not in named]
 
 
+def _check_muon(config: Config) -> None:
+    """Refuse a rate for a weight that is not there, and a penalty that Muon would rescale."""
+    optimizer = config.optimizer
+    if optimizer.kind == "muon" and config.policy.penalty:
+        raise UserError(
+            f"attention.variant={config.attention.variant} with optimizer.kind=muon: the update "
+            "of a matrix has the same size for any attention.penalty; use kind adamw, or another "
+            "variant"
+        )
+    if optimizer.output_learning_rate is not None and config.model.tied_embeddings:
+        raise UserError(
+            f"optimizer.output_learning_rate={optimizer.output_learning_rate} but the output "
+            "layer has the weight of the embeddings; set optimizer.embedding_learning_rate, or "
+            "model.tied_embeddings=false"
+        )
+
+
 def _check_recompute(config: Config) -> None:
     if config.performance.recompute != "query_key":
         return
@@ -258,6 +276,11 @@ def check_stage(config: Config, stage: int) -> None:
                 "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something "
                 "DeepSpeed does at ZeRO stage 0; set deepspeed.config=auto"
             )
+    if stage > 1 and any(rule.whole_matrices for rule in config.optimizer.rules):
+        raise UserError(
+            f"optimizer.kind={config.optimizer.kind} needs the gradients of whole matrices, which "
+            f"ZeRO stage {stage} does not keep; set deepspeed.config=auto, zero0 or zero1"
+        )
     if stage == 3:
         _check_same_parameters(config)
     if policy.unfreeze and stage not in (1, 2):

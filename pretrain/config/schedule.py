@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_patches.recipe.phases import Unfreeze, last_steps, newly_trainable
-from pretrain.config.sections import OptimizerSection, ScheduleSection
+from pretrain.config.optimizer import OptimizerSection
+from pretrain.config.sections import ScheduleSection
 
 
 @dataclass(frozen=True)

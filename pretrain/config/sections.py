@@ -1,8 +1,8 @@
 """The sections of the configuration tree: names, types, ranges, meanings, records of the keys.
 
 Checks that need one section only live here; those across sections live in `refusals`. Every section
-is frozen and rejects unknown keys. The attention section is in `attention`, the values' types are
-in `types`.
+is frozen and rejects unknown keys. The sections of attention and optimizer are in files of these
+names, the values' types are in `types`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from megatron_patches.recipe.optimizers import ADAMW, Rule
 from pretrain.config.types import (
     SEED_MAX,
-    Betas,
     Int,
     Names,
     OnResume,
     PathLike,
-    RateFactors,
     Section,
     Setting,
     as_tuple,
@@ -127,38 +124,6 @@ class ModelSection(Section):
         "Initial weights, a file of `python -m pretrain import`; unset: random initialization.",
         replace(MODEL, note="compared by what the file holds"),
     )
-
-
-class OptimizerSection(Section):
-    """AdamW."""
-
-    learning_rate: float = setting(
-        ..., "Peak learning rate of AdamW, reached at the end of warmup.", EVERY_STEP, gt=0
-    )
-    learning_rate_factors: RateFactors = setting(
-        {},
-        "Per-parameter learning-rate factors, {name pattern: factor}; the first matching pattern "
-        "applies; * stands for any text, as in '*_taps'.",
-        EVERY_STEP,
-    )
-    betas: Betas = setting(
-        (0.9, 0.98), "AdamW's decay rates of the first and second moment.", EVERY_STEP
-    )
-    eps: float = setting(1e-8, "AdamW's epsilon.", EVERY_STEP, gt=0)
-    weight_decay: float = setting(
-        0.01,
-        "Decoupled weight decay of matrices and embeddings (not of norms).",
-        EVERY_STEP,
-        ge=0,
-    )
-    gradient_clip: float = setting(
-        1.0, "Clip gradients to this global norm; 0: no clipping.", EVERY_STEP, ge=0
-    )
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the optimizer, in the order in which they choose their tensors."""
-        return (ADAMW,)
 
 
 class ScheduleSection(Section):

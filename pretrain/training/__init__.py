@@ -6,6 +6,9 @@ run_files       files and lines that describe a run at its start and end
 phase_engine    the live engine, and its successor where a run begins to train more weights
 engine          model -> DeepSpeed engine, audited
 optimizers      the optimizers for DeepSpeed, and their clipping
+muon            Muon for the matrices of the layers, AdamW for the rest
+ownership       which rank orthogonalises which matrix, and what ranks send each other for it
+orthogonalise   Newton-Schulz iterations, and copies between flat tensors and stacks of matrices
 reduction       gradients summed over data-parallel ranks during the backward pass
 update          the update of the weights, made only from good numbers
 stability       stop of a run whose numbers stay bad; known good checkpoints

@@ -7,21 +7,65 @@ and our optimizer clips by it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
 import torch
 
-from megatron_patches.engine.freeze import audit, reduce_partial_gradients
+from megatron_patches.engine.freeze import audit, parameter_groups, reduce_partial_gradients
+from megatron_patches.model.gpt import GPT
+from megatron_patches.recipe.optimizers import ADAMW, rule_of
+from megatron_patches.recipe.parts import Tensor
+from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.deepspeed import check_zero_section
+from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
-from pretrain.training.optimizers import build_optimizer, clip_by_outer_norm, clip_by_own_norm
+from pretrain.training.muon import MuonWithAdamW
+from pretrain.training.optimizers import (
+    FusedAdamW,
+    RuleOptimizer,
+    clip_by_outer_norm,
+    clip_by_own_norm,
+)
 from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerSection], RuleOptimizer]] = {
+    ADAMW.name: FusedAdamW,
+    MuonWithAdamW.rule.name: MuonWithAdamW,
+}
+"""{name of the first rule: what builds the optimizer of parameter groups and settings}."""
+
+
+def build_optimizer(
+    model: torch.nn.Module, settings: OptimizerSection, inventory: Iterable[Tensor] = ()
+) -> RuleOptimizer:
+    """Build the optimizer of a model's trainable parameters, for DeepSpeed.
+
+    Args:
+        model: of `build_model`, before DeepSpeed wraps it.
+        settings: name the rules, rates and decay.
+        inventory: its tensors; without them all is by AdamW, and rates follow from names alone.
+    """
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    declared = {tensor.name: tensor for tensor in inventory}
+    factors = dict(settings.learning_rate_factors)
+    if declared:
+        factors = {name: settings.rate_factor(tensor) for name, tensor in declared.items()}
+        for name, parameter in model.named_parameters():
+            rule = rule_of(declared[name], settings.rules)
+            parameter.optimizer_rule = rule.name  # type: ignore[attr-defined]
+    groups = parameter_groups(model, settings.weight_decay, factors)
+    optimizer = OPTIMIZERS[settings.rules[0].name](groups, settings)
+    if type(optimizer) not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(type(optimizer))
+    return optimizer
 
 
 def wrap_model(
-    model: torch.nn.Module, resolved: Resolved, context: ParallelContext
+    model: GPT, resolved: Resolved, context: ParallelContext
 ) -> tuple[Any, OverlappedReduction | None, dict[str, Any]]:
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
@@ -35,7 +79,7 @@ def wrap_model(
         the audit.
 
     Raises:
-        MethodError: ZeRO holds a frozen weight.
+        MethodError: ZeRO holds a frozen weight, or Muon would not reach every matrix.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     config, stage = resolved.config, resolved.layout.zero_stage
@@ -46,7 +90,7 @@ def wrap_model(
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
     )
     clip = config.optimizer.gradient_clip
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, config.optimizer, model.inventory)
     if precision.dtype == "fp32" and stage == 0:
         settings["gradient_clipping"] = 0.0
         clip_by_own_norm(optimizer, clip, context.tensor_parallel_group)
@@ -63,7 +107,11 @@ def wrap_model(
         engine.enable_backward_allreduce = False
         if not alone:
             reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
-    return engine, reduction, audit(engine, context.tensor_parallel_group)
+    found = audit(engine, context.tensor_parallel_group)
+    if isinstance(optimizer, MuonWithAdamW):
+        own = slices_of_rank(engine)
+        optimizer.own_matrices(own, model.inventory, context, replicated=stage == 0)
+    return engine, reduction, found
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

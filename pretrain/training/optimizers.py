@@ -8,17 +8,15 @@ read. Its ZeRO takes optimizers of the classes in its list only; ours are added 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import unwrap
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from megatron_patches.engine.freeze import parameter_groups
 from megatron_patches.recipe.optimizers import ADAMW, Rule
 from pretrain.checkpoint.slices import STEP
-from pretrain.config.sections import OptimizerSection
+from pretrain.config.optimizer import OptimizerSection
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -86,28 +84,6 @@ class FusedAdamW(RuleOptimizer, torch.optim.AdamW):
     def __init__(self, groups: list[dict[str, Any]], settings: OptimizerSection) -> None:
         rate, betas, eps = settings.learning_rate, settings.betas, settings.eps
         super().__init__(groups, lr=rate, betas=betas, eps=eps, fused=True)
-
-
-OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimizerSection], RuleOptimizer]] = {
-    ADAMW.name: FusedAdamW,
-}
-"""{name of the first rule: what builds the optimizer of parameter groups and settings}."""
-
-
-def build_optimizer(model: torch.nn.Module, settings: OptimizerSection) -> RuleOptimizer:
-    """Build the optimizer of a model's trainable parameters, for DeepSpeed.
-
-    Args:
-        model: of `build_model`, before DeepSpeed wraps it.
-        settings: name the rules, rates and decay.
-    """
-    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
-
-    groups = parameter_groups(model, settings.weight_decay, settings.learning_rate_factors)
-    optimizer = OPTIMIZERS[settings.rules[0].name](groups, settings)
-    if type(optimizer) not in ZERO_SUPPORTED_OPTIMIZERS:
-        ZERO_SUPPORTED_OPTIMIZERS.append(type(optimizer))
-    return optimizer
 
 
 def clip_by_own_norm(optimizer: RuleOptimizer, clip: float, tp_group: dist.ProcessGroup) -> None:

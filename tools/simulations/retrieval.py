@@ -81,7 +81,8 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
     from pretrain.config.schedule import learning_rate
     from pretrain.model.build import build_model, token_losses
     from pretrain.ranks.single_process import one_process
-    from pretrain.training.optimizers import build_optimizer, clip_by_own_norm
+    from pretrain.training.engine import build_optimizer
+    from pretrain.training.optimizers import clip_by_own_norm
 
     variant, *adapters = (f"{design}+short_convolution" if shifted else design).split("+")
     own = [

@@ -93,8 +93,7 @@ def test_unknown_names_of_configurations() -> None:
         ("model.hiden_size=1", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
         (
             "optimizer.lr=1",
-            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, "
-            "learning_rate_factors",
+            "unknown key 'optimizer.lr'; known keys of optimizer: kind, learning_rate",
         ),
         (
             "optimizer.warmup_steps=1",
@@ -228,6 +227,18 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
                 "optimizer.learning_rate_factors={'*.up_*': 3, '*.up_key': 2}",
             ],
             ["'*.up_key' matches no trained weight beyond those of the patterns before it"],
+        ),
+        (
+            ["optimizer.nesterov=false"],
+            ["optimizer.nesterov=False", "no effect", "optimizer.kind=adamw"],
+        ),
+        (
+            ["optimizer.kind=muon", "optimizer.output_learning_rate=0.001"],
+            ["optimizer.output_learning_rate=0.001", "model.tied_embeddings=false"],
+        ),
+        (
+            ["optimizer.kind=muon", "attention.variant=orthogonal_penalty"],
+            ["attention.variant=orthogonal_penalty with optimizer.kind=muon", "kind adamw"],
         ),
         (
             ["model.hidden_size=130"],

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
+from pretrain.errors import UserError
 
 
 def test_the_layout_and_the_settings_are_those_of_the_ranks(tmp_path: Path) -> None:
@@ -39,3 +42,13 @@ def test_what_follows_is_worked_out_once_and_a_copy_may_be_changed() -> None:
     assert load_config("demo").trunk is None
     config.as_dict()["optimizer"]["betas"].append(0.5)
     assert config.values["optimizer"]["betas"] == [0.9, 0.98]
+
+
+def test_muon_has_its_matrices_whole_under_the_stages_that_keep_them() -> None:
+    keys = ["optimizer.kind=muon", "precision.dtype=bf16"]
+    assert resolve(load_config("demo", keys[:1]), 2).layout.zero_stage == 0
+    assert resolve(load_config("demo", keys), 2).layout.zero_stage == 1
+    for stage in (2, 3):
+        config = load_config("demo", [*keys, f"deepspeed.config=zero{stage}"])
+        with pytest.raises(UserError, match=f"kind=muon .* ZeRO stage {stage} .* zero0 or zero1"):
+            resolve(config, 2)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
+from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.schedule import last_stable_step, learning_rate
-from pretrain.config.sections import OptimizerSection, ScheduleSection
+from pretrain.config.sections import ScheduleSection
 
 PEAK = 0.01
 KINDS = ["cosine", "cosine_restarts", "polynomial", "wsd"]

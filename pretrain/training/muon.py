@@ -1,0 +1,166 @@
+"""Muon for the matrices of the layers, AdamW for everything else, as one optimizer.
+
+Momentum is elementwise and lies where DeepSpeed has the weights; only the Newton-Schulz iterations
+need whole matrices, see `ownership`. What DeepSpeed has under the name of Muon is not used.
+
+Version-sensitive: ZeRO stage 1 of DeepSpeed 0.19 calls `step` once for each parameter group, with
+`param_groups` narrowed to it, in the same order on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from inspect import unwrap
+from math import sqrt
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.recipe.optimizers import ADAMW, muon
+from megatron_patches.recipe.parts import Tensor
+from pretrain.checkpoint.slices import Slice
+from pretrain.config.optimizer import OptimizerSection
+from pretrain.ranks.groups import ParallelContext
+from pretrain.training.optimizers import FusedAdamW
+from pretrain.training.ownership import (
+    Exchange,
+    Holding,
+    Matrix,
+    check_groups,
+    matrices_of,
+    pieces_of,
+)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class MuonWithAdamW(FusedAdamW):
+    """Muon in the groups whose rule says so, AdamW in the others.
+
+    Args:
+        groups: as `parameter_groups` returns them, each of one rule.
+        settings: of both rules; the loop sets the rates before every step.
+    """
+
+    rule = muon(1)
+
+    def __init__(self, groups: list[dict[str, Any]], settings: OptimizerSection) -> None:
+        super().__init__(groups, settings)
+        self._settings = settings
+        self._matrices: list[Matrix] = []
+        self._exchanges: dict[int, Exchange] = {}
+        self._norms: dict[int, list[torch.Tensor]] | None = {}
+
+    def states_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        """Return the names of a tensor's states, each of the tensor's shape."""
+        return self.rule.states if self._by_muon(tensor) else ADAMW.states
+
+    def begin(self, tensor: torch.Tensor) -> None:
+        """Create the state of a tensor as its first update would; nothing if the state is there."""
+        if not self._by_muon(tensor):
+            super().begin(tensor)
+        elif not self.state[tensor]:
+            self.state[tensor]["momentum"] = torch.zeros_like(tensor)
+
+    def _by_muon(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in one of Muon's groups."""
+        return any(
+            tensor is one
+            for group in self.param_groups
+            if group["rule"] == self.rule.name
+            for one in group["params"]
+        )
+
+    def own_matrices(
+        self,
+        own: Sequence[Slice],
+        inventory: Iterable[Tensor],
+        context: ParallelContext,
+        replicated: bool,
+    ) -> None:
+        """Find out which rank orthogonalises what (collective); before the first step.
+
+        Args:
+            own: slices of this rank's optimizer.
+            inventory: the tensors of the whole model.
+            context: this rank's place in the layout.
+            replicated: data-parallel ranks hold the same.
+
+        Raises:
+            MethodError: on every rank: Muon would not reach every matrix of the layers, or
+                parameter groups differ between ranks.
+        """
+        tensors = [tensor for tensor in inventory if self.rule.takes(tensor)]
+        self._matrices, _ = matrices_of(tensors, context.tensor_parallel_size)
+        groups = [group for group in self.param_groups if group["rule"] == self.rule.name]
+        holdings = [
+            Holding(context.data_parallel_rank, pieces_of(own, tensors, group["params"], context))
+            for group in groups
+        ]
+        held: list[list[Holding]] = [[] for _ in range(context.world_size)]
+        dist.all_gather_object(held, holdings)
+        check_groups(held, self._matrices)
+        factors = [self._factor(matrix) for matrix in self._matrices]
+        for number, group in enumerate(groups):
+            every = [one[number] for one in held]
+            self._exchanges[id(group)] = Exchange(
+                self._matrices, every, context.rank, replicated=replicated, factors=factors
+            )
+
+    def _factor(self, matrix: Matrix) -> float:
+        """Return the factor of a matrix's update."""
+        rows, columns = matrix.stack.rows, matrix.stack.columns
+        if self._settings.update_scale == "spectral":
+            return sqrt(max(1, rows / columns))
+        return 0.2 * sqrt(max(rows, columns))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update what has a gradient (collective)."""
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if group["rule"] != self.rule.name]
+        if self.param_groups:
+            unwrap(torch.optim.AdamW.step)(self, closure)
+        self.param_groups = groups
+        for group in groups:
+            if group["rule"] == self.rule.name:
+                self._update(group)
+
+    def _update(self, group: dict[str, Any]) -> None:
+        """Update one of Muon's groups; gradients are overwritten."""
+        allowed = None if self.found_inf is None else self.found_inf == 0
+        directions = [self._direction(weight, allowed).view(-1) for weight in group["params"]]
+        exchange = self._exchanges[id(group)]
+        norms = exchange.orthogonalise(
+            directions, self._settings.newton_schulz_steps, self._dtype(directions[0].device)
+        )
+        if self._norms is not None:
+            self._norms[id(group)] = norms
+        rate: float | torch.Tensor = group["lr"]
+        if allowed is not None:
+            rate = allowed * torch.tensor(group["lr"], dtype=torch.float64)
+        for weight, direction in zip(group["params"], directions, strict=True):
+            weight.mul_(1 - rate * group["weight_decay"])
+            weight.sub_(direction.view_as(weight).mul_(rate))
+
+    def _direction(self, weight: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+        """Return what is to be orthogonalised, in place of the gradient, and move the momentum."""
+        self.begin(weight)
+        momentum = self.state[weight]["momentum"]
+        decay = self._settings.momentum
+        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        if self.grad_scale is not None:
+            gradient.div_(self.grad_scale)
+        if allowed is not None:  # the momentum moves towards itself where nothing may move
+            torch.where(allowed, gradient, momentum, out=gradient)
+        momentum.lerp_(gradient, 1 - decay)
+        return (
+            gradient.lerp_(momentum, decay) if self._settings.nesterov else gradient.copy_(momentum)
+        )
+
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """Return the type of the Newton-Schulz iterations."""
+        automatic = "fp32" if device.type == "cpu" else "bf16"
+        chosen = self._settings.newton_schulz_dtype
+        return DTYPES[automatic if chosen == "auto" else chosen]

@@ -1,0 +1,127 @@
+"""Newton-Schulz iterations of stacks of matrices, and copies between flat tensors and stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+COEFFICIENTS = (3.4445, -4.775, 2.0315)
+"""Of X, (X Xᵀ) X and (X Xᵀ)² X in an iteration (Jordan 2024): they drive singular values near 1."""
+EPSILON = 1e-7
+"""Least norm that a matrix is divided by."""
+
+
+def newton_schulz(matrices: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return matrices with singular values near 1, in place of those of the argument.
+
+    X ← X / max(‖X‖_F, 1e-7), then `steps` times X ← a X + (b G + c G²) X with G = X Xᵀ, on the
+    transposed matrices where there are more rows than columns.
+
+    Args:
+        matrices: `[count, rows, columns]`, contiguous; they may be overwritten.
+        steps: iterations.
+
+    Returns:
+        `[count, rows, columns]` of the same type.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.size(1) > matrices.size(2)
+    x = matrices.mT.contiguous() if tall else matrices
+    norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    x.div_(norms.clamp(min=EPSILON))
+    gram = x.new_empty(x.size(0), x.size(1), x.size(1))
+    polynomial = torch.empty_like(gram)
+    following = torch.empty_like(x)
+    for _ in range(steps):
+        torch.bmm(x, x.mT, out=gram)
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
+        torch.baddbmm(x, polynomial, x, beta=a, out=following)
+        x, following = following, x
+    return x.mT if tall else x
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Elements to copy between one of several flat tensors and a buffer, or back.
+
+    Attributes:
+        tensor: number of the flat tensor.
+        at: its first element.
+        buffer_at: first element in the buffer.
+        length: elements that lie one behind the other on both sides.
+        count: how often, each time `step` further in the tensor and `buffer_step` in the buffer.
+        scale: factor of what is copied back.
+    """
+
+    tensor: int
+    at: int
+    buffer_at: int
+    length: int
+    scale: float = 1.0
+    count: int = 1
+    step: int = 0
+    buffer_step: int = 0
+
+    def of_tensor(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Return the elements in their flat tensor, `[count, length]`."""
+        return _strided(tensors[self.tensor], self.at, self.step, self)
+
+    def of_buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the elements in the buffer, `[count, length]`."""
+        return _strided(buffer, self.buffer_at, self.buffer_step, self)
+
+
+def _strided(flat: torch.Tensor, at: int, step: int, copy: Copy) -> torch.Tensor:
+    return flat.as_strided((copy.count, copy.length), (step, 1), flat.storage_offset() + at)
+
+
+def joined(copies: Iterable[Copy]) -> list[Copy]:
+    """Return the same copies in fewer operations: neighbours become one, equal distances too.
+
+    Args:
+        copies: of one run each.
+    """
+    return list(_equal_distances(_neighbours(copies)))
+
+
+def _neighbours(copies: Iterable[Copy]) -> Iterator[Copy]:
+    """Join copies that go on where the one before ends, on both sides."""
+    last: Copy | None = None
+    for copy in copies:
+        if last is not None and (copy.tensor, copy.scale, copy.at, copy.buffer_at) == (
+            last.tensor,
+            last.scale,
+            last.at + last.length,
+            last.buffer_at + last.length,
+        ):
+            last = replace(last, length=last.length + copy.length)
+            continue
+        if last is not None:
+            yield last
+        last = copy
+    if last is not None:
+        yield last
+
+
+def _equal_distances(copies: Iterable[Copy]) -> Iterator[Copy]:
+    """Join equally long copies that follow each other at equal distances, on both sides."""
+    last: Copy | None = None
+    for copy in copies:
+        if last is not None and (copy.tensor, copy.scale, copy.length) == (
+            last.tensor,
+            last.scale,
+            last.length,
+        ):
+            step = copy.at - last.at - (last.count - 1) * last.step
+            buffer_step = copy.buffer_at - last.buffer_at - (last.count - 1) * last.buffer_step
+            steady = (step, buffer_step) == (last.step, last.buffer_step)
+            if steady or (last.count == 1 and min(step, buffer_step) >= copy.length):
+                last = replace(last, count=last.count + 1, step=step, buffer_step=buffer_step)
+                continue
+        if last is not None:
+            yield last
+        last = copy
+    if last is not None:
+        yield last

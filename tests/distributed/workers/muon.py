@@ -1,0 +1,117 @@
+"""Rank functions of test_muon.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
+from pretrain.config.tree import Config
+from pretrain.model.build import build_model
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
+from pretrain.training.engine import wrap_model
+
+Reference = Callable[[dict[str, torch.nn.Parameter], Config], None]
+
+
+def against_torch(payload: dict[str, Any]) -> dict[str, float]:
+    """Three updates of random gradients beside torch.optim.Muon on each matrix alone.
+
+    Returns:
+        {parameter: largest difference}, of weights of the layers' matrices.
+    """
+    config = load_config("demo", payload["overrides"])
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
+    model = build_model(config, context)
+    engine, _, _ = wrap_model(model, resolve(config, 1), context)
+    draw = torch.Generator().manual_seed(0)
+    for group in engine.optimizer.param_groups:
+        group["lr"] = config.optimizer.learning_rate * group["rate_factor"]
+    own = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if "layers" in name and parameter.ndim > 1
+    }
+    alone = {name: [_leaf(part) for part in _matrices(name, p)] for name, p in own.items()}
+    updated = [part for parts in alone.values() for part in parts]
+    reference = _torch_muon(updated, config) if payload["bf16"] else _Formula(updated, config)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        for name, parts in alone.items():
+            for part, gradient in zip(parts, _matrices(name, own[name].grad), strict=True):
+                part.grad = gradient.clone()
+        engine.basic_optimizer.step()
+        reference.step()
+    differences = {
+        name: max(
+            float((mine - theirs).abs().max())
+            for mine, theirs in zip(_matrices(name, own[name]), parts, strict=True)
+        )
+        for name, parts in alone.items()
+    }
+    shutdown_distributed(context)
+    return differences
+
+
+def _leaf(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.detach().clone())
+
+
+def _matrices(name: str, tensor: Any) -> Iterator[torch.Tensor]:
+    """The matrices of a tensor of vanilla's or monarch_trainable's layer with four heads of 8."""
+    if tensor.ndim == 3:
+        yield from tensor
+    elif "linear_qkv.weight" in name:
+        heads = tensor.detach().view(4, 3, 8, -1)
+        yield from heads[:, 0]
+        yield from heads[:, 1]
+        yield heads[:, 2].reshape(32, -1)
+    else:
+        yield tensor.detach()
+
+
+def _torch_muon(weights: list[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    scales = {"match_adamw": "match_rms_adamw", "spectral": "original"}
+    return torch.optim.Muon(
+        weights,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        ns_steps=settings.newton_schulz_steps,
+        adjust_lr_fn=scales[settings.update_scale],
+    )
+
+
+class _Formula:
+    """The same in fp32, which torch.optim.Muon does not do."""
+
+    def __init__(self, weights: list[torch.nn.Parameter], config: Config) -> None:
+        self.weights, self.settings = weights, config.optimizer
+        self.momenta = [torch.zeros_like(weight) for weight in weights]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        settings, decay = self.settings, self.settings.momentum
+        for weight, momentum in zip(self.weights, self.momenta, strict=True):
+            assert weight.grad is not None
+            momentum.copy_(decay * momentum + (1 - decay) * weight.grad)
+            ahead = decay * momentum + (1 - decay) * weight.grad
+            x = ahead if settings.nesterov else momentum
+            x = x / x.norm()
+            for _ in range(settings.newton_schulz_steps):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+            rows, columns = weight.shape
+            scale = 0.2 * math.sqrt(max(rows, columns))
+            if settings.update_scale == "spectral":
+                scale = math.sqrt(max(1, rows / columns))
+            rate = settings.learning_rate
+            weight.copy_((1 - rate * settings.weight_decay) * weight - rate * scale * x)
