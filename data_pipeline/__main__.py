@@ -19,6 +19,7 @@ except ModuleNotFoundError:
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.hub import SOURCES
 from data_pipeline.tokenizing.verbs import (
     AllowDamaged,
     DefaultSource,
@@ -115,7 +116,7 @@ def train_tokenizer(
 
 @app.command()
 def download(
-    source: Annotated[str, typer.Argument(help="slimpajama, openwebtext or tinystories.")],
+    source: Annotated[str, typer.Argument(help=f"{', '.join(SOURCES)}.")],
     out: Annotated[Path, typer.Option(help="The directory for the files.")],
     hub_id: Annotated[
         str | None, typer.Option(help="Another repository with the same files.")
@@ -145,9 +146,10 @@ def download(
         include=tuple(include or ()),
         fraction=fraction,
     )
+    corpus = hub.source_of(source, hub_id)
     with DownloadLine() as line:
         done = hub.download(
-            hub.source_of(source, hub_id),
+            corpus,
             source,
             out,
             wanted,
@@ -160,6 +162,7 @@ def download(
         f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at "
         f"{done.revision}, checked"
     )
+    typer.echo(f"  licence: {corpus.licence}; key of the text: {corpus.text_key}")
 
 
 app.registered_commands += verbs.registered_commands

@@ -26,8 +26,8 @@
 #   ORA_DOCTOR_OPTIONS        words for `python -m pretrain doctor`                      none
 #   ORA_MAX_EXCLUDED_NODES    bad nodes the job leaves out before it gives up            4
 #
-#   download.sh               ORA_SOURCE (slimpajama, openwebtext, tinystories, or demo: the built-in corpus), ORA_CORPUS (its
-#                             directory); arguments go to `data_pipeline download` or `demo-corpus`
+#   download.sh               ORA_SOURCE (a name that `data_pipeline download` knows, or demo: the built-in corpus), ORA_CORPUS
+#                             (its directory); arguments go to `data_pipeline download` or `demo-corpus`
 #   tokenizer.sh              ORA_CORPUS, ORA_TOKENIZER (PREFIX.model); arguments go to `data_pipeline train-tokenizer`
 #   tokenize.sh (array)       ORA_CORPUS, ORA_TOKENIZER, ORA_SHARDS (shard directory), ORA_NAME (first part of the shards'
 #                             names), ORA_NUM_TASKS (all tasks share the work; the array must be 0 … ORA_NUM_TASKS-1),

@@ -33,16 +33,49 @@ _Report = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class HubSource:
-    """Corpus on the hub. `pattern` is one of fnmatch, where * matches / too."""
+    """Corpus on the hub, as its card describes it.
+
+    Attributes:
+        repository: its name on the hub.
+        pattern: its files, one of fnmatch, where * matches / too; `{split}` stands for a split of
+            the hub's own.
+        tokens: its size, by the tokenizer of its authors.
+        licence: an identifier of the hub.
+        text_key: key, or column, of the text.
+    """
 
     repository: str
     pattern: str
+    tokens: str
+    licence: str
+    text_key: str = "text"
 
 
 SOURCES = {
-    "slimpajama": HubSource("cerebras/SlimPajama-627B", "{split}/*.jsonl.zst"),
-    "openwebtext": HubSource("Skylion007/openwebtext", "*{split}*.parquet"),
-    "tinystories": HubSource("roneneldan/TinyStories", "data/{split}-*.parquet"),
+    "slimpajama": HubSource(
+        "cerebras/SlimPajama-627B", "{split}/*.jsonl.zst", "627 B", "those of its sources"
+    ),
+    "openwebtext": HubSource("Skylion007/openwebtext", "*{split}*.parquet", "9 B", "cc0-1.0"),
+    "tinystories": HubSource(
+        "roneneldan/TinyStories", "data/{split}-*.parquet", "0.5 B", "cdla-sharing-1.0"
+    ),
+    "fineweb-edu-10bt": HubSource(
+        "HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "10 B", "odc-by"
+    ),
+    "fineweb-edu-100bt": HubSource(
+        "HuggingFaceFW/fineweb-edu", "sample/100BT/*.parquet", "100 B", "odc-by"
+    ),
+    "dclm": HubSource(
+        "mlfoundations/dclm-baseline-1.0",
+        "global-shard_*/local-shard_*/*.jsonl.zst",
+        "4,000 B",
+        "cc-by-4.0",
+    ),
+    # nvidia's own repository has ids of GPT-2's tokenizer, not text. This one has the text of the
+    # whole, shuffled, so that any share of its files is a sample.
+    "climbmix": HubSource(
+        "karpathy/climbmix-400b-shuffle", "shard_*.parquet", "400 B", "cc-by-nc-4.0"
+    ),
 }
 
 
@@ -93,10 +126,17 @@ class Wanted:
             where: the repository and commit, for messages.
 
         Raises:
-            DataError: a pattern matches no file, or the fraction is impossible.
+            DataError: a pattern matches no file, the corpus has no such split, or the fraction
+                is impossible.
         """
         if not 0 < self.fraction <= 1:
             raise DataError(f"--fraction {self.fraction} must be above 0 and at most 1")
+        one_split = "{split}" not in source.pattern
+        if one_split and not self.include and self.splits != ("train",):
+            raise DataError(
+                f"--splits {','.join(self.splits)}: {source.repository} has no split but train; "
+                f"`tokenize --validation-fraction` holds documents out"
+            )
         patterns = self.include or [source.pattern.format(split=split) for split in self.splits]
         chosen: dict[str, RemoteFile] = {}
         for pattern in patterns:

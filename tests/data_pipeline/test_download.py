@@ -9,14 +9,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import zstandard
 
+from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources.hub import SOURCES, RemoteFile, Wanted
 from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
 from tests.data_pipeline.helpers import Outcome, Workshop, contents, run, run_apart, wait_until
 from tests.data_pipeline.sources.hub_server import COMMIT, REPOSITORY, Hub, serve
+
+FINEWEB = "sample/10BT/000_00000.parquet"
+DCLM = "global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst"
 
 
 def corpus() -> dict[str, bytes]:
@@ -45,13 +50,13 @@ def hub() -> Iterator[Hub]:
         yield made
 
 
-def download(hub: Hub, *arguments: str | Path) -> Outcome:
+def download(hub: Hub, *arguments: str | Path, source: str = "slimpajama") -> Outcome:
     environment = {
         "HF_ENDPOINT": hub.address,
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HOME": "/nonexistent",
     }
-    command = ("download", "slimpajama", "--hub-id", REPOSITORY, *arguments)
+    command = ("download", source, "--hub-id", REPOSITORY, *arguments)
     return run_apart(*command, environment=environment)
 
 
@@ -175,6 +180,10 @@ def test_no_network_is_one_sentence(tmp_path: Path) -> None:
             "data/train-00000-of-00004.parquet",
             "data/validation-00000-of-00001.parquet",
         ),
+        ("fineweb-edu-10bt", FINEWEB, "data/CC-MAIN-2013-20/train-00000-of-00014.parquet"),
+        ("fineweb-edu-100bt", "sample/100BT/000_00000.parquet", FINEWEB),
+        ("dclm", DCLM, "README.md"),
+        ("climbmix", "shard_06542.parquet", "README.md"),
     ],
 )
 def test_the_files_of_every_source(source: str, taken: str, left: str) -> None:
@@ -211,3 +220,60 @@ def test_the_commit_reaches_the_shards(hub: Hub, workshop: Workshop, tmp_path: P
     assert run(*workshop.command(tmp_path / "shards", corpus=out / "train")).code == 0
     origin = read_manifest(tmp_path / "shards").origin
     assert origin == {"source": "slimpajama", "repository": REPOSITORY, "revision": COMMIT}
+
+
+def rows_of(name: str) -> bytes:
+    """A file with the columns that the corpora have beside the text."""
+    texts = [f"{name} has words in line {line * 7919**7}" for line in range(300)]
+    rows = [{"text": text, "url": "http://x.y", "metadata": {"a": "b"}} for text in texts]
+    if name.endswith(".jsonl.zst"):
+        return zstandard.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("fineweb-edu-10bt", [FINEWEB, FINEWEB.replace("000_", "001_")]),
+        ("dclm", [DCLM, DCLM.replace("shard_0_of", "shard_1_of")]),
+        ("climbmix", ["shard_00000.parquet", "shard_00001.parquet"]),
+    ],
+)
+def test_a_named_corpus_is_interrupted_continued_and_tokenised(
+    source: str, names: list[str], workshop: Workshop, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shards = tmp_path / "shards"
+    with serve({name: rows_of(name) for name in names} | {"README.md": b"# card"}) as hub:
+        hub.broken.add(names[1])  # this one is no good and not kept; the other one is
+        into = ("--out", out, "--workers", "1")
+        assert f"{names[1]} has the hash" in download(hub, *into, source=source).sentence()
+        hub.broken.clear()
+        hub.requests.clear()
+        done = download(hub, *into, source=source)
+        assert done.code == 0 and hub.requests == [f"{names[1]}@0"]
+    corpus = SOURCES[source]
+    assert f"licence: {corpus.licence}; key of the text: {corpus.text_key}" in done.out
+    command = workshop.command(shards, corpus=out)
+    assert run(*command, "--text-key", corpus.text_key).code == 0
+    manifest = read_manifest(shards)
+    assert sum(shard.documents for shard in manifest.shards) == 600
+    assert manifest.origin == {"source": source, "repository": REPOSITORY, "revision": COMMIT}
+
+
+def test_a_corpus_without_a_split_refuses_it() -> None:
+    with pytest.raises(DataError, match=r"--splits validation: .* has no split but train"):
+        Wanted(splits=("validation",)).choose([], SOURCES["dclm"], "it")
+
+
+def test_the_page_has_every_corpus() -> None:
+    page = (REPOSITORY_ROOT / "docs/data.md").read_text()
+    for name, corpus in SOURCES.items():
+        files = corpus.pattern.format(split="SPLIT")
+        row = (
+            f"| `{name}` | `{corpus.repository}` | `{files}` | {corpus.tokens} | {corpus.licence} |"
+        )
+        assert row in page
