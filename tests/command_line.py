@@ -139,7 +139,7 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
     }
     for name, stored in json.loads((checkpoint / "parameters.json").read_text()).items():
         found[f"step/{name}"] = stored["step"]
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
+        for kind in ("master", *stored.get("states", ("exp_avg", "exp_avg_sq"))):
             found[f"{kind}/{name}"] = full = torch.full(stored["shape"], torch.nan)
             for piece in stored["slices"]:
                 block = piece["block"]

@@ -34,7 +34,10 @@ class Layout(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A design in a precision ("bf16 sums": gradients are summed in bf16 too), through layouts."""
+    """A design in a precision, through layouts.
+
+    "bf16 sums": gradients are summed in bf16 too; "fp32 muon": by that optimizer.
+    """
 
     design: str
     precision: str
@@ -71,8 +74,10 @@ def possible(design: str, precision: str, layout: Layout) -> bool:
     if "hybrid" in design and layout.zero_stage == 3 and layout.tensor_parallel == 4:
         return False  # two of the four ranks have no trained head, or none that is frozen
     if layout.zero_stage:
-        return True
-    return precision == "fp32" or (precision == "bf16 sums" and layout.tensor_parallel == 1)
+        return layout.zero_stage == 1 or "muon" not in precision
+    return precision.startswith("fp32") or (
+        precision == "bf16 sums" and layout.tensor_parallel == 1
+    )
 
 
 def facts(chain: Chain) -> Iterator[Fact]:

@@ -27,7 +27,13 @@ LINKS = (2, 2, 2)
 The loss of the first shows loaded weights, that of the second moments.
 """
 STEPS = sum(LINKS)
-TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3, "bf16 sums": 3e-3}
+TOLERANCE = {
+    "fp32": 1e-6,
+    "bf16": 1e-3,
+    "bf16 sums": 3e-3,
+    "fp32 muon": 1e-6,
+    "bf16 muon": 1e-3,
+}
 """Largest relative difference of a loss from those of the uninterrupted run on one rank."""
 TRIED = (
     ("vanilla", "fp32"),
@@ -66,7 +72,7 @@ class Trained:
         self.shards, self.runs = shards, runs
 
     def overrides(self, chain: Chain, layout: Layout, name: str) -> list[str]:
-        precision, _, sums = chain.precision.partition(" ")
+        precision, _, special = chain.precision.partition(" ")
         return design_overrides(
             chain.design,
             self.shards,
@@ -79,7 +85,8 @@ class Trained:
             parallel__sequence_parallel=layout.sequence_parallel,
             data__micro_batch_size=layout.micro_batch_size,
             precision__dtype=precision,
-            precision__grad_accum_dtype="bf16" if sums else "fp32",
+            precision__grad_accum_dtype="bf16" if special == "sums" else "fp32",
+            optimizer__kind="muon" if special == "muon" else "adamw",
         )
 
     def uninterrupted(self, some: Sequence[Chain]) -> dict[Chain, list[float]]:
@@ -185,7 +192,9 @@ def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[
         assert saved.keys() == loaded.keys() and len(saved) > 30
         assert [place for place in saved if not equal(saved[place], loaded[place])] == []
         masters = [
-            tensor for place, tensor in saved.items() if place.startswith(("master/", "exp_avg/"))
+            tensor
+            for place, tensor in saved.items()
+            if place.startswith(("master/", "exp_avg/", "momentum/"))
         ]
         assert all(tensor.isfinite().all() and tensor.any() for tensor in masters)
 
