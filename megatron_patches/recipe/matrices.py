@@ -14,6 +14,9 @@ from math import prod
 
 from megatron_patches.recipe.parts import Tensor
 
+AT_A_TIME = 2**24
+"""Elements that are orthogonalised at a time, which bounds the memory of an update: 64 MiB."""
+
 
 @dataclass(frozen=True)
 class Stack:

@@ -20,7 +20,14 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
-from pretrain.plan.roofline import Gpu, StepSeconds, find_gpu, flops_again_per_token, step_seconds
+from pretrain.plan.roofline import (
+    Gpu,
+    StepSeconds,
+    find_gpu,
+    flops_again_per_token,
+    step_seconds,
+    update_flops,
+)
 from pretrain.plan.workload import Workload, workload_of
 
 
@@ -63,11 +70,19 @@ class Speed:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one step over all ranks: of the model, with attention in full, as executed."""
+    """FLOPs of one step over all ranks.
+
+    Attributes:
+        model: of the model.
+        model_full: with attention in full.
+        executed: as executed in forward and backward passes.
+        update: of the matrix products in the update.
+    """
 
     model: float
     model_full: float
     executed: float
+    update: float
 
 
 @dataclass(frozen=True)
@@ -174,6 +189,7 @@ def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
         model=tokens * model_flops_per_token(work.shape, work.policy),
         model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
         executed=tokens * (executed + flops_again_per_token(work)),
+        update=update_flops(work),
     )
     return Estimate(
         variant=config.attention.variant,

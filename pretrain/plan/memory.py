@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from megatron_patches.recipe.matrices import AT_A_TIME, has_matrices, stacks
 from megatron_patches.recipe.optimizers import Rule, rule_of
 from megatron_patches.recipe.parts import MLPS, Place
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
@@ -21,19 +22,22 @@ CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill.
 """
 
+Group = tuple[Rule, int, bool, float]
+"""A group of the optimizer: the rule of its update, the phase in which its weights begin to train,
+whether weight decay leaves them alone, the factor of their learning rate.
+"""
+
 
 @dataclass(frozen=True)
 class RankTensors:
     """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
 
     Attributes:
-        weights: (elements, optimizer group) of every parameter; a group is the rule of its update,
-            the phase in which its weights begin to train, and whether weight decay leaves them
-            alone.
+        weights: (elements, optimizer group) of every parameter.
         frozen: elements of buffers.
     """
 
-    weights: tuple[tuple[int, tuple[Rule, int, bool]], ...]
+    weights: tuple[tuple[int, Group], ...]
     frozen: int
 
     @property
@@ -56,7 +60,8 @@ def rank_tensors(work: Workload, rank: int) -> RankTensors:
             frozen += elements
         else:
             rule = rule_of(tensor, work.rules)
-            weights.append((elements, (rule, tensor.phase, not tensor.decay)))
+            factor = work.optimizer.rate_factor(tensor)
+            weights.append((elements, (rule, tensor.phase, not tensor.decay, factor)))
     return RankTensors(tuple(weights), frozen)
 
 
@@ -122,7 +127,7 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
 def _own_elements(held: RankTensors, layout: Layout) -> Counter[Rule]:
     """Return the elements by rule that one data-parallel rank updates, with padding."""
     own: Counter[Rule] = Counter()
-    groups: Counter[tuple[Rule, int, bool]] = Counter()
+    groups: Counter[Group] = Counter()
     for elements, group in held.weights:
         groups[group] += elements
     if layout.zero_stage in (1, 2):
@@ -182,7 +187,7 @@ def _of_rank(work: Workload, rank: int) -> Memory:
         logits=logit_bytes(work),
         layer_gradients=layer_gradient_bytes(work, rank),
         communication_buffers=_communication(work, held) if work.layout.world_size > 1 else 0,
-        update_buffers=_update(held, states, work.layout),
+        update_buffers=_update(held, states, work.layout) + _orthogonalising(work, held),
         context=CONTEXT_BYTES if work.on_cuda else 0,
     )
 
@@ -247,3 +252,18 @@ def _update(held: RankTensors, states: States, layout: Layout) -> int:
     if layout.bf16_optimizer:
         return min(held.trainable, BUCKET) * FP32 if layout.data_parallel_size > 1 else 0
     return states.own_elements * FP32 if layout.zero_stage > 0 else 0
+
+
+def _orthogonalising(work: Workload, held: RankTensors) -> int:
+    """Return the bytes of the matrices that Muon has at once, and of what ranks send each other."""
+    layout, element = work.layout, BYTES[work.newton_schulz]
+    own = sum(elements for elements, group in held.weights if group[0].whole_matrices)
+    if not own:
+        return 0
+    taken = filter(has_matrices, work.tensors())
+    largest = max(each.rows * each.columns for tensor in taken for each in stacks(tensor))
+    at_a_time = 4 * min(own, max(AT_A_TIME, largest))  # X, the next X, and two of at most its size
+    share = own // layout.data_parallel_size
+    answered = own if layout.zero_stage == 0 else share
+    sent = 3 * share + answered if layout.world_size > 1 else 0
+    return (at_a_time + sent) * element

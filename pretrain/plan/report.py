@@ -138,6 +138,7 @@ def _run(plan: Plan) -> Table:
         (EXACT, "of them trainable, M", "parameters.trainable", 1e6, 2),
         (EXACT, "model TFLOP a step", "flops.model", 1e12, 1),
         (EXACT, "executed TFLOP a step", "flops.executed", 1e12, 1),
+        *[(EXACT, "TFLOP of an update", "flops.update", 1e12, 1)] * bool(plan.chosen.flops.update),
         (ESTIMATE, "tokens/s", "speed.tokens_per_second", 1, 0),
         (ESTIMATE, "tokens/s a GPU", "speed.tokens_per_second", plan.request.gpus, 0),
     ]
@@ -233,6 +234,8 @@ def assumptions(plan: Plan) -> list[str]:
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of `render`; names carry the units, exact values stand apart."""
     request, layout = plan.request, plan.work.layout
+    adamw_alone = plan.config.optimizer.kind == "adamw"
+    states = "adam_moments" if adamw_alone else "optimizer_states"  # the first as scripts know it
     fit = asdict(plan.fit)
     changes = fit.pop("changes")
     return {
@@ -245,8 +248,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "zero_stage": layout.zero_stage,
         "gpu": plan.gpu.model_dump(),
         "assumptions": assumptions(plan),
-        "chosen": _estimate_json(plan.chosen),
-        "baseline": None if plan.baseline is None else _estimate_json(plan.baseline),
+        "chosen": _estimate_json(plan.chosen, states),
+        "baseline": None if plan.baseline is None else _estimate_json(plan.baseline, states),
         "fit": {
             "fits": plan.fit.fits,
             **fit,
@@ -256,13 +259,19 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _estimate_json(estimate: Estimate) -> dict[str, Any]:
+def _estimate_json(estimate: Estimate, states_name: str) -> dict[str, Any]:
+    """Return an estimate; the states of the optimizer have that name.
+
+    Args:
+        estimate: of one variant.
+        states_name: of what the optimizer keeps beside master weights.
+    """
     count = estimate.parameters
     memory = asdict(estimate.memory)
     saving = asdict(estimate.saving)
     states = memory.pop("states")
     del states["update_traffic"]  # no memory
-    states["adam_moments"] = states.pop("optimizer_states")  # as scripts know it
+    states[states_name] = states.pop("optimizer_states")
     updated = states.pop("own_elements")
     written = states.pop("autograd_gradients")
     return {

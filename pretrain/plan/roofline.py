@@ -202,7 +202,9 @@ def step_seconds(
         tensor_parallel=passes * parallel,
         reduction=reduction,
         gathering=gathering,
-        update=_update_bytes(layout, states, trainable) / memory_rate + _update_products(work, gpu),
+        update=_update_bytes(layout, states, trainable) / memory_rate
+        + _update_products(work, gpu)
+        + _exchange(work, gpu),
         launches=passes * launches,
         host=HOST_SECONDS,
     )
@@ -379,5 +381,21 @@ def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
 
 def _update_products(work: Workload, gpu: Gpu) -> float:
     """Return the seconds of the matrix products in an update, shared by all ranks."""
-    flops = sum(rule_of(each, work.rules).products(each) for each in work.tensors() if each.trains)
-    return flops / work.layout.world_size / (gpu.gemm_tflops * 1e12)
+    rate = gpu.fp32_tflops if work.newton_schulz == "fp32" else gpu.gemm_tflops
+    return update_flops(work) / work.layout.world_size / (rate * 1e12)
+
+
+def update_flops(work: Workload) -> int:
+    """Return the FLOPs of the matrix products in one update, over all ranks."""
+    trained = [tensor for tensor in work.tensors() if tensor.trains]
+    return sum(rule_of(tensor, work.rules).products(tensor) for tensor in trained)
+
+
+def _exchange(work: Workload, gpu: Gpu) -> float:
+    """Return the seconds in which ranks send each other matrices and their updates, for Muon."""
+    layout = work.layout
+    whole = (t for t in work.tensors() if t.trains and rule_of(t, work.rules).whole_matrices)
+    sent = 2 * sum(tensor.elements for tensor in whole) * BYTES[work.newton_schulz]
+    inside = layout.world_size <= gpu.gpus_per_node
+    rate = (gpu.node_gb_s if inside else gpu.network_gb_s / gpu.gpus_per_node) * 1e9
+    return sent / layout.world_size / rate if layout.world_size > 1 else 0.0

@@ -10,6 +10,7 @@ from megatron_patches.recipe.optimizers import Rule
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import is_patched, tensors
+from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
 from pretrain.config.sections import PerformanceSection
 
@@ -91,7 +92,7 @@ class Workload:
     """A model, the layout of its training, and one micro batch of it; sizes are those of one rank.
 
     Attributes:
-        rules: of the optimizer, in the order in which they choose their tensors.
+        optimizer: its rules, and the rate of each tensor.
         phase: the training phase in which most of the model trains.
         masked: documents of a sample must not see each other.
         heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and
@@ -100,7 +101,7 @@ class Workload:
 
     shape: ModelShape
     policy: QKPolicy
-    rules: tuple[Rule, ...]
+    optimizer: OptimizerSection
     phase: int
     layout: Layout
     batch: int
@@ -112,6 +113,17 @@ class Workload:
     groups: int
     ffn: int
     vocabulary: int
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the optimizer's rules, in the order in which they choose their tensors."""
+        return self.optimizer.rules
+
+    @property
+    def newton_schulz(self) -> str:
+        """Return the type of Muon's products."""
+        chosen = self.optimizer.newton_schulz_dtype
+        return chosen if chosen != "auto" else "bf16" if self.on_cuda else "fp32"
 
     @property
     def tokens(self) -> int:
@@ -188,7 +200,7 @@ def workload_of(resolved: Resolved, on_cuda: bool = True) -> Workload:
     return Workload(
         shape=shape,
         policy=config.policy,
-        rules=config.optimizer.rules,
+        optimizer=config.optimizer,
         phase=len(config.phases) - 1,
         layout=layout,
         batch=config.data.micro_batch_size,

@@ -18,14 +18,11 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.matrices import Stack, runs, stacks
+from megatron_patches.recipe.matrices import AT_A_TIME, Stack, runs, stacks
 from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import Slice
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.orthogonalise import Copy, joined, newton_schulz
-
-CHUNK = 2**24
-"""Elements that are orthogonalised at a time, which bounds the memory of an update: 64 MiB."""
 
 
 @dataclass(frozen=True)
@@ -365,7 +362,7 @@ def _chunks(
     chunks = []
     for numbers in kinds.values():
         like = matrices[numbers[0]]
-        most = max(1, CHUNK // like.elements)
+        most = max(1, AT_A_TIME // like.elements)
         for first in range(0, len(numbers), most):
             some = tuple(numbers[first : first + most])
             place = {number: index * like.elements for index, number in enumerate(some)}

@@ -37,6 +37,7 @@ ODD = {
     "schedule.warmup_steps": 1,
 }
 LEARNED = {"model.position_embedding": "learned", "model.tied_embeddings": "false"}
+MUON = {"optimizer.kind": "muon", "optimizer.vector_learning_rate": "0.01"} | LEARNED
 BF16_SUMS = {"precision.grad_accum_dtype": "bf16"}
 ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, dtype, TP, changes
     ("vanilla", 0, "fp32", 2, {}),
@@ -60,6 +61,10 @@ ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, d
     ("thin", 1, "fp32", 4, {}),
     ("synthesizer_random-frozen", 1, "bf16", 2, {}),
     ("synthesizer_factorized", 2, "bf16", 2, {}),
+    ("vanilla", 0, "fp32", 2, MUON),
+    ("hybrid-three-adapters", 1, "fp32", 2, MUON),
+    ("unfreeze", 1, "bf16", 2, MUON),
+    ("monarch_trainable", 1, "bf16", 4, {"model.hidden_size": "36"} | MUON),
 ]
 # Large enough that the small change, which the estimate leaves out, is not five percent.
 ROUND = ODD | {
