@@ -110,7 +110,9 @@ def wrap_model(
     found = audit(engine, context.tensor_parallel_group)
     if isinstance(optimizer, MuonWithAdamW):
         own = slices_of_rank(engine)
-        optimizer.own_matrices(own, model.inventory, context, replicated=stage == 0)
+        found["rules"] = optimizer.own_matrices(
+            own, model.inventory, context, replicated=stage == 0
+        )
     return engine, reduction, found
 
 

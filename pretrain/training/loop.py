@@ -85,6 +85,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             updated=result.updated,
         )
         require_good_step(run, position, result)
+        if result.updated:
+            run.note_update()
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a
         # signal
         # waits for a step that can be saved.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from inspect import unwrap
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,8 @@ from pretrain.training.ownership import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+T = TypeVar("T")
+
 
 class MuonWithAdamW(FusedAdamW):
     """Muon in the groups whose rule says so, AdamW in the others.
@@ -50,7 +52,7 @@ class MuonWithAdamW(FusedAdamW):
         self._settings = settings
         self._matrices: list[Matrix] = []
         self._exchanges: dict[int, Exchange] = {}
-        self._norms: dict[int, list[torch.Tensor]] | None = {}
+        self._norms: dict[int, list[torch.Tensor]] | None = {}  # of the last update, until reported
 
     def states_of(self, tensor: torch.Tensor) -> tuple[str, ...]:
         """Return the names of a tensor's states, each of the tensor's shape."""
@@ -78,7 +80,7 @@ class MuonWithAdamW(FusedAdamW):
         inventory: Iterable[Tensor],
         context: ParallelContext,
         replicated: bool,
-    ) -> None:
+    ) -> dict[str, list[str]]:
         """Find out which rank orthogonalises what (collective); before the first step.
 
         Args:
@@ -86,6 +88,9 @@ class MuonWithAdamW(FusedAdamW):
             inventory: the tensors of the whole model.
             context: this rank's place in the layout.
             replicated: data-parallel ranks hold the same.
+
+        Returns:
+            {name of a rule: the parameters in its groups, over all ranks}.
 
         Raises:
             MethodError: on every rank: Muon would not reach every matrix of the layers, or
@@ -98,8 +103,7 @@ class MuonWithAdamW(FusedAdamW):
             Holding(context.data_parallel_rank, pieces_of(own, tensors, group["params"], context))
             for group in groups
         ]
-        held: list[list[Holding]] = [[] for _ in range(context.world_size)]
-        dist.all_gather_object(held, holdings)
+        held = _of_all_ranks(holdings)
         check_groups(held, self._matrices)
         factors = [self._factor(matrix) for matrix in self._matrices]
         for number, group in enumerate(groups):
@@ -107,6 +111,42 @@ class MuonWithAdamW(FusedAdamW):
             self._exchanges[id(group)] = Exchange(
                 self._matrices, every, context.rank, replicated=replicated, factors=factors
             )
+
+        ours: dict[str, set[str]] = {self.rule.name: set(), ADAMW.name: set()}
+        for each in own:
+            ours[self.rule.name if self._by_muon(each.flat) else ADAMW.name].add(each.name)
+        ranks = _of_all_ranks(ours)
+        return {rule: sorted(set().union(*(rank[rule] for rank in ranks))) for rule in ours}
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what the last update did, the first time that it is asked for (collective).
+
+        Returns:
+            Matrices that were orthogonalised, in all and by each rank; iterations and type; for
+            each parameter the Frobenius norm of its update at a learning rate of 1, without weight
+            decay. None from the second time on.
+        """
+        if self._norms is None:
+            return None
+        squares: dict[str, float] = {}
+        for number, norms in self._norms.items():
+            for chunk, own in zip(self._exchanges[number].chunks, norms, strict=True):
+                for matrix, norm in zip(chunk.numbers, own.tolist(), strict=True):
+                    name = self._matrices[matrix].tensor
+                    square = (norm * self._factor(self._matrices[matrix])) ** 2
+                    squares[name] = squares.get(name, 0.0) + square
+        self._norms = None
+        owned = sum(exchange.owned for exchange in self._exchanges.values())
+        ranks = _of_all_ranks((owned, squares))
+        names = sorted({name for _, own in ranks for name in own})
+        return {
+            "matrices": sum(count for count, _ in ranks),
+            "matrices_by_rank": [count for count, _ in ranks],
+            "newton_schulz_steps": self._settings.newton_schulz_steps,
+            "update_norm": {
+                name: sqrt(sum(own.get(name, 0.0) for _, own in ranks)) for name in names
+            },
+        }
 
     def _factor(self, matrix: Matrix) -> float:
         """Return the factor of a matrix's update."""
@@ -164,3 +204,10 @@ class MuonWithAdamW(FusedAdamW):
         automatic = "fp32" if device.type == "cpu" else "bf16"
         chosen = self._settings.newton_schulz_dtype
         return DTYPES[automatic if chosen == "auto" else chosen]
+
+
+def _of_all_ranks(own: T) -> list[T]:
+    """Return what each rank has (collective)."""
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return ranks

@@ -93,6 +93,12 @@ class Run:
             facts = run_facts(self.config, self.context, self.phased)
             self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
+    def note_update(self) -> None:
+        """Write into audit.json what the first update did, once it was made (collective)."""
+        if self.phased.note_update() and self.telemetry is not None:
+            with self.errors.recording(self.config.run_path):
+                write_audit(self.config.run_directory, self.phased)
+
     def save(self, position: Position, in_background: bool) -> None:
         """Begin a checkpoint, which does not count until `commit` (collective).
 

@@ -28,6 +28,7 @@ from pretrain.model.structured_products import (
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
+from pretrain.training.muon import MuonWithAdamW
 from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
@@ -82,6 +83,18 @@ class PhasedEngine:
         self.phase = self._config.phase_at(step)
         self._build(state)
         return True
+
+    def note_update(self) -> bool:
+        """Note in the audit what the first update of the engine did, once it was made (collective).
+
+        Returns:
+            Whether the audit has changed; never, with an optimizer that has nothing to prove.
+        """
+        optimizer = self.engine.basic_optimizer
+        done = optimizer.report() if isinstance(optimizer, MuonWithAdamW) else None
+        if done is not None:
+            self.audit["first_update"] = done
+        return done is not None
 
     def close(self) -> None:
         """Release the engine, and with it the model and the process groups."""

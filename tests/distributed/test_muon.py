@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from megatron_patches.recipe.matrices import has_matrices, stacks
+from pretrain.config.load import load_config
+from tests.command_line import assert_same_checkpoint
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts
 from tests.distributed.test_layouts import Link, Trained
@@ -51,9 +55,11 @@ def test_an_update_is_that_of_torch(
     )
     in_bf16 = changes.get("newton_schulz_dtype") == "bf16"
     payload = {"overrides": overrides, "bf16": in_bf16}
-    differences = run_ranks(1, "tests.distributed.workers.muon:against_torch", payload)
+    found = run_ranks(1, "tests.distributed.workers.muon:against_torch", payload)
+    differences = found["differences"]
     assert len(differences) == (8 if variant == "vanilla" else 12)
     assert max(differences.values()) < 1e-6, differences
+    assert not found["moved"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,42 @@ def test_momentum_goes_on_at_another_layout(chain: Chain, links: dict[Chain, lis
     test_layouts.test_what_is_loaded_is_what_was_saved(chain, links)
 
 
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+def test_the_audit_proves_that_matrices_were_orthogonalised(
+    chain: Chain, trained: Trained, links: dict[Chain, list[Link]]
+) -> None:
+    audit = json.loads((trained.runs / str(chain) / "audit.json").read_text())
+    config = load_config("demo", trained.overrides(chain, chain.layouts[-1], str(chain)))
+    inventory = {tensor.name: tensor for tensor in config.inventories[-1] if tensor.trains}
+    taken = {name for name, tensor in inventory.items() if has_matrices(tensor)}
+    assert set(audit["rules"]["muon"]) == taken
+    assert set(audit["rules"]["adamw"]) == inventory.keys() - taken
+    update = audit["first_update"]
+    matrices = {name: stacks(inventory[name]) for name in taken}
+    assert update["matrices"] == sum(each.count for some in matrices.values() for each in some)
+    assert sum(update["matrices_by_rank"]) == update["matrices"]
+    assert len(update["matrices_by_rank"]) == chain.layouts[-1].ranks
+    assert update["update_norm"].keys() == taken
+    for name, some in matrices.items():  # singular values near 1, as many as the smaller side
+        orthonormal = sum(
+            each.count * 0.04 * max(each.rows, each.columns) * min(each.rows, each.columns)
+            for each in some
+        )
+        assert 0.6 < update["update_norm"][name] / orthonormal**0.5 < 1.2, name
+
+
 def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list[Link]]) -> None:
     whole = trained.uninterrupted(CHAINS)
     for chain in CHAINS:
         test_layouts.test_losses_are_those_of_the_uninterrupted_run(chain, links, whole)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_resumed_run_is_the_uninterrupted_one(stage: int, trained: Trained) -> None:
+    layout = next(one for one in layouts(4) if one[:3] == (2, 2, stage))
+    chain = Chain("vanilla", "fp32 muon", (layout,) * len(test_layouts.LINKS))
+    whole = {chain: {"chain": chain, "layout": layout, "name": f"whole-{stage}"}}
+    trained._launch(whole, test_layouts.STEPS, None)
+    resumed = trained.train([chain])[chain][-1].checkpoint
+    whole_run = trained.runs / f"whole-{stage}/checkpoints" / resumed.name
+    assert_same_checkpoint(resumed, whole_run, more_than=30)

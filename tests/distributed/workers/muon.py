@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
@@ -16,14 +17,13 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.training.engine import wrap_model
 
-Reference = Callable[[dict[str, torch.nn.Parameter], Config], None]
 
-
-def against_torch(payload: dict[str, Any]) -> dict[str, float]:
-    """Three updates of random gradients beside torch.optim.Muon on each matrix alone.
+def against_torch(payload: dict[str, Any]) -> dict[str, Any]:
+    """Three updates of random gradients beside torch.optim.Muon on each matrix alone, and a NaN.
 
     Returns:
-        {parameter: largest difference}, of weights of the layers' matrices.
+        {parameter: largest difference}, of weights of the layers' matrices; whether anything moved
+        in a fourth update, whose gradient has a NaN.
     """
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
@@ -55,8 +55,22 @@ def against_torch(payload: dict[str, Any]) -> dict[str, float]:
         )
         for name, parts in alone.items()
     }
+    before = _everything(engine)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    engine.basic_optimizer.step()
+    after = _everything(engine)
+    still = len(before) == len(after) and all(map(torch.equal, before, after))
     shutdown_distributed(context)
-    return differences
+    return {"differences": differences, "moved": not still}
+
+
+def _everything(engine: Any) -> list[torch.Tensor]:
+    """Copies of all weights, states and counts."""
+    slices = slices_of_rank(engine)
+    found = [own.values(kind) for own in slices for kind in own.kinds]
+    found += [own.step for own in slices if own.step is not None]
+    return [tensor.detach().clone() for tensor in found]
 
 
 def _leaf(tensor: torch.Tensor) -> torch.nn.Parameter:
