@@ -2,6 +2,7 @@
 
 workload     model, layout and micro batch of a rank; all below reads only this
 activations  storages that autograd keeps for backward: within 5 % of what is measured
+horizon      tokens, batch and rate by published rules
 memory       states of DeepSpeed at each ZeRO stage, exact; all memory by kind, and the peak
 roofline     the cards, and how long a step takes on one, part by part: an estimate
 advice       what fits, and which switch brings how much if a run does not

@@ -19,6 +19,7 @@ from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
+from pretrain.plan.horizon import Horizon, horizon_of
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
 from pretrain.plan.roofline import (
     Gpu,
@@ -39,6 +40,7 @@ class Request:
         gpu: a name of the table, or the path of a card's description.
         price: of one GPU for an hour, in the user's currency; None: no cost.
         write_gb_s: of all ranks together, 1e9 bytes a second.
+        chinchilla: tokens for each parameter, for `Plan.horizon`; None: no horizon.
     """
 
     config: str
@@ -49,6 +51,7 @@ class Request:
     price: float | None = None
     mtbf_hours: float = 1000.0
     write_gb_s: float = 2.0
+    chinchilla: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class Plan:
 
     Attributes:
         work: of the configuration's own variant.
+        horizon: by the rule that `Request.chinchilla` asks for.
     """
 
     request: Request
@@ -140,6 +144,7 @@ class Plan:
     chosen: Estimate
     baseline: Estimate | None
     fit: Fit
+    horizon: Horizon | None
 
 
 def make_plan(request: Request) -> Plan:
@@ -166,6 +171,7 @@ def make_plan(request: Request) -> Plan:
         chosen=estimate(resolved, gpu, request),
         baseline=None if beside is None else estimate(resolve(beside, request.gpus), gpu, request),
         fit=fit_of(resolved, int(gpu.memory_gb * 1e9)),
+        horizon=horizon_of(resolved, request.chinchilla) if request.chinchilla else None,
     )
 
 

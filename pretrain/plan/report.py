@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from pretrain.plan.estimate import Estimate, Plan
+from pretrain.plan.horizon import sentences
 from pretrain.plan.memory import CONTEXT_BYTES
 from pretrain.plan.roofline import HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH, bytes_a_logit
 from pretrain.reporting.tables import Table, rich_table
@@ -63,7 +64,7 @@ def render(plan: Plan) -> str:
             console.print()
             console.print(rich_table(table, bare=True))
         assumed = ["Assumed:", *(f"  {line}" for line in assumptions(plan))]
-        for block in (_fit(plan), _saving(plan), assumed):
+        for block in (_fit(plan), _saving(plan), assumed, *_horizon(plan)):
             console.print()
             for line in block:
                 console.print(_in_width(line), markup=False)
@@ -71,7 +72,7 @@ def render(plan: Plan) -> str:
 
 
 def _in_width(line: str) -> str:
-    return fill(line, WIDTH, subsequent_indent="  ")
+    return fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _estimates(plan: Plan) -> list[Estimate]:
@@ -206,6 +207,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def _horizon(plan: Plan) -> list[list[str]]:
+    if plan.horizon is None:
+        return []
+    rules = [f"  {line}" for line in sentences(plan.horizon, plan.config)]
+    asked = f"--chinchilla {plan.horizon.tokens_per_parameter:g}"
+    paste = ["", f"  {' '.join(plan.horizon.overrides)}"]
+    return [[f"By rule ({asked}), for overrides to paste:", *rules, *paste]]
+
+
 def assumptions(plan: Plan) -> list[str]:
     """Return every number that was not counted, one sentence each."""
     gpu, work = plan.gpu, plan.work
@@ -238,6 +248,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
     states = "adam_moments" if adamw_alone else "optimizer_states"  # the first as scripts know it
     fit = asdict(plan.fit)
     changes = fit.pop("changes")
+    horizon = {}
+    if plan.horizon is not None:
+        rules = sentences(plan.horizon, plan.config)
+        horizon = {"horizon": {**asdict(plan.horizon), "rules": rules}}
     return {
         "config": request.config,
         "overrides": list(request.overrides),
@@ -256,6 +270,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "advice": None if plan.fit.fits else advice(plan),
             "changes": changes,
         },
+        **horizon,
     }
 
 

@@ -38,6 +38,12 @@ def plan(
             min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."
         ),
     ] = 2,
+    chinchilla: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1e6, help="Tokens for each parameter: prints horizon, batch and rate."
+        ),
+    ] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Estimate memory, time, energy and cost of a run, beside the same run of vanilla.
@@ -58,6 +64,7 @@ def plan(
         price=price,
         mtbf_hours=mtbf_hours,
         write_gb_s=write_gb_s,
+        chinchilla=chinchilla,
     )
     made = make_plan(request)
     typer.echo(json.dumps(as_json(made), indent=1) if in_json else render(made))

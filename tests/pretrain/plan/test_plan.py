@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,15 @@ from pretrain.plan.workload import workload_of
 
 
 def planned(
-    config: str, *overrides: str, gpus: int = 16, gpu: str = "a100-80gb", price: float | None = None
+    config: str,
+    *overrides: str,
+    gpus: int = 16,
+    gpu: str = "a100-80gb",
+    price: float | None = None,
+    chinchilla: float | None = None,
 ) -> Plan:
-    return make_plan(Request(config, overrides, gpus, gpu, baseline="vanilla", price=price))
+    asked = Request(config, overrides, gpus, gpu, baseline="vanilla", price=price)
+    return make_plan(replace(asked, chinchilla=chinchilla))
 
 
 BEFORE = (
@@ -279,3 +286,50 @@ def test_young_and_daly_lose_least() -> None:
         == lost(found.young_daly_steps)
         <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
     )
+
+
+def test_horizon_batch_and_rate_are_those_of_the_rules_by_hand() -> None:
+    """`small`: with embeddings 32,000 × 512 and positions 512 × 512.
+
+    Six layers of 4 × 512² + 2 × 512 × 2,048 + 4 × 512, and a last norm of 2 × 512. By logarithms,
+    log10 of 20 N is 8.85167: 0.571 of that and log10 0.58 are 4.81773, a batch of 65,725; log10 of
+    the N without embeddings is 7.27618: 0.25285 − 0.713 × 7.27618 + 0.307 × 8.85167 is −2.21760.
+    """
+    for variant in ("orthogonal", "vanilla", "monarch_shared_conv"):
+        horizon = planned("small", f"attention.variant={variant}", gpus=8, chinchilla=20).horizon
+        assert horizon is not None and horizon.parameters == 35_533_824
+        assert horizon.inner_parameters == 35_533_824 - 32_000 * 512 - 512 * 512
+        assert horizon.tokens == 710_676_480
+        assert horizon.batch_tokens == pytest.approx(10**4.81773, rel=2e-5)
+        assert horizon.learning_rate == pytest.approx(10**-2.21760, rel=1e-3)
+        assert horizon.global_batch_size == 120  # of 5 × 8 the multiple nearest to 65,725 / 512
+        assert horizon.steps == -(-710_676_480 // (120 * 512)) and horizon.warmup_steps == 1156
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "rate_is_set"),
+    [
+        ("demo", (), True),
+        ("base", ("schedule.cycles=1", "parallel.tensor_model_parallel_size=2"), True),
+        ("large", ("optimizer.kind=muon", "schedule.tokens=null", "schedule.flops=1e20"), True),
+        ("large", ("optimizer.kind=muon", "optimizer.update_scale=spectral"), False),
+    ],
+)
+def test_the_overrides_of_a_horizon_give_a_run_of_that_horizon(
+    config: str, overrides: tuple[str, ...], rate_is_set: bool
+) -> None:
+    asked = planned(config, *overrides, gpus=2, chinchilla=20)
+    text = report.render(asked)
+    answer = as_json(asked)["horizon"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(answer["overrides"]) in " ".join(text.split())
+    pasted = planned(config, *overrides, *answer["overrides"], gpus=2, chinchilla=20)
+    assert pasted.config.total_steps == answer["steps"]
+    assert pasted.config.schedule.tokens == answer["tokens"]
+    assert pasted.config.data.global_batch_size == answer["global_batch_size"]
+    rate = pasted.config.optimizer.learning_rate
+    assert (rate == answer["learning_rate"]) is rate_is_set
+    assert pasted.horizon is not None and asked.horizon is not None
+    same = [word for word in asked.horizon.overrides if not word.endswith("null")]
+    assert list(pasted.horizon.overrides) == same
+    assert "horizon" not in as_json(planned(config, gpus=2))

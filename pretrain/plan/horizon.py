@@ -1,0 +1,146 @@
+"""Horizon, batch and learning rate of a run by published rules, as overrides to paste.
+
+The horizon is a number of tokens for each parameter, all parameters counted, as Hoffmann et al.
+count them (2022, https://arxiv.org/abs/2203.15556; about 20 is best for a given number of FLOPs).
+Batch and learning rate are Step Law's (Li et al. 2025, https://arxiv.org/abs/2503.04715), power
+laws fitted to searches with AdamW, where N leaves out embeddings and output layer:
+
+    B = 0.58 D^0.571 tokens        rate = 1.79 N^-0.713 D^0.307
+
+Neither rule knows frozen weights. Here they count, and whatever the variant the model is counted
+with ordinary attention, so that all variants of a comparison get one horizon, batch and rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from megatron_patches.recipe.tensors import tensors
+from pretrain.config.resolved import Resolved
+from pretrain.config.sources import override_text
+from pretrain.config.tree import Config
+
+TOKENS_RULE = "Hoffmann et al. 2022, arXiv 2203.15556"
+STEP_LAW = "Step Law, Li et al. 2025, arXiv 2503.04715"
+FITTED_PARAMETERS = (214_663_680, 1_073_741_824)
+FITTED_TOKENS = (4_000_000_000, 100_000_000_000)
+"""The smallest and largest N and D of the dense models whose searches Step Law's authors publish
+(`data/dense_lr_bs_loss.csv` of github.com/step-law/steplaw)."""
+WARMUP_STEPS = 2000
+WARMUP_SHARE = 0.1
+_VOCABULARY = ("embedding", "output_layer")
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """What the rules say of a model, and what of it the layout of a run can have.
+
+    Attributes:
+        parameters: all of the model with ordinary attention, frozen ones too; the tokens' N.
+        inner_parameters: those without embeddings and output layer; Step Law's N.
+        tokens: training tokens.
+        batch_tokens: tokens of a step by Step Law; `global_batch_size` is the nearest number of
+            samples that the ranks can share.
+        learning_rate: peak rate by Step Law, rounded to three digits.
+        steps: optimizer steps of the run, with `warmup_steps` of this program's choice.
+        rate_holds: False if the optimizer's rates are on another scale than AdamW's: then no
+            override names the rate.
+        overrides: `section.key=value` words.
+    """
+
+    tokens_per_parameter: float
+    parameters: int
+    inner_parameters: int
+    tokens: int
+    batch_tokens: int
+    global_batch_size: int
+    learning_rate: float
+    steps: int
+    warmup_steps: int
+    rate_holds: bool
+    overrides: tuple[str, ...]
+
+
+def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
+    """Return horizon, batch and rate of a configuration on its ranks.
+
+    Args:
+        resolved: a configuration that fits its ranks.
+        tokens_per_parameter: training tokens for each parameter, as 20.
+    """
+    config = resolved.config
+    counted = tensors(config.shape, VARIANTS[ORDINARY])
+    parameters = sum(tensor.elements for tensor in counted)
+    outside = (one for one in counted if one.name.partition(".")[0] in _VOCABULARY)
+    inner = parameters - sum(tensor.elements for tensor in outside)
+    tokens = max(1, round(tokens_per_parameter * parameters))
+    batch_tokens = 0.58 * tokens**0.571
+    shared = config.data.micro_batch_size * resolved.layout.data_parallel_size
+    samples = shared * max(1, round(batch_tokens / config.data.sequence_length / shared))
+    steps = -(-tokens // (samples * config.data.sequence_length))
+    rate = float(f"{1.79 * inner**-0.713 * tokens**0.307:.2e}")
+    warmup = min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
+    optimizer = config.optimizer
+    rate_holds = optimizer.kind == "adamw" or optimizer.update_scale == "match_adamw"
+    values = {"schedule.tokens": tokens, "schedule.warmup_steps": warmup}
+    values["data.global_batch_size"] = samples
+    rates = {"optimizer.learning_rate": rate} if rate_holds else {}
+    return Horizon(
+        tokens_per_parameter=tokens_per_parameter,
+        parameters=parameters,
+        inner_parameters=inner,
+        tokens=tokens,
+        batch_tokens=round(batch_tokens),
+        global_batch_size=samples,
+        learning_rate=rate,
+        steps=steps,
+        warmup_steps=warmup,
+        rate_holds=rate_holds,
+        overrides=tuple(
+            override_text(key, value)
+            for key, value in {**_other_lengths(config), **values, **rates}.items()
+        ),
+    )
+
+
+def _other_lengths(config: Config) -> dict[str, None]:
+    """Return the keys to unset: a run has its length by one key."""
+    lengths = {"steps": config.schedule.steps, "flops": config.schedule.flops}
+    return {f"schedule.{key}": None for key, value in lengths.items() if value is not None}
+
+
+def sentences(horizon: Horizon, config: Config) -> list[str]:
+    """Return the rules with their numbers, one sentence each, without the overrides.
+
+    Args:
+        horizon: of the configuration.
+        config: the configuration.
+    """
+    length = config.data.sequence_length
+    lines = [
+        f"tokens: {horizon.tokens_per_parameter:g} for each of {horizon.parameters:,} parameters "
+        f"= {horizon.tokens:,} ({TOKENS_RULE}); embeddings and frozen weights are counted, each "
+        f"variant as {ORDINARY}",
+        f"batch: 0.58 D^0.571 = {horizon.batch_tokens:,} tokens for D tokens ({STEP_LAW}); "
+        f"{horizon.global_batch_size:,} samples, which the ranks can share, are "
+        f"{horizon.global_batch_size * length:,}: {horizon.steps:,} steps",
+        f"rate: 1.79 N^-0.713 D^0.307 = {horizon.learning_rate:g} for the N = "
+        f"{horizon.inner_parameters:,} parameters without embeddings and output layer (the same "
+        "law, of AdamW)",
+        f"warmup: {horizon.warmup_steps:,} steps, of neither rule: {WARMUP_STEPS:,}, or "
+        f"{WARMUP_SHARE:.0%} of the run if that is less",
+    ]
+    fitted = {horizon.inner_parameters: FITTED_PARAMETERS, horizon.tokens: FITTED_TOKENS}
+    if any(not least <= value <= most for value, (least, most) in fitted.items()):
+        lines.append(
+            "Step Law's published searches are of 215 to 1,074 M parameters and 4 to 100 B tokens: "
+            "this run lies outside, so search the rate"
+        )
+    if config.optimizer.kind == "muon":
+        lines.append(
+            "under Muon with update_scale match_adamw AdamW's rate is where to start a search"
+            if horizon.rate_holds
+            else "AdamW's rate says nothing of Muon with update_scale spectral, so none is set"
+        )
+    return lines
