@@ -25,7 +25,10 @@ FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
 
 
 def parameter_groups(
-    model: torch.nn.Module, weight_decay: float, rate_factors: Mapping[str, float] | None = None
+    model: torch.nn.Module,
+    weight_decay: float,
+    rate_factors: Mapping[str, float] | None = None,
+    decay_factors: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return optimizer groups of the trainable parameters, none of them empty.
 
@@ -39,23 +42,25 @@ def parameter_groups(
         model: with parameters that require gradients.
         weight_decay: of the parameters that have any.
         rate_factors: {name pattern: factor of the learning rate} for parameters whose name matches.
+        decay_factors: {name pattern: factor of the weight decay}, likewise.
 
     Returns:
         Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`,
         and the name of its rule under `rule`.
     """
-    members: dict[tuple[int, str, bool, float], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[int, str, bool, float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
             number = getattr(parameter, "optimizer_group", 0)
             rule = getattr(parameter, "optimizer_rule", ADAMW.name)
-            factor = factor_of_name(name, rate_factors or {})
-            members.setdefault((number, rule, not decayed, factor), []).append(parameter)
+            rate = factor_of_name(name, rate_factors or {})
+            decay = factor_of_name(name, decay_factors or {}) if decayed else 0.0
+            members.setdefault((number, rule, not decayed, rate, decay), []).append(parameter)
     return [
         {
             "params": members[key],
-            "weight_decay": 0.0 if key[2] else weight_decay,
+            "weight_decay": weight_decay * key[4],
             "rate_factor": key[3],
             "rule": key[1],
         }

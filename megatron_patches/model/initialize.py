@@ -29,6 +29,9 @@ from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows
 from megatron_patches.recipe.parts import Tensor
 
+DRAWN = ("normal", "bank", "bank_by_fp32")
+"""Starts of matrices; of those from the bank it is values that are drawn here."""
+
 
 def initialize_parameters(
     model: GPTModel,
@@ -37,6 +40,8 @@ def initialize_parameters(
     init_std: float,
     recipe: BankRecipe | None,
     given: GivenWeights | None = None,
+    *,
+    fan_in: bool = False,
 ) -> None:
     """Fill every parameter of `model` in place, and mark it for DeepSpeed and `freeze`.
 
@@ -48,11 +53,13 @@ def initialize_parameters(
         recipe: recipe of the bank from which trainable query and key rows start; None: they start
             like every other matrix.
         given: file whose weights replace the drawn ones; it must have every norm.
+        fan_in: matrices start by their number of columns, and as zeros what is added to the
+            residual stream.
 
     Raises:
         MethodError: the file is damaged, or lacks a norm.
     """
-    init = _Initializer(model, seed, init_std=init_std, recipe=recipe, given=given)
+    init = _Initializer(model, seed, init_std=init_std, recipe=recipe, given=given, fan_in=fan_in)
     declared = {tensor.name: tensor for tensor in inventory}
     for name, weight in model.named_parameters():
         tensor = declared[name]
@@ -91,11 +98,13 @@ class _Initializer:
         init_std: float,
         recipe: BankRecipe | None,
         given: GivenWeights | None,
+        fan_in: bool,
     ) -> None:
         self.seed = seed
         self.given = given
         self.std = init_std
         self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
+        self.fan_in = fan_in
         self.recipe = recipe
         self.queries_per_group = model.config.num_attention_heads // model.config.num_query_groups
         tp_group = model.pg_collection.tp
@@ -119,7 +128,7 @@ class _Initializer:
             return
         rows = [self._rows(weight, tensor, name, length) for name, length in tensor.parts]
         if any(part is None for part in rows):
-            fill_evenly(weight, tensor.start)
+            fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)
             return
         own = [part for part in rows if part is not None]
         if tensor.repeats is not None:  # a piece of each part at a time
@@ -146,18 +155,25 @@ class _Initializer:
         # A file has all norms: to start one at 1 and 0 for want of its values would go unnoticed.
         if self.given is not None and (tensor.kind == "norm" or self.given.has(name)):
             rows = self.given.rows(name, numbers)
-        elif tensor.start in ("normal", "residual", "fan_in", "bank", "bank_by_fp32"):
-            columns = tensor.shape[1]
-            std = {"residual": self.residual_std, "fan_in": 1 / math.sqrt(columns)}
-            rows = normal_rows(
-                self.seed, name, rows=numbers, columns=columns, std=std.get(tensor.start, self.std)
-            )
         else:
-            return None
+            std = self._std(tensor)
+            if std is None:
+                return None
+            rows = normal_rows(self.seed, name, rows=numbers, columns=tensor.shape[1], std=std)
         if tensor.cut == 1:
             columns = rows.size(1) // self.size
             rows = rows[:, self.rank * columns : (self.rank + 1) * columns]
         return rows
+
+    def _std(self, tensor: Tensor) -> float | None:
+        """Return the standard deviation of a tensor's initial rows; None: they are not drawn."""
+        if tensor.start == "embedding":
+            return self.std
+        if tensor.start == "residual":
+            return None if self.fan_in else self.residual_std
+        if tensor.start == "fan_in" or (self.fan_in and tensor.start in DRAWN):
+            return 1 / math.sqrt(tensor.shape[1])
+        return self.std if tensor.start in DRAWN else None
 
     def _heads(self, role: Role, groups: Sequence[bool]) -> list[int]:
         """Return the numbers of the rank's heads of a role, of those groups that a tensor has."""

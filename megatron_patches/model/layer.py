@@ -98,8 +98,10 @@ class Layer(TransformerLayer):
         return self._dropped(attended[0]) + hidden_states
 
     def _mlp_part(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        fed = self.mlp(self.pre_mlp_layernorm(hidden_states))
-        return self._dropped(fed[0]) + hidden_states
+        # Not by megatron-core's MLP.forward, which would copy the half that is not activated.
+        inner, _ = self.mlp.linear_fc1(self.pre_mlp_layernorm(hidden_states))
+        fed, _ = self.mlp.linear_fc2(self.config.activation_func(inner))
+        return self._dropped(fed) + hidden_states
 
     def _dropped(self, hidden_states: torch.Tensor) -> torch.Tensor:
         drops = self.training and self.hidden_dropout > 0.0

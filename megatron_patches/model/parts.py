@@ -30,12 +30,98 @@ class LayerNorm(torch.nn.LayerNorm):
         )
 
 
+class RMSNorm(torch.nn.Module):
+    """RMS norm of the last dimension, in fp32, behind megatron-core's constructor.
+
+    Input and output `[seq, batch, hidden]`. Of sequence parallelism see `LayerNorm`.
+
+    Args:
+        config: of the model, with the type of the parameters.
+        hidden_size: the last dimension.
+        eps: added to the mean square.
+
+    Attributes:
+        weight: parameter `[hidden]`.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        device, dtype = torch.cuda.current_device(), config.params_dtype
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Divide each vector by its root mean square, and multiply it by the weight."""
+        if vectors.is_cuda or torch.compiler.is_compiling():
+            return torch.nn.functional.rms_norm(vectors, self.weight.shape, self.weight, self.eps)
+        normalised: torch.Tensor = _RootMeanSquare.apply(vectors, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normalised
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """w ∘ x / √(mean x² + ε), which torch computes on the CPU in six passes, and keeps four of."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=wide)
+        scales = (norms.square() / vectors.size(-1) + eps).rsqrt()
+        ctx.save_for_backward(vectors, weight, scales)
+        return (vectors * scales).mul_(weight).to(vectors.dtype)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        vectors, weight, scales = ctx.saved_tensors
+        normalised = vectors * scales
+        products = grad * normalised
+        along = (products @ weight.to(products.dtype) / vectors.size(-1)).unsqueeze(-1)
+        vector_grad = torch.addcmul(grad * weight, normalised, along, value=-1).mul_(scales)
+        weight_grad = products.flatten(0, -2).sum(0)
+        return vector_grad.to(vectors.dtype), weight_grad.to(weight.dtype), None
+
+
+def squared_relu(inner: torch.Tensor) -> torch.Tensor:
+    """Return ReLU(x)² of `[..., inner]`."""
+    return torch.relu(inner).square()
+
+
+def swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(gate) ∘ up `[..., inner]` of gate and up, one behind the other `[..., 2 inner]`."""
+    if torch.compiler.is_compiling():
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+    gated: torch.Tensor = _SwiGlu.apply(gate_and_up)  # type: ignore[no-untyped-call]
+    return gated
+
+
+class _SwiGlu(torch.autograd.Function):
+    """SiLU(gate) ∘ up, which keeps its input alone and writes its gradient in one piece."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_and_up)
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (gate_and_up,) = ctx.saved_tensors
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        input_grad = torch.empty_like(gate_and_up)
+        gate_grad, up_grad = input_grad.chunk(2, dim=-1)
+        torch.mul(grad, torch.nn.functional.silu(gate), out=up_grad)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=gate_grad)
+        return input_grad
+
+
 class MlpSettings(NamedTuple):
     """Settings of megatron-core's MLP of two linear layers.
 
     Attributes:
-        activation: between the layers.
-        gated: the first layer also makes a factor of what the activation gives, as wide as that.
+        activation: of what the first layer makes, into what the second takes.
+        gated: the first layer makes twice the inner width, and the activation halves it.
     """
 
     activation: Callable[[torch.Tensor], torch.Tensor]
@@ -46,5 +132,9 @@ class MlpSettings(NamedTuple):
         return {"activation_func": self.activation, "gated_linear_unit": self.gated}
 
 
-NORMS: Mapping[str, type[torch.nn.Module]] = {"layer_norm": LayerNorm}
-MLPS: Mapping[str, MlpSettings] = {"gelu": MlpSettings(torch.nn.functional.gelu)}
+NORMS: Mapping[str, type[torch.nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+MLPS: Mapping[str, MlpSettings] = {
+    "gelu": MlpSettings(torch.nn.functional.gelu),
+    "swiglu": MlpSettings(swiglu, gated=True),
+    "relu2": MlpSettings(squared_relu),
+}

@@ -13,10 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 
 from megatron_patches.recipe.matrices import has_matrices, stacks
-from megatron_patches.recipe.parts import Tensor
-
-FP32 = 4
-"""Bytes of a number in fp32: weights are updated, and states kept, in fp32 at any precision."""
+from megatron_patches.recipe.parts import FP32, Tensor
 
 
 def every(tensor: Tensor) -> bool:
@@ -35,8 +32,9 @@ class Rule:
 
     Attributes:
         name: of the rule, under which `pretrain.training.optimizers` has the class that applies it.
-        states: names of the fp32 numbers that the optimizer keeps of each element beside the master
-            weight, as in the optimizer's state and in checkpoints.
+        states: names of the numbers that the optimizer keeps of each element beside the master
+            weight, as in the optimizer's state and in checkpoints; in fp32 at any precision, as
+            weights are updated.
         takes: whether the rule updates a tensor.
         products: FLOPs of the matrix products in one update of a whole tensor.
         whole_matrices: an update needs the whole tensor, so that ZeRO cannot cut it anywhere.

@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 from typing_extensions import override
+
+FP32 = 4
+"""Bytes of a number in fp32."""
 
 Kind = Literal["ordinary", "norm", "frozen", "adapter", "penalised", "scores"]
 """Weights of the ordinary model; its norms; a frozen bank; adapters; W_QKV under the orthogonality
@@ -26,6 +29,7 @@ penalty; score matrices of a synthesizer, trained or frozen.
 
 Start = Literal[
     "normal",
+    "embedding",
     "residual",
     "fan_in",
     "zeros",
@@ -40,8 +44,9 @@ Start = Literal[
 ]
 """Initial values.
 
-`normal`: N(0, init_std²); `residual`: the same by 1/√(2 · layers), for what is added to the
-residual stream; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel
+`embedding`: N(0, init_std²); `normal`: the same, or N(0, 1/columns) where the model starts by fan-in;
+`residual`: N(0, init_std² / (2 · layers)) for what is added to the residual stream, or zeros where
+the model starts by fan-in; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel
 on, and `half_previous` gives the channels of odd numbers the token before. `bank`: the rows of
 queries and keys are the bank's, cast once to the compute type, and all others `normal`;
 `bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of these rows.
@@ -85,7 +90,7 @@ class ModelShape:
     sequence_length: int
     learned_positions: bool
     tied_embeddings: bool
-    norm: str = "layer_norm"
+    norm: str = "layernorm"
     mlp: str = "gelu"
 
     @property
@@ -324,7 +329,7 @@ class Mlp(Part):
 class LayerNorm(Norm):
     """(x − mean) / sd ∘ weight + bias."""
 
-    name = "layer_norm"
+    name = "layernorm"
     passes = (7, None)
     kernels = r"layer_?norm"
 
@@ -339,6 +344,25 @@ class LayerNorm(Norm):
         """Save the input, mean and standard deviation of each token."""
         statistics = 2 * trace.between * trace.statistic
         trace.save(trace.hidden, Storage(f"statistics of {trace.hidden.name}", statistics))
+        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
+
+
+class RMSNorm(Norm):
+    """x / √(mean x² + ε) ∘ weight."""
+
+    name = "rmsnorm"
+    passes = (7, None)
+    kernels = r"rms_?norm"
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the weight."""
+        yield norm_vector(at, "weight", shape.hidden_size, "ones")
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, and one fp32 scale of each token."""
+        trace.save(trace.hidden, Storage(f"scales of {trace.hidden.name}", FP32 * trace.between))
         trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
 
 
@@ -367,8 +391,61 @@ class Gelu(Mlp):
         trace.save(trace.hidden, Storage("before GELU", inner), Storage("after GELU", inner))
 
 
-NORMS: Mapping[str, Norm] = {part.name: part for part in (LayerNorm(),)}
-MLPS: Mapping[str, Mlp] = {part.name: part for part in (Gelu(),)}
+class SquaredRelu(Gelu):
+    """W_2 ReLU(W_1 x)²: the tensors of a GELU MLP."""
+
+    name = "relu2"
+    passes = (7, None)
+    kernels = "relu|pow"
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, and the inner width after ReLU and squared."""
+        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
+        trace.save(trace.hidden, Storage("after ReLU", inner), Storage("squared", inner))
+
+
+class SwiGlu(Mlp):
+    """W_2 (SiLU(W_gate x) ∘ W_up x); gate and up are one matrix of two parts."""
+
+    name = "swiglu"
+    passes = (9, None)
+    kernels = "silu"
+
+    @override
+    def width(self, hidden_size: int) -> int:
+        """Return 8/3 of the hidden size, with which three matrices have the elements of two.
+
+        Rounded up to a multiple of 128, or of 16 in a narrow model, so that ranks have equal shares.
+        """
+        multiple = 128 if hidden_size >= 384 else 16
+        return -(-8 * hidden_size // (3 * multiple)) * multiple
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_gate over W_up, and W_2."""
+        hidden, inner = shape.hidden_size, shape.ffn_hidden_size
+        yield Tensor(
+            f"{at.module}.linear_fc1.weight",
+            (2 * inner, hidden),
+            "ordinary",
+            cut=0,
+            parts=((f"{at.stream}.gate", inner), (f"{at.stream}.up", inner)),
+            layer=at.layer,
+        )
+        yield into_residual(
+            f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
+        )
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, gate and up, and their product."""
+        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
+        trace.save(trace.hidden, Storage("gate and up", 2 * inner), Storage("gated", inner))
+
+
+NORMS: Mapping[str, Norm] = {part.name: part for part in (LayerNorm(), RMSNorm())}
+MLPS: Mapping[str, Mlp] = {part.name: part for part in (Gelu(), SwiGlu(), SquaredRelu())}
 
 
 class Embeddings(Part):
@@ -380,13 +457,19 @@ class Embeddings(Part):
         word = f"{at.module}.word_embeddings.weight"
         hidden = shape.hidden_size
         tied, size = shape.tied_embeddings, (shape.vocab_size, hidden)
-        yield matrix(word, f"{at.stream}.word", size, multiplied=tied)
+        yield replace(matrix(word, f"{at.stream}.word", size, multiplied=tied), start="embedding")
         if shape.learned_positions:
             positions = f"{at.module}.position_embeddings.weight"
             count = shape.sequence_length
             stream = ((f"{at.stream}.position", count),)
             yield Tensor(
-                positions, (count, hidden), "ordinary", cut=None, parts=stream, multiplied=False
+                positions,
+                (count, hidden),
+                "ordinary",
+                cut=None,
+                parts=stream,
+                multiplied=False,
+                start="embedding",
             )
 
     @override

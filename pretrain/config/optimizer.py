@@ -10,7 +10,7 @@ from megatron_patches.recipe.matrices import has_matrices
 from megatron_patches.recipe.optimizers import ADAMW, Rule, factor_of_name, muon
 from megatron_patches.recipe.parts import Tensor
 from pretrain.config.sections import EVERY_STEP, MODEL
-from pretrain.config.types import Betas, Int, RateFactors, Section, setting
+from pretrain.config.types import Betas, DecayFactors, Int, RateFactors, Section, setting
 
 MUON_KEYS = (
     "embedding_learning_rate",
@@ -95,6 +95,12 @@ class OptimizerSection(Section):
         "Decoupled weight decay of matrices and embeddings (not of norms).",
         EVERY_STEP,
         ge=0,
+    )
+    weight_decay_factors: DecayFactors = setting(
+        {},
+        "Per-parameter factors of the weight decay, {name pattern: factor}; the first matching "
+        "pattern applies, as in {'embedding.*': 0}.",
+        EVERY_STEP,
     )
     gradient_clip: float = setting(
         1.0, "Clip gradients to this global norm; 0: no clipping.", EVERY_STEP, ge=0

@@ -30,7 +30,7 @@ def check_tree(config: Config) -> None:
     batch, micro_batch = config.data.global_batch_size, config.data.micro_batch_size
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
-    _check_rate_factors(config)
+    _check_factors(config)
     _check_muon(config)
     _check_recompute(config)
     _check_telemetry(config)
@@ -155,19 +155,25 @@ def _check_query_key(config: Config) -> None:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
 
 
-def _check_rate_factors(config: Config) -> None:
+def _check_factors(config: Config) -> None:
     """Refuse a pattern that names no weight beyond those of the patterns before it."""
-    patterns = config.optimizer.learning_rate_factors
-    inventory = config.inventories[-1]
-    left = [tensor.name for tensor in inventory if tensor.trains]
-    for pattern in patterns:
-        named = [name for name in left if fnmatchcase(name, pattern)]
-        if not named:
-            raise UserError(
-                f"optimizer.learning_rate_factors: '{pattern}' matches no trained weight beyond "
-                f"those of the patterns before it; weights have names such as {inventory[0].name}"
-            )
-        left = [name for name in left if name not in named]
+    optimizer, inventory = config.optimizer, config.inventories[-1]
+    trained = [tensor for tensor in inventory if tensor.trains]
+    decayed = [tensor for tensor in trained if tensor.decay and len(tensor.shape) > 1]
+    factors = {
+        "learning_rate_factors": (optimizer.learning_rate_factors, trained, "trained"),
+        "weight_decay_factors": (optimizer.weight_decay_factors, decayed, "decayed"),
+    }
+    for key, (patterns, tensors, kind) in factors.items():
+        left = [tensor.name for tensor in tensors]
+        for pattern in patterns:
+            named = [name for name in left if fnmatchcase(name, pattern)]
+            if not named:
+                raise UserError(
+                    f"optimizer.{key}: '{pattern}' matches no {kind} weight beyond those of the "
+                    f"patterns before it; weights have names such as {inventory[0].name}"
+                )
+            left = [name for name in left if name not in named]
 
 
 def _check_muon(config: Config) -> None:

@@ -93,7 +93,22 @@ class ModelSection(Section):
         None, "Width of one head; unset: hidden_size / num_attention_heads.", SHAPE, ge=1
     )
     ffn_hidden_size: Int | None = setting(
-        None, "Inner width of the MLP; unset: 4 * hidden_size.", SHAPE, ge=1
+        None,
+        "Inner width of the MLP; unset: 4 * hidden_size, of swiglu 8/3 of it, rounded up to a "
+        "multiple of 128 (of 16 below a hidden_size of 384).",
+        SHAPE,
+        ge=1,
+    )
+    norm: Literal["layernorm", "rmsnorm"] = setting(
+        "layernorm",
+        "Norm before attention, MLP and output: layernorm (weight and bias), rmsnorm (weight).",
+        SHAPE,
+    )
+    mlp: Literal["gelu", "swiglu", "relu2"] = setting(
+        "gelu",
+        "MLP: gelu, relu2 (the square of ReLU), swiglu (SiLU of a gate times a third matrix's "
+        "product).",
+        SHAPE,
     )
     vocab_size: Int = setting(..., "Vocabulary size of the tokenizer.", SHAPE, ge=2)
     vocab_multiple: Int = setting(
@@ -111,12 +126,19 @@ class ModelSection(Section):
     dropout: float = setting(
         0.1, "Dropout probability of hidden states and attention probabilities.", MODEL, ge=0, lt=1
     )
-    layernorm_epsilon: float = setting(1e-5, "Epsilon of LayerNorm.", MODEL, gt=0)
+    layernorm_epsilon: float = setting(1e-5, "Epsilon of the norms.", MODEL, gt=0)
     init_std: float = setting(
         0.02,
-        "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
+        "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)); with "
+        "init=fan_in of embeddings only.",
         MODEL,
         gt=0,
+    )
+    init: Literal["normal", "fan_in"] = setting(
+        "normal",
+        "Initial matrices: normal, N(0, init_std^2); fan_in, N(0, 1/columns), and zero what is "
+        "added to the residual stream.",
+        MODEL,
     )
     tied_embeddings: bool = setting(True, "Tie the output layer to the embedding matrix.", SHAPE)
     initial_weights: PathLike | None = setting(

@@ -63,7 +63,7 @@ class Config(Section):
     @property
     def ffn_hidden_size(self) -> int:
         """Return the inner width of the MLP."""
-        return self.model.ffn_hidden_size or MLPS[ModelShape.mlp].width(self.model.hidden_size)
+        return self.model.ffn_hidden_size or MLPS[self.model.mlp].width(self.model.hidden_size)
 
     @property
     def tokens_per_step(self) -> int:
@@ -219,6 +219,8 @@ class Config(Section):
             sequence_length=self.data.sequence_length,
             learned_positions=self.model.position_embedding == "learned",
             tied_embeddings=self.model.tied_embeddings,
+            norm=self.model.norm,
+            mlp=self.model.mlp,
         )
 
     @cached_property

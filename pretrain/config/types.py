@@ -56,6 +56,7 @@ Number = float  # pydantic takes whole numbers for it too
 Layers = Annotated[str, BeforeValidator(_layers)]
 LayerShares = Annotated[dict[str, float], BeforeValidator(_text_keys)]
 RateFactors = Annotated[dict[str, Annotated[float, Field(gt=0)]], BeforeValidator(_text_keys)]
+DecayFactors = Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[

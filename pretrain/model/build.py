@@ -61,6 +61,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         init_std=config.model.init_std,
         recipe=recipe if isinstance(recipe, BankRecipe) else None,
         given=config.given_weights,
+        fan_in=config.model.init == "fan_in",
     )
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation
     # has none.

@@ -57,7 +57,12 @@ def build_optimizer(
         for name, parameter in model.named_parameters():
             rule = rule_of(declared[name], settings.rules)
             parameter.optimizer_rule = rule.name  # type: ignore[attr-defined]
-    groups = parameter_groups(model, settings.weight_decay, factors)
+    groups = parameter_groups(
+        model,
+        settings.weight_decay,
+        rate_factors=factors,
+        decay_factors=settings.weight_decay_factors,
+    )
     optimizer = OPTIMIZERS[settings.rules[0].name](groups, settings)
     if type(optimizer) not in ZERO_SUPPORTED_OPTIMIZERS:
         ZERO_SUPPORTED_OPTIMIZERS.append(type(optimizer))
