@@ -46,8 +46,9 @@ class RMSNorm(torch.nn.Module):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
-        device, dtype = torch.cuda.current_device(), config.params_dtype
-        self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        device = torch.cuda.current_device()
+        weight = torch.empty(hidden_size, device=device, dtype=config.params_dtype)
+        self.weight = torch.nn.Parameter(weight)
         self.eps = eps
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -88,7 +89,7 @@ def squared_relu(inner: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) ∘ up `[..., inner]` of gate and up, one behind the other `[..., 2 inner]`."""
+    """Return SiLU(gate) ∘ up `[..., inner]` of gate, then up `[..., 2 inner]`."""
     if torch.compiler.is_compiling():
         gate, up = gate_and_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up

@@ -44,13 +44,13 @@ Start = Literal[
 ]
 """Initial values.
 
-`embedding`: N(0, init_std²); `normal`: the same, or N(0, 1/columns) where the model starts by fan-in;
-`residual`: N(0, init_std² / (2 · layers)) for what is added to the residual stream, or zeros where
-the model starts by fan-in; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps, `current` passes every channel
-on, and `half_previous` gives the channels of odd numbers the token before. `bank`: the rows of
-queries and keys are the bank's, cast once to the compute type, and all others `normal`;
-`bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of these rows.
-`own`: the module fills its weight itself.
+`embedding`: N(0, init_std²); `normal`: the same, or N(0, 1/columns) where the model starts by
+fan-in; `residual`: N(0, init_std² / (2 · layers)) for what is added to the residual stream, or
+zeros where the model starts by fan-in; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps,
+`current` passes every channel on, and `half_previous` gives the channels of odd numbers the token
+before. `bank`: the rows of queries and keys are the bank's, cast once to the compute type, and all
+others `normal`; `bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of
+these rows. `own`: the module fills its weight itself.
 """
 
 Partial = Literal["sequence", "heads"]
@@ -416,7 +416,7 @@ class SwiGlu(Mlp):
     def width(self, hidden_size: int) -> int:
         """Return 8/3 of the hidden size, with which three matrices have the elements of two.
 
-        Rounded up to a multiple of 128, or of 16 in a narrow model, so that ranks have equal shares.
+        Rounded up to a multiple of 128, or of 16 in a narrow model: ranks have equal shares.
         """
         multiple = 128 if hidden_size >= 384 else 16
         return -(-8 * hidden_size // (3 * multiple)) * multiple

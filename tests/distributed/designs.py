@@ -1,4 +1,7 @@
-"""Every kind of attention that a config can ask for: for the tests that must hold for all."""
+"""Every kind of model that a config can ask for: for the tests that must hold for all.
+
+A key without a section is one of `attention`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 from tests.tiny import tiny_overrides
 
 STEPS = 10
+MODERN = {"model.norm": "rmsnorm", "model.mlp": "swiglu", "model.init": "fan_in"}
 DESIGNS: dict[str, dict[str, str]] = {
     "vanilla": {"variant": "vanilla"},
     "orthogonal": {"variant": "orthogonal"},
@@ -66,9 +70,20 @@ DESIGNS: dict[str, dict[str, str]] = {
     "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},
     "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
     "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
+    "modern": {"variant": "vanilla", **MODERN},
+    "modern-monarch_shared_conv": {"variant": "monarch_shared_conv", **MODERN},
+    "relu2": {"variant": "orthogonal", "model.mlp": "relu2", "model.norm": "rmsnorm"},
 }
 PHASED = ("unfreeze", "early_freeze")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
+
+
+def design_keys(design: str, dot: str = ".") -> dict[str, str]:
+    """Return {key: value} of a design, with a separator between section and name."""
+    full = {
+        key if "." in key else f"attention.{key}": value for key, value in DESIGNS[design].items()
+    }
+    return {key.replace(".", dot): value for key, value in full.items()}
 
 
 def design_overrides(
@@ -79,7 +94,7 @@ def design_overrides(
         shards,
         runs,
         name,
-        **{f"attention__{key}": value for key, value in DESIGNS[design].items()},
+        **design_keys(design, "__"),
         **{
             "deepspeed__config": f"zero{zero_stage}",
             "schedule__steps": STEPS,

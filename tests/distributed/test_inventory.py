@@ -13,7 +13,7 @@ from megatron_patches.recipe.parts import Tensor
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from tests.distributed.designs import DESIGNS, PHASED
+from tests.distributed.designs import DESIGNS, PHASED, design_keys
 from tests.ranks import run_ranks
 
 SIZES = {
@@ -44,7 +44,7 @@ TENSOR_PARALLEL = (1, 2)
 def overrides(number: int, design: str, size: int) -> list[str]:
     """Positions and output layers take turns over the designs."""
     values: dict[str, Any] = SIZES | AROUND[(number + size) % 2] | POWER_OF_TWO.get(design, {})
-    values |= {f"attention.{key}": value for key, value in DESIGNS[design].items()}
+    values |= design_keys(design)
     # Stage 0 leaves parameters as they are; where it cannot be, stage 1 only copies them.
     stage = "zero1" if design in PHASED else "zero0"
     values |= {"parallel.tensor_model_parallel_size": size, "deepspeed.config": stage}

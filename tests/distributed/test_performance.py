@@ -19,7 +19,7 @@ from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
 from pretrain.model.build import compile_layers, flash_documents
 from tests.distributed.covering import covering
-from tests.distributed.designs import DESIGNS
+from tests.distributed.designs import DESIGNS, design_keys
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -44,7 +44,7 @@ def ways(key: str, one: str, other: str) -> dict[str, list[str]]:
 
 
 def attention(design: str) -> dict[str, object]:
-    return {f"attention__{key}": value for key, value in DESIGNS[design].items()}
+    return design_keys(design, "__")
 
 
 def pair_up(case: tuple[object, ...]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from pretrain.config.tree import Config
 from pretrain.plan.activations import INT64, activation_bytes
 from pretrain.plan.memory import layer_gradient_bytes, logit_bytes, rank_states, rank_tensors
 from pretrain.plan.workload import FP32, Workload, workload_of
-from tests.distributed.designs import DESIGNS
+from tests.distributed.designs import design_keys
 from tests.ranks import run_ranks
 
 RANKS = 4
@@ -65,6 +65,9 @@ ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, d
     ("hybrid-three-adapters", 1, "fp32", 2, MUON),
     ("unfreeze", 1, "bf16", 2, MUON),
     ("monarch_trainable", 1, "bf16", 4, {"model.hidden_size": "36"} | MUON),
+    ("modern", 1, "bf16", 4, {}),
+    ("modern-monarch_shared_conv", 3, "fp32", 2, {"model.hidden_size": "36"}),
+    ("relu2", 0, "fp32", 2, {}),
 ]
 # Large enough that the small change, which the estimate leaves out, is not five percent.
 ROUND = ODD | {
@@ -124,6 +127,12 @@ PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, cha
     ("orthogonal", "bf16", 2, FULL | SPLIT),
     ("hybrid-three-adapters", "fp32", 1, ATTENTION),
     ("vanilla", "bf16", 1, ATTENTION | ROPE),
+    ("modern", "fp32", 1, {}),
+    ("modern", "bf16", 2, SPLIT | ROPE),
+    ("modern", "bf16", 1, FULL),
+    ("modern-monarch_shared_conv", "fp32", 2, ROPE),
+    ("relu2", "bf16", 1, {}),
+    ("relu2", "fp32", 1, ROPE),
 ]
 PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
     ("vanilla", "bf16", 1, {"model.vocab_size": "8192"} | MEGATRON),
@@ -140,7 +149,7 @@ PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
 def overrides(
     base: dict[str, Any], design: str, dtype: str, size: int, changes: dict[str, str]
 ) -> list[str]:
-    attention = {f"attention.{key}": value for key, value in DESIGNS[design].items()}
+    attention = design_keys(design)
     parallel = {"parallel.tensor_model_parallel_size": size, "precision.dtype": dtype}
     return [f"{key}={value}" for key, value in {**base, **attention, **parallel, **changes}.items()]
 

@@ -12,14 +12,14 @@ from megatron_patches.recipe.tensors import tensors
 from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
 from pretrain.checkpoint.format import Block
 from pretrain.config.load import load_config
-from tests.distributed.designs import DESIGNS
+from tests.distributed.designs import DESIGNS, design_keys
 
 SIZES = {"num_attention_heads": 8, "num_query_groups": 4, "hidden_size": 64, "head_dim": 8}
 
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_the_blocks_of_all_ranks_are_every_parameter_once(design: str) -> None:
-    axes = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
+    axes = [f"{key}={value}" for key, value in design_keys(design).items()]
     config = load_config("demo", [*(f"model.{key}={value}" for key, value in SIZES.items()), *axes])
     for phase in config.phases:
         inventory = tensors(config.shape, config.policy, phase.number)
