@@ -1,9 +1,9 @@
 """A run's model as a class of transformers: its config.json, and its weights by name.
 
-Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2
-with zero biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two
-matrices and the exact GELU, as megatron-core's layers here. Models with adapters that are not
-linear become subclasses of these two, and the file with the subclasses is copied into the export.
+`names` has the classes: Llama and Qwen3 for RMS norms and SwiGLU, and for LayerNorms and GELU
+Starcoder2 without biases, or GPT2 with zero biases where positions are learned. Models with
+adapters that are not linear, or with parts that no class has together, become subclasses of these,
+and the file with the subclasses is copied into the export.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.model.gpt import GPT
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.names import CLASSES, PARTS, ModelClass, Part
+from pretrain.export.names import (
+    CLASSES,
+    GPT2,
+    LLAMA,
+    PARTS,
+    STARCODER2,
+    ModelClass,
+    Part,
+    with_parts,
+)
 from pretrain.export.projections import Corrections, corrections, corrections_of, rows
 from pretrain.export.weight_files import Weight
 
@@ -34,18 +43,21 @@ class Architecture:
     Attributes:
         config: configuration of the run.
         model_class: the class that computes the model but for its adapters.
-        corrections: what the class adds to transformers' own, layer by layer; with any it is a
-            subclass in MODELING_FILE.
+        parts: what the class has in the place of transformers' own, {norm, mlp, qk_norm,
+            logit_softcap: value}.
+        corrections: what it adds to them, layer by layer. With any of both it is a subclass in
+            MODELING_FILE.
     """
 
     config: Config
     model_class: ModelClass
+    parts: Mapping[str, Any]
     corrections: list[Corrections]
 
     @property
     def custom(self) -> bool:
         """Return whether the class is a subclass in MODELING_FILE."""
-        return any(any(layer.values()) for layer in self.corrections)
+        return bool(self.parts) or any(any(layer.values()) for layer in self.corrections)
 
     @property
     def class_name(self) -> str:
@@ -64,7 +76,8 @@ class Architecture:
             eod_id: id of the end-of-document token, which also begins a text.
             dtype: type of the weights, as torch names it.
         """
-        values = self._class_settings() | self._positions() | dict(self.model_class.required)
+        values = self._class_settings() | self._positions()
+        values |= {**self.model_class.required, **self.model_class.written}
         length = self.config.data.sequence_length
         own = self.config.as_dict()["model"] | {"max_positions": length}
         values |= {theirs: own[ours] for ours, theirs in self.model_class.settings.items()}
@@ -89,7 +102,7 @@ class Architecture:
             "AutoConfig": f"{module}.{name.replace('ForCausalLM', 'Config')}",
             "AutoModelForCausalLM": f"{module}.{name}",
         }
-        values["corrections"] = self.corrections
+        values |= {"corrections": self.corrections, "parts": dict(self.parts)}
         convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
         if any(convolved):
             # The cache of such a layer holds states of convolutions beside keys and values.
@@ -106,7 +119,6 @@ class Architecture:
             "max_position_embeddings": self.config.data.sequence_length,
             "rope_parameters": {"rope_type": "default", "rope_theta": base},
             "rope_theta": base,  # the same for transformers 4
-            "use_bias": False,
         }
 
     def weights(self, model: GPT) -> Iterator[Weight]:
@@ -207,8 +219,17 @@ def architecture_of(config: Config) -> Architecture:
         corrections_of(policy, policy.adapted_groups(frozen, groups))
         for frozen in policy.frozen_groups(config.model.num_layers, groups)
     ]
-    model_class = _class_of(config)
+    model_class, parts = _class_of(config, any(any(layer.values()) for layer in added))
     width = config.model.num_attention_heads * config.head_dim
+    if (
+        model_class.stock == LLAMA.stock
+        and config.model.hidden_size % config.model.num_attention_heads
+    ):
+        raise UserError(
+            f"Llama's config.json cannot have model.hidden_size={config.model.hidden_size} with "
+            f"model.num_attention_heads={config.model.num_attention_heads}, which does not divide "
+            "it: such a run cannot be exported (with model.qk_norm it could, as Qwen3)"
+        )
     if "head_dim" not in model_class.settings and width != config.model.hidden_size:
         raise UserError(
             "GPT2, the class for learned positions, has heads of hidden_size / "
@@ -216,29 +237,46 @@ def architecture_of(config: Config) -> Architecture:
             f"model.hidden_size={config.model.hidden_size}: such a run cannot be exported (with "
             "rotary positions it could)"
         )
-    return Architecture(config, model_class, added)
+    return Architecture(config, model_class, parts, added)
 
 
-def _class_of(config: Config) -> ModelClass:
-    """Return the class with the positions, the norm and the MLP of the run.
+def _class_of(config: Config, corrected: bool) -> tuple[ModelClass, dict[str, Any]]:
+    """Return the class with the positions, the norm and the MLP of the run, and its own parts.
+
+    Args:
+        config: of the run.
+        corrected: some layer has corrections.
+
+    Returns:
+        A class of transformers, and no parts; or one of `modeling_ora`, and how it differs from
+        transformers' class.
 
     Raises:
         UserError: there is none.
     """
     shape, positions = config.shape, config.model.position_embedding
-    parts = {"norm": shape.norm, "MLP": shape.mlp}
-    found = [one for one in CLASSES.values() if one.positions == positions]
-    for model_class in found:
-        if {"norm": model_class.norm, "MLP": model_class.mlp} == parts:
-            return model_class
-    parts = {
-        kind: name for kind, name in parts.items() if name not in (found[0].norm, found[0].mlp)
+    wanted: dict[str, Any] = {
+        "norm": shape.norm,
+        "mlp": shape.mlp,
+        "qk_norm": getattr(shape, "qk_norm", False),
     }
-    named = " and ".join(f"the {kind} {name}" for kind, name in parts.items())
-    raise UserError(
-        f"no class of transformers that is known here has {named} with {positions} positions: "
-        "such a run cannot be exported"
-    )
+    softcap = config.as_dict()["model"].get("logit_softcap")
+    if softcap is None and not (corrected and wanted["qk_norm"]):
+        for model_class in CLASSES.values():
+            if model_class.positions == positions and model_class.parts == wanted:
+                return model_class, {}
+    bases = [STARCODER2, LLAMA] if positions == "rope" else [GPT2]
+    alike = [one for one in bases if one.parts == wanted | {"qk_norm": False}]
+    base = (alike or bases)[-1]
+    try:
+        model_class = with_parts(base, **wanted)
+    except KeyError as error:
+        raise UserError(
+            f"neither a class of transformers nor modeling_ora.py has the part {error}: such a run "
+            "cannot be exported"
+        ) from None
+    parts = {key: value for key, value in wanted.items() if value != base.parts[key]}
+    return model_class, parts | ({} if softcap is None else {"logit_softcap": softcap})
 
 
 def _own_weights(model: GPT) -> dict[str, torch.Tensor]:

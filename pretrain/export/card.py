@@ -66,10 +66,11 @@ def _loading(facts: Mapping[str, Any], name: str) -> str:
     trust, why = "", ""
     if facts["custom_code"]:
         trust = ", trust_remote_code=True"
+        own = [f"model.{key}={value}" for key, value in facts["own_parts"].items()]
+        named = ", ".join([*own, *facts["attention"]["adapters"]])
         why = (
-            "\n\nThe model corrects queries, keys or values "
-            f"({', '.join(facts['attention']['adapters'])}) as no class of transformers does in "
-            "this place: `modeling_ora.py` does, so loading needs `trust_remote_code=True`."
+            f"\n\nThe model has parts ({named}) that no class of transformers has together, or in "
+            "this place: `modeling_ora.py` has them, so loading needs `trust_remote_code=True`."
         )
     return f"""## Loading it
 

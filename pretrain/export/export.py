@@ -181,6 +181,7 @@ def _facts(
         },
         "model": architecture.class_name,
         "custom_code": architecture.custom,
+        "own_parts": dict(architecture.parts),
         "dtype": dtype,
         "frozen_bank": dict(run.frozen_bank),
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},

@@ -1,24 +1,36 @@
-"""GPT models with adapters of queries, keys and values, for `trust_remote_code=True`.
+"""GPT models with adapters and parts that no class has together, for `trust_remote_code=True`.
 
-Written by ora-pretrain. Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but
-for the corrections that the configuration names for a layer, in this order and before any rotation:
+Written by ora-pretrain. Starcoder2, Llama (rotary positions) and GPT2 (learned positions) as they
+are, but for the `parts` of the configuration (norm, mlp, qk_norm, logit_softcap), and for the
+`corrections` that it names for a layer, in this order and before any rotation:
 
-    bias    q_h += b_qh, k alike
-    norm    q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
-    taps    k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
+    bias       q_h += b_qh, k alike
+    norm       q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
+    taps       k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
+    head_norm  q_h ← g_q ∘ q_h / rms(q_h), k alike      of all heads, where parts has qk_norm
 
-For the last, transformers' cache holds taps − 1 tokens of keys and values beside its own.
+For taps, transformers' cache holds taps − 1 tokens of keys and values beside its own.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
+)
 from transformers.pytorch_utils import Conv1D
 
 EPSILON = 1e-6
 PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 
 
 class HeadNorm(nn.Module):
@@ -70,7 +82,9 @@ class Convolution(nn.Module):
 class Corrections(nn.Module):
     """Corrections after a projection, of `[batch, tokens, heads * head_dim]`."""
 
-    def __init__(self, wanted: dict[str, int], heads: int, head_dim: int) -> None:
+    def __init__(
+        self, wanted: dict[str, int], heads: int, head_dim: int, epsilon: float = EPSILON
+    ) -> None:
         super().__init__()
         self.wanted, channels = wanted, heads * head_dim
         if "bias" in wanted:
@@ -79,21 +93,28 @@ class Corrections(nn.Module):
             self.norm = HeadNorm(heads, head_dim)
         if "taps" in wanted:
             self.convolution = Convolution(channels, wanted["taps"])
+        if "head_norm" in wanted:
+            self.head_norm = nn.RMSNorm(head_dim, epsilon)
 
     def forward(self, projected: torch.Tensor) -> torch.Tensor:
         if "bias" in self.wanted:
             projected = projected + self.bias
         if "norm" in self.wanted:
             projected = self.norm(projected)
-        return self.convolution(projected) if "taps" in self.wanted else projected
+        if "taps" in self.wanted:
+            projected = self.convolution(projected)
+        if "head_norm" in self.wanted:
+            heads = projected.unflatten(-1, (-1, len(self.head_norm.weight)))
+            projected = self.head_norm(heads).flatten(-2)
+        return projected
 
 
 class OraLinear(nn.Linear):
     """A projection to queries, keys or values, and its corrections."""
 
-    def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
-        super().__init__(inputs, heads * head_dim, bias=False)
-        self.corrections = Corrections(wanted, heads, head_dim)
+    def __init__(self, inputs: int, corrections: Corrections, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.corrections = corrections
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.corrections(super().forward(hidden_states))
@@ -102,9 +123,8 @@ class OraLinear(nn.Linear):
 class OraConv1D(Conv1D):
     """GPT2's fused projection [q, k, v], and the corrections of each."""
 
-    def __init__(self, wanted: dict[str, dict[str, int]], inputs: int, heads: int) -> None:
+    def __init__(self, inputs: int, corrections: dict[str, Corrections]) -> None:
         super().__init__(3 * inputs, inputs)
-        corrections = {part: Corrections(wanted[part], heads, inputs // heads) for part in PARTS}
         self.corrections = nn.ModuleDict(corrections)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -112,6 +132,76 @@ class OraConv1D(Conv1D):
             self.corrections.values(), super().forward(hidden_states).chunk(3, dim=-1), strict=True
         )
         return torch.cat([corrections(part) for corrections, part in parts], dim=-1)
+
+
+class OraMlp(nn.Module):
+    """W_2 a(W_1 x) with GELU or squared ReLU, or W_2 (silu(W_gate x) ∘ W_up x)."""
+
+    def __init__(self, kind: str, make: Callable[[int, int], nn.Module], sizes: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        outer, inner = sizes
+        if kind == "swiglu":
+            self.gate_proj = make(outer, inner)
+            self.up_proj = make(outer, inner)
+            self.down_proj = make(inner, outer)
+        else:
+            self.c_fc = make(outer, inner)
+            self.c_proj = make(inner, outer)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.kind == "swiglu":
+            gate = nn.functional.silu(self.gate_proj(hidden_states))
+            return self.down_proj(gate * self.up_proj(hidden_states))
+        inner = self.c_fc(hidden_states)
+        if self.kind == "relu2":
+            return self.c_proj(nn.functional.relu(inner).square())
+        return self.c_proj(nn.functional.gelu(inner))
+
+
+class OraHead(nn.Linear):
+    """Logits c tanh(x / c)."""
+
+    def __init__(self, cap: float, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.cap = cap
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.cap * torch.tanh(super().forward(hidden_states) / self.cap)
+
+
+def _wanted(config: Any, layer: int) -> dict[str, dict[str, int]]:
+    """Return the corrections of a layer's queries, keys and values."""
+    wanted = {part: dict(own) for part, own in config.corrections[layer].items()}
+    if getattr(config, "parts", {}).get("qk_norm"):
+        for part in ("query", "key"):
+            wanted[part]["head_norm"] = 1
+    return wanted
+
+
+def _replace_parts(model: Any, names: Any, sizes: Any, make: Any) -> None:
+    """Put the parts that the configuration names in the places of the class's own.
+
+    Args:
+        model: with lm_head.
+        names: of the layers, of the two norms of a layer, and of the last.
+        sizes: width of the hidden states, of the MLP, and what norms add to a mean square.
+        make: returns a matrix of the class, by inputs and outputs.
+    """
+    wanted = getattr(model.config, "parts", {})
+    body = model.base_model
+    layers, first, second, last = names
+    width, inner, epsilon = sizes
+    for layer in getattr(body, layers):
+        if "norm" in wanted:
+            setattr(layer, first, NORMS[wanted["norm"]](width, epsilon))
+            setattr(layer, second, NORMS[wanted["norm"]](width, epsilon))
+        if "mlp" in wanted:
+            layer.mlp = OraMlp(wanted["mlp"], make, (width, inner))
+    if "norm" in wanted:
+        setattr(body, last, NORMS[wanted["norm"]](width, epsilon))
+    if "logit_softcap" in wanted:
+        model.lm_head = OraHead(wanted["logit_softcap"], width, model.config.vocab_size)
 
 
 def _connect(body: Any, layers: list[Any]) -> None:
@@ -146,46 +236,83 @@ def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
     return args, inputs
 
 
+def _make_rotary(model: Any, epsilon: float) -> None:
+    """Make a model of Starcoder2 or Llama what its configuration says."""
+    config = model.config
+    heads = {"query": config.num_attention_heads}
+    for number, layer in enumerate(model.model.layers):
+        width = layer.self_attn.head_dim
+        for part, wanted in _wanted(config, number).items():
+            if wanted:
+                own = heads.get(part, config.num_key_value_heads)
+                corrections = Corrections(wanted, own, width, epsilon)
+                made = OraLinear(config.hidden_size, corrections, own * width)
+                setattr(layer.self_attn, PARTS[part], made)
+    names = ("layers", "input_layernorm", "post_attention_layernorm", "norm")
+    sizes = (config.hidden_size, config.intermediate_size, epsilon)
+    _replace_parts(model, names, sizes, partial(nn.Linear, bias=False))
+    _connect(model.model, [layer.self_attn for layer in model.model.layers])
+    model.post_init()
+
+
 class OraRotaryConfig(Starcoder2Config):
-    """Configuration of Starcoder2, with `corrections`."""
+    """Configuration of Starcoder2, with `corrections` and `parts`."""
 
     model_type = "ora_rotary"
 
 
 class OraRotaryForCausalLM(Starcoder2ForCausalLM):
-    """Starcoder2 with corrections."""
+    """Starcoder2 with corrections and other parts."""
 
     config_class = OraRotaryConfig
 
     def __init__(self, config: OraRotaryConfig) -> None:
         super().__init__(config)
-        queries, groups = config.num_attention_heads, config.num_key_value_heads
-        for layer, corrections in zip(self.model.layers, config.corrections, strict=True):
-            attention = layer.self_attn
-            for part, wanted in corrections.items():
-                if wanted:
-                    heads = queries if part == "query" else groups
-                    made = OraLinear(wanted, config.hidden_size, heads, attention.head_dim)
-                    setattr(attention, PARTS[part], made)
-        _connect(self.model, [layer.self_attn for layer in self.model.layers])
-        self.post_init()
+        _make_rotary(self, config.norm_epsilon)
+
+
+class OraLlamaConfig(LlamaConfig):
+    """Configuration of Llama, with `corrections` and `parts`."""
+
+    model_type = "ora_llama"
+
+
+class OraLlamaForCausalLM(LlamaForCausalLM):
+    """Llama with corrections and other parts."""
+
+    config_class = OraLlamaConfig
+
+    def __init__(self, config: OraLlamaConfig) -> None:
+        super().__init__(config)
+        _make_rotary(self, config.rms_norm_eps)
 
 
 class OraLearnedConfig(GPT2Config):
-    """Configuration of GPT2, with `corrections`."""
+    """Configuration of GPT2, with `corrections` and `parts`."""
 
     model_type = "ora_learned"
 
 
 class OraLearnedForCausalLM(GPT2LMHeadModel):
-    """GPT2 with corrections."""
+    """GPT2 with corrections and other parts."""
 
     config_class = OraLearnedConfig
 
     def __init__(self, config: OraLearnedConfig) -> None:
         super().__init__(config)
+        width, heads, epsilon = config.n_embd, config.n_head, config.layer_norm_epsilon
         block: Any
-        for block, corrections in zip(self.transformer.h, config.corrections, strict=True):
-            block.attn.c_attn = OraConv1D(corrections, config.n_embd, config.n_head)
+        for number, block in enumerate(self.transformer.h):
+            corrections = {
+                part: Corrections(wanted, heads, width // heads, epsilon)
+                for part, wanted in _wanted(config, number).items()
+            }
+            block.attn.c_attn = OraConv1D(width, corrections)
+        sizes = (width, config.n_inner or 4 * width, epsilon)
+        _replace_parts(self, ("h", "ln_1", "ln_2", "ln_f"), sizes, _conv1d)
         _connect(self.transformer, [block.attn for block in self.transformer.h])
         self.post_init()
+
+
+def _conv1d(inputs: int, outputs: int) -> Conv1D:
+    return Conv1D(outputs, inputs)

@@ -8,7 +8,7 @@ from right to left (import). A weight's own name is the key of its initial value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -22,10 +22,12 @@ class ModelClass:
 
     Attributes:
         stock: the class and its model type.
-        adapted: class and model type of its subclass with adapters, in `modeling_ora`.
+        adapted: class and model type of its subclass in `modeling_ora`, with adapters or other
+            parts.
         positions: value of model.position_embedding.
         norm: its norm, by its name in `megatron_patches.recipe.parts`.
         mlp: its MLP, likewise.
+        qk_norm: it normalises queries and keys, as model.qk_norm does.
         before: {key: module} ahead of the layers.
         layers: the module that holds the layers by number.
         layer: {key within a layer: module within it}; keys of one module share a fused matrix.
@@ -34,6 +36,7 @@ class ModelClass:
             num_query_groups has a key and a value for every query head, one without head_dim heads
             of hidden_size / num_attention_heads.
         required: settings of config.json that must have this value.
+        written: settings of config.json that an export has; an import looks at the tensors instead.
         dropouts: keys of config.json for model.dropout.
         transposed: matrices are stored `[in, out]`, with biases, which are zero.
     """
@@ -50,7 +53,14 @@ class ModelClass:
     settings: Mapping[str, str]
     required: Mapping[str, Any]
     dropouts: tuple[str, ...]
+    written: Mapping[str, Any] = field(default_factory=dict)
+    qk_norm: bool = False
     transposed: bool = False
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return {norm, mlp, qk_norm: value}, as the keys of the section `model`."""
+        return {"norm": self.norm, "mlp": self.mlp, "qk_norm": self.qk_norm}
 
     def modules(self, num_layers: int, tied: bool) -> dict[str, list[str]]:
         """Return the modules of a whole model, in the order of its computation.
@@ -118,6 +128,46 @@ STARCODER2 = ModelClass(
     },
     required={"hidden_act": "gelu", "sliding_window": None},
     dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
+    written={"use_bias": False},
+)
+
+LLAMA = ModelClass(
+    stock=("LlamaForCausalLM", "llama"),
+    adapted=("OraLlamaForCausalLM", "ora_llama"),
+    positions="rope",
+    norm="rmsnorm",
+    mlp="swiglu",
+    before=STARCODER2.before,
+    layers="model.layers",
+    layer={
+        "norm1": "input_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.proj": "self_attn.o_proj",
+        "norm2": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.fc2": "mlp.down_proj",
+    },
+    after=STARCODER2.after,
+    settings={**STARCODER2.settings, "layernorm_epsilon": "rms_norm_eps"},
+    required={"hidden_act": "silu"},
+    dropouts=("attention_dropout",),
+    written={"attention_bias": False, "mlp_bias": False},
+)
+
+QWEN3 = replace(
+    LLAMA,
+    stock=("Qwen3ForCausalLM", "qwen3"),
+    qk_norm=True,
+    layer={
+        **LLAMA.layer,
+        "attention.query_norm": "self_attn.q_norm",
+        "attention.key_norm": "self_attn.k_norm",
+    },
+    required={"hidden_act": "silu", "use_sliding_window": False},
+    written={"attention_bias": False},
 )
 
 GPT2 = ModelClass(
@@ -159,7 +209,39 @@ GPT2 = ModelClass(
     transposed=True,
 )
 
+_NORMS = ("layernorm", "rmsnorm")
+_MLPS: dict[str, dict[str, str]] = {
+    "gelu": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
+    "relu2": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
+    "swiglu": {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
+}
+"""{MLP: {key within a layer: module of `modeling_ora`}}."""
+
+
+def with_parts(base: ModelClass, norm: str, mlp: str, qk_norm: bool) -> ModelClass:
+    """Return the names of a class of `modeling_ora` whose parts are others than its base's.
+
+    Args:
+        base: the class that it is made of.
+        norm: as of ModelClass.
+        mlp: as of ModelClass.
+        qk_norm: as of ModelClass.
+
+    Raises:
+        KeyError: `modeling_ora` has no such norm or MLP.
+    """
+    if norm not in _NORMS:
+        raise KeyError(norm)
+    layer = {key: name for key, name in base.layer.items() if not key.startswith("mlp.")}
+    layer |= _MLPS[mlp]
+    for role in ("query", "key") if qk_norm else ():
+        part = f".{role}" if base.transposed else ""  # GPT2 has one matrix for all three
+        name = f"{layer[f'attention.{role}']}.corrections{part}.head_norm"
+        layer[f"attention.{role}_norm"] = name
+    return replace(base, norm=norm, mlp=mlp, qk_norm=qk_norm, layer=layer)
+
+
 CLASSES: Mapping[str, ModelClass] = MappingProxyType(
-    {one.stock[1]: one for one in (STARCODER2, GPT2)}
+    {one.stock[1]: one for one in (STARCODER2, GPT2, LLAMA, QWEN3)}
 )
 """{model type: class}."""

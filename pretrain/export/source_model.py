@@ -3,9 +3,9 @@
 OUT/weights.safetensors   every weight, under the name of its random stream at initialisation
 OUT/config.yaml           a configuration of the same model, with these initial weights
 
-Starcoder2 and GPT2 without biases are loaded by transformers, the inverse of `architectures`. A
-directory whose model computes anything else (biases that are not zero, another activation, scaled
-rotation) is refused.
+The classes of `names`, without biases, are loaded by transformers, the inverse of `architectures`.
+A directory whose model computes anything else (biases that are not zero, another activation, scaled
+rotation, a sliding window) is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class SourceModel:
     weights: dict[str, torch.Tensor]
     dtype: torch.dtype
 
+    @property
+    def bank_names(self) -> list[str]:
+        """Return the names of W_Q and W_K of all layers."""
+        layers = range(self.section["num_layers"])
+        return [bank_name(layer, role) for layer in layers for role in ROLES]
+
 
 def open_source(directory: Path) -> SourceModel:
     """Load the model in a directory of Hugging Face.
@@ -71,7 +77,8 @@ def open_source(directory: Path) -> SourceModel:
         model_class = CLASSES.get(config.model_type)
         model, info = (None, {}) if model_class is None else _load(directory, config, stored)
     if model_class is None:
-        known = " and ".join(CLASSES)
+        *others, last = CLASSES
+        known = f"{', '.join(others)} and {last}"
         raise UserError(
             f"{directory} is a model of type '{config.model_type}'; only {known} can be imported"
         )
@@ -80,6 +87,12 @@ def open_source(directory: Path) -> SourceModel:
             raise UserError(
                 f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
                 "cannot be imported"
+            )
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind != "full_attention":
+            raise UserError(
+                f"{directory}: its layer_types has {kind!r}, and layers here attend to everything "
+                "before: it cannot be imported"
             )
     section = _section(directory, config, model_class)
     _refuse_other_tensors(directory, info)
@@ -136,6 +149,7 @@ def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str,
     """Return the section `model` of the configuration, and `max_positions` of learned positions."""
     named = {ours: getattr(config, theirs, None) for ours, theirs in model_class.settings.items()}
     section: dict[str, Any] = {"position_embedding": model_class.positions, **named}
+    section |= {key: value for key, value in model_class.parts.items() if value is not False}
     section.setdefault("num_query_groups", section["num_attention_heads"])
     hidden = section["hidden_size"]
     section["head_dim"] = section.get("head_dim") or hidden // section["num_attention_heads"]
@@ -148,7 +162,8 @@ def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str,
 def _rotary_base(directory: Path, rotation: dict[str, Any]) -> int:
     if rotation["rope_type"] != "default":
         raise UserError(
-            f"{directory}: its rotation is scaled, which it is not here: it cannot be imported"
+            f"{directory}: its rope_type is {rotation['rope_type']!r}, a scaled rotation, which "
+            "there is not here: it cannot be imported"
         )
     base = float(rotation["rope_theta"])
     if not base.is_integer():
@@ -170,9 +185,10 @@ def _streams(
         module = model.get_submodule(name)
         bias = getattr(module, "bias", None)
         weight = module.weight.detach()
-        if isinstance(module, torch.nn.LayerNorm):
+        if weight.dim() == 1:  # of a norm
             yield f"{keys[0]}.weight", f"{name}.weight", weight
-            yield f"{keys[0]}.bias", f"{name}.bias", module.bias.detach()
+            if bias is not None:
+                yield f"{keys[0]}.bias", f"{name}.bias", bias.detach()
             continue
         if bias is not None and bool((bias != 0).any()):
             raise UserError(
@@ -221,7 +237,32 @@ def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.d
     return torch.bfloat16 if {kind for kind, _ in stored.values()} == {"BF16"} else torch.float32
 
 
-def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:
+def orthonormalised(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return the nearest rows that are orthogonal and of one length within each head.
+
+    With W = U S Vᵀ of a head these are mean(S) U Vᵀ.
+
+    Args:
+        rows: of queries or keys, `[heads * head_dim, hidden]`.
+        head_dim: width of a head, at most `hidden`.
+
+    Returns:
+        The same shape, float32; computed in float64.
+    """
+    left, sizes, right = torch.linalg.svd(
+        rows.double().unflatten(0, (-1, head_dim)), full_matrices=False
+    )
+    return (sizes.mean(-1)[:, None, None] * (left @ right)).flatten(0, 1).float()
+
+
+def import_model(
+    directory: Path,
+    out: Path,
+    config_name: str,
+    overrides: list[str],
+    *,
+    orthonormal: bool = False,
+) -> Config:
     """Write initial weights and a configuration from a model of transformers.
 
     Args:
@@ -229,6 +270,7 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
         out: directory to make.
         config_name: the configuration is this one except for the model.
         overrides: section.key=value; the variant is `pretrained` unless they set another.
+        orthonormal: W_Q and W_K of each head are `orthonormalised`.
 
     Returns:
         The configuration.
@@ -239,12 +281,14 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
     """
     refuse_existing(out)
     source = open_source(directory)
+    if orthonormal:
+        source = _with_orthonormal_rows(source)
     weights = [Weight(name, tuple(w.shape), w.clone) for name, w in source.weights.items()]
     with made_beside(out) as made:
-        layers = range(source.section["num_layers"])
-        head_dim = source.section["head_dim"]
-        names = [bank_name(layer, role) for layer in layers for role in ROLES]
-        rows = {name: source.weights[name].split(head_dim) for name in names}
+        rows = {
+            name: source.weights[name].split(source.section["head_dim"])
+            for name in source.bank_names
+        }
         model = json.dumps(source.section)
         heads = json.dumps(
             {name: [head_digest(head) for head in own] for name, own in rows.items()}
@@ -256,6 +300,22 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
         values["model"]["initial_weights"] = str(out / WEIGHTS)
         write_text_atomically(made / CONFIG, dump_yaml(values))
     return load_config(str(out / CONFIG))
+
+
+def _with_orthonormal_rows(source: SourceModel) -> SourceModel:
+    """Return the model with other W_Q and W_K, which bf16 would not keep orthogonal.
+
+    Raises:
+        UserError: heads are wider than hidden states, so that their rows cannot be orthogonal.
+    """
+    head_dim, hidden = source.section["head_dim"], source.section["hidden_size"]
+    if head_dim > hidden:
+        raise UserError(
+            f"--orthonormal needs heads that are no wider than hidden_size={hidden}, and these "
+            f"have head_dim={head_dim}"
+        )
+    rows = {name: orthonormalised(source.weights[name], head_dim) for name in source.bank_names}
+    return replace(source, weights=source.weights | rows, dtype=torch.float32)
 
 
 def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:

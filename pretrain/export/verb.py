@@ -47,12 +47,19 @@ def export(
 
 def import_(
     directory: Annotated[
-        Path, typer.Argument(help="A directory of Hugging Face: Starcoder2 or GPT2.")
+        Path, typer.Argument(help="A directory of Hugging Face: Llama, Qwen3, Starcoder2 or GPT2.")
     ],
     out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
     config: Annotated[
         str, typer.Option(help="What the configuration is taken from, but for the model.")
     ] = "small",
+    orthonormal: Annotated[
+        bool,
+        typer.Option(
+            "--orthonormal",
+            help="Q and K of each head by the nearest orthogonal rows of one length.",
+        ),
+    ] = False,
     overrides: OverridesArgument = None,
 ) -> None:
     """Make initial weights and a configuration of a trained model, its Q and K frozen as they are.
@@ -64,7 +71,7 @@ def import_(
     prepare_imports()
     from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
-    made = import_model(directory, out, config, overrides or [])
+    made = import_model(directory, out, config, overrides or [], orthonormal=orthonormal)
     typer.echo(
         f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of "
         f"{made.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "

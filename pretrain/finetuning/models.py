@@ -27,7 +27,7 @@ from pretrain.study.models import FACTS, model_digest, require_trust
 from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
 HEAD = "score"
-"""The new head's weight, in Starcoder2 and GPT2."""
+"""The new head's weight, in all classes of exports."""
 LOADING: Any = {"dtype": torch.float32, "use_safetensors": True}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (

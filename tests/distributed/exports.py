@@ -7,6 +7,7 @@ from typing import Any
 QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2, "schedule__steps": 4}
 PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
 LEARNED = {"model__position_embedding": "learned"}
+MODERN = {"model__norm": "rmsnorm", "model__mlp": "swiglu"}
 GROUPED = {"model__num_query_groups": 2}
 TWO_RANKS: dict[str, dict[str, Any]] = {
     "vanilla": {
@@ -43,6 +44,21 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         "attention__adapters": "[low_rank, channel_scale]",
     },
     "monarch-trained": {**PARALLEL, **GROUPED, "attention__variant": "monarch_trainable"},
+    "llama": {
+        **PARALLEL,
+        **GROUPED,
+        **MODERN,
+        "attention__variant": "monarch",
+        "attention__frozen_heads": "{'0': 1, '1': 0.5}",
+        "model__tied_embeddings": "false",
+    },
+    "llama-low-rank": {
+        **PARALLEL,
+        **GROUPED,
+        **MODERN,
+        "model__rotary_base": 1_000_000,
+        "attention__adapters": "[low_rank]",
+    },
     "convolved": {
         **PARALLEL,
         **GROUPED,
@@ -109,6 +125,14 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__adapters": "[query_key_bias]",
         "precision__dtype": "bf16",
     },
+    "llama-bf16": {**MODERN, "precision__dtype": "bf16"},
+    "llama-convolved": {
+        **GROUPED,
+        **MODERN,
+        "attention__variant": "monarch_shared_conv",
+    },
+    "modern-learned": {**LEARNED, **GROUPED, **MODERN},
+    "half-modern": {**GROUPED, "model__norm": "rmsnorm", "attention__adapters": "[qk_norm]"},
     "scores": {
         "attention__variant": "synthesizer_random",
         "schedule__steps": 1,
@@ -136,4 +160,10 @@ CLASSES = {
     "early": "Starcoder2ForCausalLM",
     "convolved-learned": "OraLearnedForCausalLM",
     "biased": "OraRotaryForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "llama-low-rank": "LlamaForCausalLM",
+    "llama-bf16": "LlamaForCausalLM",
+    "llama-convolved": "OraLlamaForCausalLM",
+    "modern-learned": "OraLearnedForCausalLM",
+    "half-modern": "OraLlamaForCausalLM",
 }

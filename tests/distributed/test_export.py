@@ -63,7 +63,8 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
     facts = found[name]
     assert facts["model"] == CLASSES[name]
-    assert facts["dtype"] == ("bf16" if name in ("learned", "penalty", "biased") else "fp32")
+    same_bits = name in ("learned", "penalty", "biased", "llama-bf16")
+    assert facts["dtype"] == ("bf16" if same_bits else "fp32")
     assert facts["logits"]["difference"] <= 2e-6 and facts["logits"]["same_token"] == 1
     assert facts["logits"]["largest"] > 0.5 and facts["logits"]["compared"] == 2 * 32 * 512
     assert facts["tokenizer"]["documents"] > 50
@@ -146,6 +147,17 @@ def test_an_adapter_without_code_in_exports_is_refused() -> None:
     with pytest.raises(UserError, match=r"attention.adapters has squares, which is not linear"):
         corrections_of(policy, adapted_groups=(0,))
     assert not any(corrections_of(policy, adapted_groups=()).values())
+
+
+def test_a_part_without_code_in_exports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pretrain.config.load import load_config
+    from pretrain.export import names
+    from pretrain.export.architectures import architecture_of
+
+    config = load_config("demo", ["model.mlp=swiglu"])
+    monkeypatch.delitem(names._MLPS, "swiglu")
+    with pytest.raises(UserError, match=r"nor modeling_ora\.py has the part 'swiglu'"):
+        architecture_of(config)
 
 
 def test_the_seed_decides_what_is_drawn(
@@ -320,6 +332,18 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     (differ,) = [note for note in report["notes"] if "differ in" in note]
     assert "parallel.sequence_parallel" in differ
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-low-rank"])
+def test_lm_eval_scores_a_stock_export_as_the_run_s_own_model(
+    found: dict[str, Any], runs: Path, name: str
+) -> None:
+    pytest.importorskip("lm_eval")
+    payload = {"run": str(runs / name), "export": str(runs / "out" / name)}
+    scores = run_ranks(1, "tests.distributed.workers.export:harness_scores", payload)
+    assert not found[name]["custom_code"]
+    for theirs, ours in scores:
+        assert ours < -5 and theirs == pytest.approx(ours, abs=2e-5)
 
 
 def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(

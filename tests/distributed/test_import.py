@@ -13,7 +13,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
-from tests.distributed.workers.import_weights import REFUSED
+from tests.distributed.workers.import_weights import REFUSED, STOCK
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -66,6 +66,8 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     more = {"schedule__steps": 5}
     one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
     two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
+    one["runs"].append(run("llama-one", "llama-imported"))
+    two["runs"].append(run("llama-two", "llama-imported", **PARALLEL))
     return [
         *run_ranks(1, "tests.distributed.workers.import_weights:train_all", one),
         *run_ranks(2, "tests.distributed.workers.import_weights:train_all", two),
@@ -73,7 +75,7 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
-@pytest.mark.parametrize("name", ["starcoder2", "gpt2"])
+@pytest.mark.parametrize("name", [name for name in STOCK if name != "qwen3"])
 def test_what_was_imported_computes_the_same(
     found: dict[str, Any], name: str, variant: str
 ) -> None:
@@ -89,7 +91,7 @@ def test_the_bank_of_an_export_comes_back_bit_for_bit(found: dict[str, Any], roo
 def test_it_trains_under_any_layout_and_goes_on(
     trained: list[str], found: dict[str, Any], root: Path
 ) -> None:
-    assert trained[:2] == trained[3:] == ["finished"] * 2
+    assert trained[:2] == trained[4:6] == ["finished"] * 2
     results = []
     for name in ("one", "two"):
         last = sorted((root / name).glob("checkpoints/step_*"))[-1]
@@ -103,6 +105,15 @@ def test_it_trains_under_any_layout_and_goes_on(
     assert one < source - 0.05  # it went on from there
 
 
+def test_llama_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
+    assert trained[3] == trained[6] == "finished"
+    losses = [
+        json.loads((root / f"llama-{name}/summary.json").read_text())["validation"]["loss"]
+        for name in ("one", "two")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_other_weights_are_another_run(trained: list[str]) -> None:
     assert "model." in trained[2] and "but this run has" in trained[2]
 
@@ -112,10 +123,14 @@ def test_other_weights_are_another_run(trained: list[str]) -> None:
     {
         "activation": "its activation_function is 'gelu_new' and here it is 'gelu'",
         "window": "its sliding_window is 16",
-        "scaled": "its rotation is scaled",
+        "scaled": "its rope_type is 'linear', a scaled rotation",
+        "llama scaled": "its rope_type is 'llama3', a scaled rotation",
+        "llama bias": "model.layers.1.self_attn.q_proj.bias is not zero",
+        "qwen3 window": "its use_sliding_window is True and here it is False",
+        "qwen3 layers": "its layer_types has 'sliding_attention'",
         "bias": "model.layers.1.mlp.c_fc.bias is not zero",
         "exists": "exists already",
-        "type": "is a model of type 'llama'; only starcoder2 and gpt2",
+        "type": "is a model of type 'mistral'; only starcoder2, gpt2, llama and qwen3 can be",
         "shape": "h.0.mlp.c_fc.bias has the shape (128,), and its config.json makes it (96,)",
         "silent": "has no weight model.layers.2.input_layernorm.weight",
         "no weights": "no file named model.safetensors",

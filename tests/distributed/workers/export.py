@@ -44,6 +44,30 @@ def export_all(payload: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def harness_scores(payload: dict[str, Any]) -> list[tuple[float, float]]:
+    """Log-likelihoods of texts, from lm-eval on an export and from the run's own model."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    texts = [("Return the", " value of x"), ("def f(x):", "\n    return x"), ("Note", " that")]
+    requests = [Instance("loglikelihood", {}, text, 0) for text in texts]
+    harness = HFLM(pretrained=payload["export"], device="cpu", dtype="float32", batch_size=2)
+    theirs = [score for score, _ in harness.loglikelihood(requests)]
+    encode = AutoTokenizer.from_pretrained(payload["export"])
+    ours = []
+    with one_process() as context, torch.no_grad():
+        run = open_trained_run(Path(payload["run"]))
+        model = load_model(run, context).float()
+        for before, after in texts:
+            ids = torch.tensor(encode(before + after)["input_ids"])
+            positions = torch.arange(len(ids) - 1)[None]
+            logits = model(ids[None, :-1], positions, None)[0, :, : run.config.model.vocab_size]
+            likelihoods = torch.log_softmax(logits.double(), -1).gather(1, ids[1:, None])
+            ours.append(float(likelihoods[len(encode(before)["input_ids"]) - 1 :].sum()))
+    return list(zip(theirs, ours, strict=True))
+
+
 def _export(run: Path, out: Path, context: ParallelContext, options: dict[str, Any]) -> Any:
     try:
         return export_run(run, out, context, **options)

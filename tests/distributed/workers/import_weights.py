@@ -33,7 +33,7 @@ def import_all(payload: dict[str, Any]) -> dict[str, Any]:
         export_run(root / "source", root / "export", context)
         config = import_model(root / "export", root / "imported", "demo", payload["overrides"])
         found["bank"] = bank_digests(build_model(config, context), context)
-        for name in ("starcoder2", "gpt2"):
+        for name in (one for one in STOCK if one != "qwen3"):
             stock(name, root / name)
             import_model(root / name, root / f"{name}-imported", "demo", payload["overrides"])
             for variant in ("pretrained", "vanilla"):
@@ -54,37 +54,38 @@ def train_all(payload: dict[str, Any]) -> list[str]:
     return states
 
 
+ROTARY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+LEARNED: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 48,
+    "activation_function": "gelu",
+}
+STOCK: dict[str, dict[str, Any]] = {
+    "starcoder2": {**ROTARY, "hidden_act": "gelu", "use_bias": False},
+    "gpt2": LEARNED,
+    "llama": {**ROTARY, "rms_norm_eps": 1e-3},
+    "qwen3": {**ROTARY, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+}
+"""{model type: its configuration}."""
+
+
 def stock(name: str, directory: Path, **changes: Any) -> None:
     """A model with random weights as transformers itself makes and saves it."""
-    from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(len(name))
-    if name == "gpt2":
-        sizes = {
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 48,
-            "activation_function": "gelu",
-        }
-        model: Any = GPT2LMHeadModel(
-            GPT2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes})
-        )
-    else:
-        sizes = {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "hidden_act": "gelu",
-            "use_bias": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-        }
-        model = Starcoder2ForCausalLM(
-            Starcoder2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes})
-        )
+    settings = {**SIZES, "initializer_range": 0.2, **STOCK[name], **changes}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings))
     for parameter in model.parameters():
         if parameter.dim() == 1 and (parameter == 1).all():  # the norms' weights, which start at 1
             parameter.data.normal_(1, 0.3)
@@ -113,6 +114,14 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
     return float((own - logits).abs().max())
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "activation": ("gpt2", {"activation_function": "gelu_new"}),
     "window": ("starcoder2", {"sliding_window": 16}),
@@ -121,6 +130,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ),
     "bias": ("starcoder2", {"use_bias": True}),
+    "llama bias": ("llama", {"attention_bias": True}),
+    "llama scaled": ("llama", {"rope_parameters": LLAMA3}),
+    "qwen3 window": ("qwen3", {"use_sliding_window": True, "sliding_window": 16}),
+    "qwen3 layers": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
     "exists": ("gpt2", {}),
     "type": ("gpt2", {}),
     "shape": ("gpt2", {}),
@@ -135,16 +148,17 @@ def _refusal(root: Path, case: str) -> str:
     out = root / f"refused-{case}-imported"
     stock(name, directory, **changes)
     config = json.loads((directory / "config.json").read_text())
-    if case == "bias":
+    if case.endswith("bias"):
         from safetensors.torch import load_file, save_file
 
         weights = load_file(directory / "model.safetensors")
-        weights["model.layers.1.mlp.c_fc.bias"][3] = 1e-3
+        place = "mlp.c_fc" if name == "starcoder2" else "self_attn.q_proj"
+        weights[f"model.layers.1.{place}.bias"][3] = 1e-3
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     elif case == "exists":
         out.mkdir()
     elif case == "type":
-        config["model_type"] = "llama"
+        config["model_type"] = "mistral"
     elif case == "shape":
         config["n_inner"] = 96
     elif case == "silent":

@@ -16,6 +16,8 @@ from pretrain.export.modeling_ora import (
     Convolution,
     OraLearnedConfig,
     OraLearnedForCausalLM,
+    OraLlamaConfig,
+    OraLlamaForCausalLM,
     OraRotaryConfig,
     OraRotaryForCausalLM,
 )
@@ -45,15 +47,31 @@ LEARNED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.fixture(scope="module", params=["rotary", "learned"])
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "rotary": (
+        OraRotaryForCausalLM,
+        OraRotaryConfig,
+        {**ROTARY, "num_key_value_heads": 2, "use_bias": False},
+    ),
+    "learned": (OraLearnedForCausalLM, OraLearnedConfig, LEARNED),
+    "llama": (
+        OraLlamaForCausalLM,
+        OraLlamaConfig,
+        {**ROTARY, "num_key_value_heads": 2, "parts": {"mlp": "relu2", "qk_norm": True}},
+    ),
+    "learned, other parts": (
+        OraLearnedForCausalLM,
+        OraLearnedConfig,
+        {**LEARNED, "parts": {"norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 5.0}},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(1)
-    made: Any
-    if request.param == "rotary":
-        config = OraRotaryConfig(**ROTARY, **COMMON, num_key_value_heads=2, use_bias=False)
-        made = OraRotaryForCausalLM(config)
-    else:
-        made = OraLearnedForCausalLM(OraLearnedConfig(**LEARNED, **COMMON))
+    made, config, settings = MODELS[request.param]
+    made = made(config(**settings, **COMMON))
     for weight in made.parameters():
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.3)

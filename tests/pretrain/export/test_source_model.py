@@ -82,6 +82,26 @@ def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> N
     assert config.given_weights.head(0, "query", 0, 4).shape == (4, 8)
 
 
+def test_rows_of_queries_and_keys_can_be_made_orthogonal(tmp_path: Path) -> None:
+    tensors = model(tmp_path / "in")
+    write(tmp_path / "in", {name: value.bfloat16() for name, value in tensors.items()})
+    import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES, orthonormal=True)
+    made = load_file(tmp_path / "out/weights.safetensors")
+    for role, theirs in {"query": "q_proj", "key": "k_proj", "value": "v_proj"}.items():
+        given = tensors[f"model.layers.0.self_attn.{theirs}.weight"].bfloat16().float()
+        rows = made[f"layer.0.attention.{role}"]
+        if role == "value":
+            assert torch.equal(rows, given)
+            continue
+        for head, before in zip(rows.split(4), given.split(4), strict=True):
+            gram = head @ head.t()
+            length = float(gram.diagonal().mean())
+            torch.testing.assert_close(gram, length * torch.eye(4), rtol=0, atol=1e-6 * length)
+            # The nearest such rows: what is left over is orthogonal to them.
+            assert float(((before - head) * head).sum()) == pytest.approx(0, abs=1e-5 * length)
+            assert float((before - head).norm()) < float(before.norm())
+
+
 def test_a_long_path_with_blanks(tmp_path: Path) -> None:
     model(tmp_path / "in")
     out = tmp_path / ("a directory of a long name: " + "with blanks " * 8) / "made here"
