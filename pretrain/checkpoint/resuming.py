@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,7 +20,7 @@ from pretrain.config.resolved import Resolved
 from pretrain.config.sections import CheckpointSection
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
+from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks, together
 from pretrain.runs.directory import (
     CONTINUE,
     DAMAGED_SUFFIX,
@@ -34,8 +33,6 @@ from pretrain.runs.directory import (
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.position import Position
 from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,13 +76,15 @@ def find_start(resolved: Resolved, context: ParallelContext, identity: dict[str,
     config = resolved.config
     section = config.checkpoint
     newest, notes = _newest_whole(config.run_directory, section, context)
-    notes += together(lambda: _check_not_behind(config.run_directory, newest, section.fall_back))
+    with together():
+        notes += _check_not_behind(config.run_directory, newest, section.fall_back)
     trunk = config.trunk if newest is None else None
     if trunk is not None:
         newest, notes = _newest_of_trunk(config, context, trunk)
     if newest is None:
         return Start(notes=tuple(notes))
-    stored = together(lambda: StoredCheckpoint(newest))
+    with together():
+        stored = StoredCheckpoint(newest)
     changes = layout_changes(stored.about.layout, resolved.layout)
     notes += [layout_line(changes, config.model.dropout)] if changes else []
     notes += [
@@ -109,7 +108,8 @@ def _newest_whole(
     """Return the newest undamaged checkpoint, if any, and a note on each one set aside."""
     notes: list[str] = []
     while True:
-        together(partial(_check_permissions, run))
+        with together():
+            _check_permissions(run)
         newest = run.newest_checkpoint()
         require_equal_on_all_ranks(
             "the newest complete checkpoint",
@@ -131,7 +131,8 @@ def _newest_of_trunk(
     config: Config, context: ParallelContext, trunk: RunDirectory
 ) -> tuple[Path, list[str]]:
     """Return the newest undamaged checkpoint for a branch, and a note on each damaged one."""
-    points = together(partial(branch_points, config, trunk))
+    with together():
+        points = branch_points(config, trunk)
     remedy = "make schedule.branch_from visible and identical on every node, and start again"
     require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
     notes: list[str] = []
@@ -151,7 +152,8 @@ def _verify(checkpoint: Path, section: CheckpointSection, context: ParallelConte
     by_hash = section.verify == "full"
     share = (context.rank, context.world_size)
     say = partial(print, flush=True) if context.is_first else lambda line: None
-    together(lambda: verify(checkpoint, by_hash, share, say))
+    with together():
+        verify(checkpoint, by_hash, share, say)
 
 
 def _check_permissions(run: RunDirectory) -> None:
@@ -205,35 +207,7 @@ def _keep_aside(
         )
     aside = free_name(checkpoint, DAMAGED_SUFFIX)
     dist.barrier()  # every rank has looked
-
-    def rename() -> None:
+    with together():
         if context.is_first:
             checkpoint.rename(aside)
-
-    together(rename)
     return f"damaged and kept aside as {aside.name}: {problem}"
-
-
-def together(action: Callable[[], T]) -> T:
-    """Run `action` on every rank and return its result; raise on all if one failed (collective).
-
-    Raises:
-        UserError: the same on every rank: the error of the first rank that failed, an OSError as a
-            sentence.
-    """
-    failure: Exception | None = None
-    try:
-        result = action()
-    except UserError as error:
-        failure = error
-    except OSError as error:
-        failure = UserError(
-            f"{error.filename}: {error.strerror}; make room, or fix its permissions, and start "
-            "again"
-        )
-    failures: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    first = next((each for each in failures if each is not None), None)
-    if first is not None:
-        raise first
-    return result

@@ -13,6 +13,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -261,6 +263,31 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if different:
         raise UserError(f"{name} differs between rank 0 and rank {different[0]}; {remedy}")
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Raise on all ranks what one of them raises in the block (collective).
+
+    Raises:
+        UserError: the same on every rank: the error of the first rank that failed, an OSError as a
+            sentence.
+    """
+    failure: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        failure = error
+    except OSError as error:
+        failure = UserError(
+            f"{error.filename}: {error.strerror}; make room, or fix its permissions, and start "
+            "again"
+        )
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    first = next((each for each in failures if each is not None), None)
+    if first is not None:
+        raise first
 
 
 def _device(local_rank: int) -> torch.device:

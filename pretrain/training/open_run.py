@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -42,19 +42,12 @@ from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.phase_engine import PhasedEngine
 from pretrain.training.run_files import (
-    changes_since,
-    check_steps_left,
     close_run_files,
-    environment_of,
-    headline,
-    open_telemetry,
+    open_run_files,
     phase_line,
     run_facts,
     write_audit,
-    write_run_files,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -246,8 +239,10 @@ def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
     lock = RunLock(run)
     waiting = False
     while True:
-        took_lock = _on_first_rank(context, lock.take)
-        if agree([float(took_lock is False)], context.device)[0] == 0:
+        refused = False
+        with _first_rank_acting(context):
+            refused = context.is_first and not lock.take()
+        if agree([float(refused)], context.device)[0] == 0:
             return lock if context.is_first else None
         if context.is_first and not waiting:
             print(lock.waited_for, file=sys.stderr, flush=True)
@@ -267,7 +262,9 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         "the training data", blend.fingerprint, "give every node the same shards"
     )
     for manifest in blend.manifests:
-        _on_first_rank(context, partial(check_shards, manifest))
+        with _first_rank_acting(context):
+            if context.is_first:
+                check_shards(manifest)
     data = open_data(config, blend)
     watch.at("finding the newest checkpoint")
     identity = run_identity(config, blend)
@@ -281,27 +278,16 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
-    _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
-
-    def open_run_files() -> Telemetry:
-        facts = run_facts(config, context, phased)
-        check_steps_left(config.run_directory, config.total_steps, position.step)
-        changes = changes_since(resolved, start)
-        begins = headline(config, context, phased.audit, start, changes=changes)
-        environment = environment_of(
-            resolved,
-            context.device,
-            phased.structured_products,
-            start,
-            changes=[*start.layout_changes, *changes],
-        )
-        write_run_files(resolved, data, phased, start, environment=environment)
-        telemetry = open_telemetry(config, facts, position.step)
-        checkpoints.name_latest(own)
-        for line in (begins, *start.notes, *checkpoints.tidy()):
-            telemetry.say(line)
-        return telemetry
-
+    with _first_rank_acting(context):
+        if context.is_first:
+            data.samples.prepare(position.consumed_samples)
+    telemetry = None
+    with _first_rank_acting(context, config.run_path):
+        if context.is_first:
+            telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
+            checkpoints.name_latest(own)
+            for line in checkpoints.tidy():
+                telemetry.say(line)
     return Run(
         config=config,
         context=context,
@@ -309,7 +295,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         data=data,
         checkpoints=checkpoints,
         position=position,
-        telemetry=_on_first_rank(context, open_run_files, config.run_path),
+        telemetry=telemetry,
         prompts=inputs.prompts,
         batches=Batches(config, context, data),
         profile=StepProfile(config.telemetry.profile, config.run_directory.profile, context.rank),
@@ -319,27 +305,23 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     )
 
 
-def _on_first_rank(
-    context: ParallelContext, action: Callable[[], T], place: Path = Path()
-) -> T | None:
-    """Call `action` on rank 0, and raise on every rank what the user must fix (collective).
+@contextmanager
+def _first_rank_acting(context: ParallelContext, place: Path = Path()) -> Iterator[None]:
+    """Raise on every rank what the user must fix and rank 0 meets in the block (collective).
 
-    `place`: the directory that `action` writes to, for errors that do not name a file.
+    `place`: the directory that rank 0 writes to, for errors that do not name a file.
     """
-    result = None
     failure: list[Exception | None] = [None]
-    if context.is_first:
-        try:
-            result = action()
-        except (UserError, DataError) as error:
-            failure = [error]
-        except OSError as error:
-            sentence = f"rank 0 cannot use {error.filename} ({error.strerror})"
-            sentence += "; check run.directory and data.directory"
-            if error.errno in OF_THE_STORAGE or error.filename is None:
-                sentence = storage_sentence(error, place)
-            failure = [UserError(sentence)]
+    try:
+        yield
+    except (UserError, DataError) as error:
+        failure = [error]
+    except OSError as error:
+        sentence = f"rank 0 cannot use {error.filename} ({error.strerror})"
+        sentence += "; check run.directory and data.directory"
+        if error.errno in OF_THE_STORAGE or error.filename is None:
+            sentence = storage_sentence(error, place)
+        failure = [UserError(sentence)]
     dist.broadcast_object_list(failure, src=0, device=context.device)
     if failure[0] is not None:
         raise failure[0]
-    return result

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
 from pretrain.checkpoint.loading import StoredState
-from pretrain.checkpoint.resuming import together
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
 from pretrain.model.structured_products import (
@@ -25,7 +23,7 @@ from pretrain.model.structured_products import (
     choose_structured_products,
     use_structured_products,
 )
-from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.muon import MuonWithAdamW
@@ -115,13 +113,15 @@ class PhasedEngine:
             )
         use_structured_products(model, self.structured_products)
         if state is not None:
-            together(partial(state.give_weights, model))
+            with together():
+                state.give_weights(model)
         self.engine, self._reduction, self.audit = wrap_model(model, self._resolved, self._context)
         on_cuda = self._context.device.type == "cuda"
         if self._config.performance.compiles(on_cuda, self._resolved.layout.zero_stage):
             compile_layers(model, "inductor")
         if state is not None:
-            together(partial(state.give_optimizer, self.engine))
+            with together():
+                state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:

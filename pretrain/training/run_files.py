@@ -48,6 +48,44 @@ ENDINGS = {
 }
 
 
+def open_run_files(
+    resolved: Resolved,
+    context: ParallelContext,
+    data: RunData,
+    phased: PhasedEngine,
+    start: Start,
+) -> Telemetry:
+    """Write the files that describe the run, and open telemetry with its first lines.
+
+    Args:
+        resolved: the run's configuration, with its layout.
+        context: this rank's place in the layout.
+        data: the run's data.
+        phased: the live engine.
+        start: where the run starts from.
+
+    Raises:
+        UserError: there are no steps left to train.
+    """
+    config = resolved.config
+    step = start.position.step
+    check_steps_left(config.run_directory, config.total_steps, step)
+    changes = changes_since(resolved, start)
+    environment = environment_of(
+        resolved,
+        context.device,
+        phased.structured_products,
+        start,
+        changes=[*start.layout_changes, *changes],
+    )
+    write_run_files(resolved, data, phased, start, environment=environment)
+    telemetry = open_telemetry(config, run_facts(config, context, phased), step)
+    telemetry.say(headline(config, context, phased.audit, start, changes=changes))
+    for note in start.notes:
+        telemetry.say(note)
+    return telemetry
+
+
 def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
     """Refuse an end earlier than the trained steps; a finished run may start again.
 
