@@ -180,7 +180,7 @@ def train(
     state = run_training(loaded, signals)
     signals.ignore()
     if loaded.checkpoint.export_at_end:
-        export_at_end(loaded, state)
+        export_at_end(loaded.run_directory, state)
     _leave(0)
 
 

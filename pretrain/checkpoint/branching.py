@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
     Raises:
         UserError: the trunk has none, or had another value of a key that decides about its steps.
     """
-    _check_keys(config, trunk)
+    _check_keys(config.values, trunk)
     last = _last_common_step(config, trunk)
     complete = trunk.complete_checkpoints()
     points = [path for path in complete if step_of(path) <= last]
@@ -46,10 +47,10 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
     return points
 
 
-def _check_keys(config: Config, trunk: RunDirectory) -> None:
+def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) -> None:
     """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
     place = f"schedule.branch_from={trunk.path}"
-    for change in effective_changes(_facts(trunk.config), config.values):
+    for change in effective_changes(_facts(trunk.config), values):
         if KEYS[change.key].trunk:
             raise UserError(
                 f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"

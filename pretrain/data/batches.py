@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from data_pipeline.shards.blend import BlendedSamples
 from data_pipeline.shards.loader import Loader
 from data_pipeline.shards.permutation import Int64Array
-from pretrain.config.tree import Config
-from pretrain.data.open import RunData
+from pretrain.config.sections import DataSection
 from pretrain.ranks.groups import ParallelContext
 
 SAMPLES_AT_ONCE = 64
@@ -49,12 +49,25 @@ class Batches:
 
     The parts of several batches are read in one go, and with `data.loader_workers` threads the next
     ones meanwhile. Neither changes what a batch is.
+
+    Args:
+        samples: of the whole run, in order.
+        data: sizes of batches, and the number of loader threads.
+        total_steps: optimizer steps of the run; nothing is read beyond.
+        context: this rank's place in the layout.
     """
 
-    def __init__(self, config: Config, context: ParallelContext, data: RunData) -> None:
-        self._config = config
+    def __init__(
+        self,
+        samples: BlendedSamples,
+        data: DataSection,
+        total_steps: int,
+        context: ParallelContext,
+    ) -> None:
+        self._data = data
+        self._end = total_steps * data.global_batch_size
         self._context = context
-        self._loader = Loader(data.samples, config.data.loader_workers)
+        self._loader = Loader(samples, data.loader_workers)
         self._read: dict[int, torch.Tensor] = {}
 
     def at(self, consumed_samples: int) -> torch.Tensor:
@@ -86,8 +99,8 @@ class Batches:
             blocks = blocks.pin_memory()  # then the copy to the device waits for nothing
         starts = range(
             consumed_samples,
-            consumed_samples + len(now) * self._config.data.global_batch_size,
-            self._config.data.global_batch_size,
+            consumed_samples + len(now) * self._data.global_batch_size,
+            self._data.global_batch_size,
         )
         self._read = dict(zip(starts, blocks.view(*now.shape, -1), strict=True))
 
@@ -100,9 +113,9 @@ class Batches:
 
         They end where the run does: beyond may begin an epoch that nobody will need the order of.
         """
-        data, context = self._config.data, self._context
+        data, context = self._data, self._context
         together = max(1, SAMPLES_AT_ONCE * context.data_parallel_size // data.global_batch_size)
-        end = max(self._config.total_steps * data.global_batch_size, consumed_samples + 1)
+        end = max(self._end, consumed_samples + 1)
         starts = range(consumed_samples, end, data.global_batch_size)[: 2 * together]
         numbers = [
             rank_samples(

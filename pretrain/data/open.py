@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
@@ -85,23 +86,25 @@ class RunData:
     validation: Mapping[str, ValidationSamples]
 
 
-def open_data(config: Config, blend: Blend) -> RunData:
+def open_data(data: DataSection, blend: Blend, *, seed: int, cache: Path) -> RunData:
     """Open every shard.
 
     Args:
-        config: lengths, seed of the sample order and its cache.
+        data: lengths, and whether documents stand alone.
         blend: what `read_blend` has read.
+        seed: of the sample order.
+        cache: directory of sample orders.
 
     Raises:
         DataError: a shard cannot be opened, or a part of the blend is too small for one sample.
     """
-    length = config.data.sequence_length
+    length = data.sequence_length
     return RunData(
         blend=blend,
-        boundary=blend.eod_id if config.data.reset_at_document_end else None,
+        boundary=blend.eod_id if data.reset_at_document_end else None,
         sequence_length=length,
-        samples=blend.training_samples(length, config.data_seed, config.sample_cache),
-        validation=blend.validation_samples(length, config.data.validation_samples),
+        samples=blend.training_samples(length, seed, cache),
+        validation=blend.validation_samples(length, data.validation_samples),
     )
 
 

@@ -163,16 +163,15 @@ def check_can_export(config: Config) -> None:
         raise UserError(f"checkpoint.export_at_end: {error}") from error
 
 
-def export_at_end(config: Config, state: str) -> None:
+def export_at_end(run: RunDirectory, state: str) -> None:
     """Export a finished run in a process of its own (rank 0), unless the export exists already.
 
     The run stays finished: a failed export is a warning, and can be made later.
 
     Args:
-        config: configuration of the run.
+        run: the directory of the run.
         state: in which the training ended.
     """
-    run = config.run_directory
     if state != FINISHED or not speaks_for_all():
         return
     out = run.exports / run.find_checkpoint(None).name

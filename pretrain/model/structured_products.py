@@ -17,7 +17,6 @@ import torch.distributed as dist
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
 from megatron_patches.bank.monarch_kernel import TILES, Tile, why_not
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
 
@@ -76,14 +75,21 @@ def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts |
 
 
 def choose_structured_products(
-    model: torch.nn.Module, config: Config, context: ParallelContext
+    model: torch.nn.Module,
+    wanted: str,
+    context: ParallelContext,
+    *,
+    tokens: int,
+    deterministic: bool,
 ) -> StructuredProducts | None:
     """Resolve `performance.structured_products`, the same on all ranks (collective).
 
     Args:
         model: the model.
-        config: of the run.
+        wanted: the setting: auto, products or kernel.
         context: process groups and device of this rank.
+        tokens: of a micro batch, to measure with.
+        deterministic: every run must choose alike, so nothing is measured to decide.
 
     Returns:
         The choice; None where no rank has structured rows.
@@ -94,7 +100,6 @@ def choose_structured_products(
     layers = structured_layers(model)
     if agree([float(len(layers))], context.device)[0] == 0:
         return None
-    wanted = config.performance.structured_products
     factors = [rows for layer in layers if isinstance(rows := layer.frozen(), Factors)]
     against: list[str | None] = [None] * context.world_size
     dist.all_gather_object(
@@ -108,13 +113,12 @@ def choose_structured_products(
         return StructuredProducts(None, "as configured")
     if problem is not None:
         return StructuredProducts(None, problem)
-    if wanted == "auto" and config.run.deterministic:
+    if wanted == "auto" and deterministic:
         return StructuredProducts(
             None, "run.deterministic: a measurement could choose otherwise next time"
         )
     chosen = [StructuredProducts(None, "rank 0 has no structured rows")]
     if context.is_first and factors:
-        tokens = config.data.micro_batch_size * config.data.sequence_length
         chosen = [fastest(factors[0], tokens, TILES if wanted == "kernel" else (None, *TILES))]
     dist.broadcast_object_list(chosen, src=0, device=context.device)
     if wanted == "kernel" and chosen[0].tile is None:

@@ -18,7 +18,6 @@ from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
-from pretrain.runs.directory import RunDirectory
 from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal
 from pretrain.sweep.grid import Grid, expand, select
 
@@ -173,8 +172,7 @@ def _identity(config: Config) -> str:
 
 def _standing(config: Config) -> Standing:
     """Return how much of this very run the run directory holds, or refuse another run there."""
-    path = config.run_path
-    run = RunDirectory(path)
+    run = config.run_directory
     if not run.config.is_file():
         return "new"
     try:  # keys that are newer than the file stand at their defaults
@@ -190,8 +188,8 @@ def _standing(config: Config) -> Standing:
             f"; and {more} more" if more > 0 else ""
         )
         raise UserError(
-            f"{path} holds another run: {shown}; delete it, or choose another `directory` in the "
-            "grid file"
+            f"{run.path} holds another run: {shown}; delete it, or choose another `directory` in "
+            "the grid file"
         )
     return "finished" if run.is_finished() else "partial"
 

@@ -41,7 +41,7 @@ class Telemetry:
 
     def __init__(
         self,
-        run_path: Path,
+        run: RunDirectory,
         facts: RunFacts,
         *,
         every: int,
@@ -54,21 +54,20 @@ class Telemetry:
         console: Console | None = None,
         seconds_between_lines: float = 5.0,
     ) -> None:
-        run = RunDirectory(run_path)
-        run_path.mkdir(parents=True, exist_ok=True)
+        run.path.mkdir(parents=True, exist_ok=True)
         self._facts = facts
         self._every = every
         self._hparams = hparams
         self._total_steps = total_steps
         records = cut_back(run.metrics, resume_step, keep=max(1, variance_window))
+        self._metrics_file = MetricsFile(run.metrics)
         self._losses = LossWindow(variance_window, every, records)
         last = records[-1] if records else {"step": 0, "tokens": 0}
         self._last_step, self._last_tokens = last["step"], last["tokens"]
-        self._metrics_file = MetricsFile(run.metrics)
         self._event_file = EventFile(run.tensorboard, resume_step) if tensorboard else None
         self._display = StepDisplay(total_steps, resume_step, console, seconds_between_lines)
         self._written: SaveSeconds | None = None
-        self._wandb = WandbRun(run_path, resume_step, hparams, self.say) if wandb else None
+        self._wandb = WandbRun(run.path, resume_step, hparams, self.say) if wandb else None
         self._closed = False
         self._say_what_is_missing(run.metrics, resume_step)
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.attention.heads import attention_observed
-from pretrain.config.tree import Config
 from pretrain.data.open import RunData
 from pretrain.model.build import compiling_nothing, token_losses
 from pretrain.model.packing import count_predictions
@@ -19,7 +18,7 @@ from pretrain.telemetry.records import AttentionScores, HeldOutLosses
 
 
 def held_out_losses(
-    engine: Any, data: RunData, config: Config, context: ParallelContext
+    engine: Any, data: RunData, micro_batch_size: int, context: ParallelContext
 ) -> HeldOutLosses:
     """Return the total loss on each source's held-out samples (collective).
 
@@ -28,7 +27,7 @@ def held_out_losses(
     Args:
         engine: a deepspeed.DeepSpeedEngine.
         data: of the run.
-        config: of the run.
+        micro_batch_size: samples of a forward pass.
         context: this rank's place in the layout.
 
     Returns:
@@ -36,7 +35,7 @@ def held_out_losses(
     """
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
-    micro_batch = np.arange(config.data.micro_batch_size)
+    micro_batch = np.arange(micro_batch_size)
     for total, samples in zip(totals, data.validation.values(), strict=True):
         # Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a
         # share that

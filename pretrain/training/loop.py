@@ -133,7 +133,7 @@ def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
         step: the last one that was trained.
     """
     run.watch.at(f"the validation after step {step}")
-    losses = held_out_losses(run.engine, run.data, run.config, run.context)
+    losses = held_out_losses(run.engine, run.data, run.config.data.micro_batch_size, run.context)
     if run.prompts is None:
         return losses, ()
     run.watch.at(f"the samples after step {step}")

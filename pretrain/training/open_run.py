@@ -265,7 +265,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         with _first_rank_acting(context):
             if context.is_first:
                 check_shards(manifest)
-    data = open_data(config, blend)
+    data = open_data(config.data, blend, seed=config.data_seed, cache=config.sample_cache)
     watch.at("finding the newest checkpoint")
     identity = run_identity(config, blend)
     start = find_start(resolved, context, identity)
@@ -297,7 +297,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         position=position,
         telemetry=telemetry,
         prompts=inputs.prompts,
-        batches=Batches(config, context, data),
+        batches=Batches(data.samples, config.data, config.total_steps, context),
         profile=StepProfile(config.telemetry.profile, config.run_directory.profile, context.rank),
         watch=watch,
         errors=errors,

@@ -109,7 +109,11 @@ class PhasedEngine:
         model = build_model(self._config, self._context, self.phase.number)
         if self.structured_products is None:
             self.structured_products = choose_structured_products(
-                model, self._config, self._context
+                model,
+                self._config.performance.structured_products,
+                self._context,
+                tokens=self._config.data.micro_batch_size * self._config.data.sequence_length,
+                deterministic=self._config.run.deterministic,
             )
         use_structured_products(model, self.structured_products)
         if state is not None:

@@ -69,8 +69,10 @@ def open_run_files(
     """
     config = resolved.config
     step = start.position.step
+    facts = run_facts(config, context, phased)
     check_steps_left(config.run_directory, config.total_steps, step)
     changes = changes_since(resolved, start)
+    begins = headline(config, context, phased.audit, start, changes=changes)
     environment = environment_of(
         resolved,
         context.device,
@@ -79,10 +81,9 @@ def open_run_files(
         changes=[*start.layout_changes, *changes],
     )
     write_run_files(resolved, data, phased, start, environment=environment)
-    telemetry = open_telemetry(config, run_facts(config, context, phased), step)
-    telemetry.say(headline(config, context, phased.audit, start, changes=changes))
-    for note in start.notes:
-        telemetry.say(note)
+    telemetry = open_telemetry(config, facts, step)
+    for line in (begins, *start.notes):
+        telemetry.say(line)
     return telemetry
 
 
@@ -247,7 +248,7 @@ def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemet
         resume_step: the last trained step; 0: none.
     """
     return Telemetry(
-        config.run_path,
+        config.run_directory,
         facts,
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,

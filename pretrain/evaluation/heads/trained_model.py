@@ -80,6 +80,7 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     """
     run = read_finished_run(path)
     trained = open_trained_run(path)
+    config = trained.config
     files = RunDirectory(path)
     if trained.blend.fingerprint != run.data_fingerprint:
         raise UserError(
@@ -87,21 +88,16 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
             f"fingerprint {trained.blend.fingerprint[:12]}, in {files.data.name} "
             f"{run.data_fingerprint[:12]}); restore them"
         )
-    data = open_data(trained.config, trained.blend)
+    data = open_data(config.data, trained.blend, seed=config.data_seed, cache=config.sample_cache)
     model = load_model(trained, context)
-    loss = validation_metrics(held_out_losses(model, data, trained.config, context))[
+    loss = validation_metrics(held_out_losses(model, data, config.data.micro_batch_size, context))[
         VALIDATION_LOSS.tag
     ]
     logged = run.result.validation_loss
-    if (
-        logged is None
-        or not abs(loss / logged - 1) <= LOSS_TOLERANCE[trained.config.precision.dtype]
-    ):
+    if logged is None or not abs(loss / logged - 1) <= LOSS_TOLERANCE[config.precision.dtype]:
         raise UserError(
             f"the model loaded from {trained.checkpoint} has validation loss {loss:.6f} but run "
             f"'{run.name}' logged {logged}: the weights are not those of that step; restore the "
             "run's directory"
         )
-    return TrainedModel(
-        run=run, config=trained.config, model=model.eval(), data=data, validation_loss=loss
-    )
+    return TrainedModel(run=run, config=config, model=model.eval(), data=data, validation_loss=loss)

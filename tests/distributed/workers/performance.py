@@ -138,7 +138,13 @@ def structured_choices(payload: dict[str, Any]) -> list[Any]:
     for overrides in payload["runs"]:
         config = load_config("demo", overrides)
         try:
-            chosen = choose_structured_products(build_model(config, context), config, context)
+            chosen = choose_structured_products(
+                build_model(config, context),
+                config.performance.structured_products,
+                context,
+                tokens=config.data.micro_batch_size * config.data.sequence_length,
+                deterministic=config.run.deterministic,
+            )
             found.append(None if chosen is None else chosen.as_dict())
         except UserError as error:
             found.append(str(error))

@@ -85,7 +85,7 @@ def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _held_out(config: Config) -> dict[str, Any]:
     with open_run(config) as run:
-        found = held_out_losses(run.engine, run.data, config, run.context)
+        found = held_out_losses(run.engine, run.data, config.data.micro_batch_size, run.context)
         training_again = run.engine.module.training
         run.engine.eval()
         with torch.no_grad():

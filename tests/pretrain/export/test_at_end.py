@@ -18,7 +18,7 @@ PROGRAM = """
 import sys
 from pretrain.config.load import load_config
 from pretrain.export.run_exports import export_at_end
-export_at_end(load_config("demo", sys.argv[1:]), "finished")
+export_at_end(load_config("demo", sys.argv[1:]).run_directory, "finished")
 """
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
 from pretrain.runs.tags import HOST_BYTES, METRICS, PERPLEXITY_OF_SOURCE, When
 from pretrain.telemetry.records import RunFacts, StepRecord, StepResult, StepSeconds
@@ -85,7 +86,7 @@ def open_telemetry(run_path: Path, **changes: Any) -> Telemetry:
         "console": Console(file=io.StringIO()),
     }
     settings.update(changes)
-    return Telemetry(run_path, settings.pop("facts"), **settings)
+    return Telemetry(RunDirectory(run_path), settings.pop("facts"), **settings)
 
 
 def read_strictly(run_path: Path) -> list[dict[str, Any]]:
