@@ -63,7 +63,11 @@ def test_another_setting_is_refused_but_one_that_is_younger_than_the_checkpoint(
     old = identity()
     del old["keys"]["attention.seed"]
     live = identity(**{"model.vocab_multiple": 1})  # what a checkpoint means by saying nothing
+    live["keys"]["optimizer.kind"] = "adamw"
     assert accept_identity("step_1", saved_as(old), live, False) == []
+    muon = identity(**{"optimizer.kind": "muon"})
+    with pytest.raises(UserError, match=r"with optimizer.kind=None but this run has muon"):
+        accept_identity("step_1", saved_as(old), muon, False)
     with pytest.raises(UserError, match=r"with model.vocab_multiple=None but this run has 8"):
         accept_identity("step_1", saved_as(old), identity(**{"model.vocab_multiple": 8}), False)
 

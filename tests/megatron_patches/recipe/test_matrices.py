@@ -1,0 +1,96 @@
+"""The matrices that Muon orthogonalises: each element of them once, whatever the layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from megatron_patches.recipe.matrices import has_matrices, runs, stacks
+from megatron_patches.recipe.optimizers import ADAMW, muon, rule_of, state_bytes
+from megatron_patches.recipe.parts import Tensor
+from pretrain.config.load import load_config
+from tests.distributed.designs import DESIGNS
+
+SIZES = ["model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=8"]
+SIZES += ["model.num_query_groups=4", "model.ffn_hidden_size=48", "model.vocab_size=128"]
+
+
+def taken(design: str, *changes: str) -> dict[str, Tensor]:
+    attention = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
+    config = load_config("demo", [*SIZES, *attention, *changes])
+    return {tensor.name: tensor for tensor in config.inventories[-1] if has_matrices(tensor)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_ranks_have_each_element_of_each_matrix_once(design: str, size: int) -> None:
+    for tensor in taken(design).values():
+        found: Counter[tuple[int, int, int]] = Counter()
+        for rank in range(size):
+            own = list(runs(tensor, rank, size))
+            assert [run.own for run in own] == [
+                sum(run.length for run in own[:number]) for number in range(len(own))
+            ]
+            assert sum(run.length for run in own) == tensor.rank_elements(rank, size)
+            for run in own:
+                place = range(run.start, run.start + run.length)
+                found.update((run.stack, run.matrix, element) for element in place)
+        every = {
+            (number, matrix, element)
+            for number, stack in enumerate(stacks(tensor))
+            for matrix in range(stack.count)
+            for element in range(stack.rows * stack.columns)
+        }
+        assert found.keys() == every and set(found.values()) == {1}, tensor.name
+
+
+def test_values_are_one_matrix_wherever_they_are_stored_and_heads_are_one_each() -> None:
+    value = stacks(taken("orthogonal")["decoder.layers.0.self_attention.linear_qkv.value_weight"])
+    fused = stacks(taken("vanilla")["decoder.layers.0.self_attention.linear_qkv.weight"])
+    assert value == fused[2:]
+    assert [(one.count, one.rows, one.columns) for one in fused] == [
+        (8, 4, 32),
+        (4, 4, 32),
+        (1, 16, 32),
+    ]
+    factors = taken("monarch_trainable", "model.head_dim=4")
+    left = stacks(factors["decoder.layers.0.self_attention.linear_qkv.trained_left_query_key"])
+    assert {(one.rows, one.columns) for one in left} == {(4, 4)}
+
+
+def test_muon_takes_the_layers_matrices_and_keeps_one_momentum() -> None:
+    attention = ["attention.adapters=[low_rank, short_convolution]", "attention.variant=orthogonal"]
+    config = load_config("demo", [*attention, "optimizer.kind=muon"])
+    rules = config.optimizer.rules
+    assert rules == (muon(5), ADAMW)
+    by_muon = {t.name.split(".", 3)[-1] for t in config.inventories[0] if rules[0].takes(t)}
+    assert by_muon == {
+        "self_attention.linear_qkv.value_weight",
+        "self_attention.linear_proj.weight",
+        "mlp.linear_fc1.weight",
+        "mlp.linear_fc2.weight",
+    }
+    trained = [tensor for tensor in config.inventories[0] if tensor.trains]
+    whole = sum(tensor.elements for tensor in trained if rule_of(tensor, rules) is rules[0])
+    assert state_bytes(trained, rules) == state_bytes(trained, (ADAMW,)) - 4 * whole
+    output = next(t for t in trained if t.name.endswith("0.self_attention.linear_proj.weight"))
+    assert rules[0].products(output) == 5 * 6 * output.shape[0] ** 3
+
+
+def test_each_kind_of_weight_has_its_rate() -> None:
+    rates = {"embedding": 0.1, "output": 0.02, "vector": 0.004}
+    changes = [f"optimizer.{kind}_learning_rate={rate}" for kind, rate in rates.items()]
+    changes += ["optimizer.kind=muon", "optimizer.learning_rate=0.01"]
+    changes += ["optimizer.learning_rate_factors={'*input_layernorm*': 3}"]
+    config = load_config("demo", [*changes, "model.tied_embeddings=false"])
+    found = {
+        tensor.name: config.optimizer.learning_rate * config.optimizer.rate_factor(tensor)
+        for tensor in config.inventories[0]
+    }
+    layer = "decoder.layers.0"
+    assert found["embedding.word_embeddings.weight"] == pytest.approx(0.1)
+    assert found["output_layer.weight"] == pytest.approx(0.02)
+    assert found["decoder.final_layernorm.weight"] == pytest.approx(0.004)
+    assert found[f"{layer}.input_layernorm.weight"] == pytest.approx(0.012)
+    assert found[f"{layer}.mlp.linear_fc1.weight"] == pytest.approx(0.01)
