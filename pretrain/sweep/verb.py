@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -136,7 +135,8 @@ def sweep(
     runs = runs[share]
     if dry_run:
         for run in runs:
-            typer.echo(f"{run.name}  ({run.standing})\n{_folded([run.base, *run.overrides])}")
+            given = shlex.join([run.base, *run.overrides])
+            typer.echo(f"{run.name}  ({run.standing})\n    {given}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=_Report(runs))
@@ -364,17 +364,6 @@ def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
         "the same command continues with them"
     )
     return 128 + received[0] if received else 1
-
-
-def _folded(words: Sequence[str]) -> str:
-    """Return what follows `train` in a command, on a terminal in lines that it holds."""
-    lines = [""]
-    width = shutil.get_terminal_size().columns - 6 if sys.stdout.isatty() else math.inf
-    for word in map(shlex.quote, words):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return "    " + " \\\n    ".join(lines)
 
 
 def _clock(seconds: float) -> str:
