@@ -1,4 +1,4 @@
-"""Figures of a comparison: loss by token, single runs, gap, frontier, trend.
+"""Figures of a comparison: loss by token, gap, frontier, trend.
 
 The style is that of `reporting.plots`.
 """
@@ -31,14 +31,10 @@ from pretrain.reporting.plots import (
 )
 from pretrain.reporting.text import percent, share, signed
 from pretrain.runs.curves import Floats
-from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.study.gaps import CONFIDENCE
 from pretrain.study.seeds import Group
 
 _POINTS = 240
-_COLUMNS = 3
-_RUN_POINTS = 4000
-"""Points of all runs' own curves together, so that their drawing stays small."""
 _MOST_BANDS = 3
 """Bands of more variants than this hide each other."""
 _SHOWN_FROM = 0.15
@@ -58,7 +54,6 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     """Return a function for each figure; None of one means that there is nothing to show."""
     return {
         "loss": lambda: loss_figure(comparison),
-        "runs": lambda: runs_figure(comparison),
         "gap": lambda: gap_figure(comparison),
         "frontier": lambda: frontier_figure(comparison),
         "trend": lambda: trend_figure(comparison),
@@ -145,35 +140,9 @@ def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str])
     legend_below(figure, *axes[0], handle=4.5)
 
 
-def runs_figure(comparison: Comparison) -> Figure:
-    """Draw every run's own training loss, and its validations, in small axes for each variant."""
-    groups = comparison.groups.groups
-    rows = -(-len(groups) // _COLUMNS)
-    points = max(20, min(120, _RUN_POINTS // len(comparison.runs)))
-    figure = Figure(figsize=(WIDTH, 0.4 + 1.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True)
-    for group, plot in zip(groups, axes.flat, strict=False):
-        plot.set_title(f"{in_lines(group.name)} (n = {len(group.runs)})", fontsize="small")
-        curves = _curve(group, points)
-        base = _curve(comparison.groups.baseline_of(group), points)
-        for run in group.runs:
-            plot.plot(curves.tokens, curves.losses[run.seed], color=COLOURS[2], linewidth=0.9)
-            held_out = run.curves[VALIDATION_LOSS]
-            style = {"color": COLOURS[2], "mfc": "white", "markersize": 3.5}
-            there = np.isfinite(held_out)
-            plot.plot(run.curves.tokens[there], held_out[there], "o", **style)
-        plot.plot(base.tokens, base.mean, color=COLOURS[0], linestyle=DASHES[1], linewidth=0.9)
-        _finish([plot], "", [curves, base])
-    for plot in axes.flat[len(groups) :]:
-        plot.set_axis_off()
-    for plot in axes[:, 0]:
-        plot.set_ylabel("loss, nats/token")
-    return figure
-
-
-def _curve(group: Group, points: int = _POINTS) -> _Curve:
+def _curve(group: Group) -> _Curve:
     end = min(int(run.curves.tokens[-1]) for run in group.runs)
-    tokens = np.linspace(end * SMOOTHING, end, points)
+    tokens = np.linspace(end * SMOOTHING, end, _POINTS)
     losses = {}
     for run in group.runs:
         smooth = smoothed_loss(run.curves)

@@ -175,8 +175,6 @@ def report_page(
         stability_table(comparison),
         *_cost(comparison),
         "## Runs",
-        "Of each variant every run, thin, over the baseline's mean, dashed; rings are validations.",
-        Picture("runs"),
         runs_table(comparison),
         "## How the numbers are made",
         definitions(len(comparison.others), len(comparison.trends)),

@@ -51,7 +51,7 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     prompts = [text["prompt"] for text in content["texts"]]
     assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]
     page = (tmp_path / "trial/comparison/report.html").read_text()
-    assert "Text of the models" in page and page.count("<svg") >= 4
+    assert "Text of the models" in page and page.count("<svg") >= 3
     other = tried("--design", "orthogonal")
     assert other.returncode == 2 and other.stderr.startswith(
         "error: trial/sweep.yaml is of another"

@@ -243,7 +243,7 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     written = [[path for path in (tmp_path / out).iterdir() if path.is_file()] for out in "ab"]
     first, second = ({path.name: path.read_bytes() for path in paths} for paths in written)
     assert first == second
-    figures = {"loss", "runs", "gap", "frontier"}
+    figures = {"loss", "gap", "frontier"}
     drawn = {f"{name}.{ending}" for name in figures for ending in ("png", "svg")}
     numbers = {"comparison.json", "variants.csv", "runs.csv"}
     assert set(first) == {"report.md", "report.html"} | numbers | drawn
@@ -290,7 +290,7 @@ def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> No
     for name in ("gap", "trend", "loss"):
         (out / f"{name}.png").write_bytes(b"old")
     write_comparison(compare_runs(sweep(tmp_path, 1)[:1], "vanilla"), out, COMMAND)
-    assert {path.stem for path in out.glob("*.png")} == {"loss", "runs"}
+    assert {path.stem for path in out.glob("*.png")} == {"loss"}
     assert (out / "loss.png").read_bytes() != b"old"
     assert "![gap]" not in (out / "report.md").read_text()
 
