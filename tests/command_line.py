@@ -116,11 +116,11 @@ def logged_steps(run: Path) -> list[int]:
     return [int(line.split('"step":')[1].split(",")[0]) for line in lines]
 
 
-def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """metrics.jsonl, or a copy of it, without clock and memory readings."""
+def deterministic_metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without clock and memory readings."""
     return [
         {key: value for key, value in record.items() if key not in MEASURED}
-        for record in read_metrics(run / name)
+        for record in read_metrics(run / "metrics.jsonl")
     ]
 
 
@@ -156,6 +156,14 @@ def assert_same_checkpoint(one: Path, other: Path, more_than: int = 20) -> None:
     theirs = checkpoint_tensors(other)
     assert ours.keys() == theirs.keys() and len(ours) > more_than
     assert [place for place in ours if not equal(ours[place], theirs[place])] == [], one
+
+
+def assert_resumed_exactly(run: Path, again: Path, more_than: int = 20) -> None:
+    """A run that was resumed has the records and the last checkpoint of the uninterrupted one."""
+    assert (again / "state").read_text() == "finished\n"
+    assert deterministic_metrics(again) == deterministic_metrics(run) != []
+    last = f"checkpoints/step_{max(logged_steps(run)):08d}"
+    assert_same_checkpoint(again / last, run / last, more_than)
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -32,8 +32,8 @@ def test_two_ranks_train_stop_and_resume_exactly(tiny_shards: Path, tmp_path: Pa
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     done = train_on_warm_ranks(overrides("whole"), ranks=2)
     assert done.returncode == 0, done.stderr
-    payload = {"runs": [{"overrides": overrides("stopped"), "interrupted": True}]}
-    run_ranks(2, "tests.distributed.workers.designs:train_all", payload)
+    payload = {"overrides": overrides("stopped")}
+    run_ranks(2, "tests.distributed.workers.designs:stop_and_continue", payload)
     assert (stopped / "state").read_text() == (whole / "state").read_text() == "finished\n"
     assert logged_steps(stopped) == list(range(1, 7))
     assert deterministic_metrics(stopped) == deterministic_metrics(whole)

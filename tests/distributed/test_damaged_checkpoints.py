@@ -19,11 +19,10 @@ from tests.command_line import (
     assert_refused,
     assert_same_checkpoint,
     checkpoint_tensors,
-    cli,
     deterministic_metrics,
     files_under,
 )
-from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
+from tests.ranks import ROOT, rank_environment, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(900)
@@ -235,7 +234,7 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     )
     assert_refused(trained.resume("unmarked"), *refusal)
     assert files_under(run) == before
-    verified = cli(["checkpoint", "verify", str(run)])
+    verified = warm_cli(["checkpoint", "verify", str(run)])
     assert (
         verified.returncode == 1
         and "step_00000004/COMPLETE is missing, though the" in verified.stdout
@@ -250,7 +249,7 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     )
     assert files_under(run / f"{NEWEST}.incomplete") == kept
     assert [name for name in left if (run / name).exists()] == ["lock.node-7.tmp"]
-    verified = cli(["checkpoint", "verify", str(run)])
+    verified = warm_cli(["checkpoint", "verify", str(run)])
     assert verified.returncode == 0, verified.stdout
 
 

@@ -101,7 +101,7 @@ def curves(
             )
             for number, case in enumerate(cases)
         ]
-        asked = [{"overrides": own, "interrupted": False} for own in overrides]
+        asked = [{"overrides": own} for own in overrides]
         answers = run_ranks(ranks, "tests.distributed.workers.designs:train_all", {"runs": asked})
         found.update(zip(cases, answers, strict=True))
     return found

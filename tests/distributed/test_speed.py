@@ -9,11 +9,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.command_line import assert_same_checkpoint
+from tests.command_line import assert_resumed_exactly
 from tests.ranks import ROOT, rank_environment, run_ranks
 from tests.tiny import tiny_overrides
 
@@ -87,22 +86,10 @@ def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
 
 
 def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> None:
-    runs: list[dict[str, Any]] = [
-        {
-            "overrides": tiny_overrides(
-                tiny_shards, tmp_path, name, model__dropout=0.1, deepspeed__config="zero0"
-            ),
-            "interrupted": name == "interrupted",
-        }
-        for name in ("straight", "interrupted")
-    ]
-    straight, interrupted = run_ranks(
-        1, "tests.distributed.workers.designs:train_all", {"runs": runs}
-    )
-    for quantity in ("loss", "gradient_norm"):
-        assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
-    last = "checkpoints/step_00000006"
-    assert_same_checkpoint(tmp_path / "interrupted" / last, tmp_path / "straight" / last)
+    changes = {"model__dropout": 0.1, "deepspeed__config": "zero0", "checkpoint__every": 3}
+    run = {"overrides": tiny_overrides(tiny_shards, tmp_path, "run", **changes), "after": 3}
+    run_ranks(1, "tests.distributed.workers.designs:train_all", {"runs": [run]})
+    assert_resumed_exactly(tmp_path / "run", tmp_path / "run-after-3")
 
 
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:

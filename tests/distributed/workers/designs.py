@@ -23,6 +23,7 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from tests.distributed.workers.performance import some_tokens
+from tests.distributed.workers.resuming import train_again
 
 DESCENT = 2
 """Steps of gradient descent.
@@ -36,21 +37,17 @@ RATE = 0.3
 def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a report for each run.
 
-    Its curves, its audit, and the parameters that the formulas count.
-
-    A run with `interrupted` true stops after its first step, saves, and is then trained to its end.
+    Its curves, its audit, and the parameters that the formulas count. A run with `after` is trained
+    again from its checkpoint of that step, into the directory NAME-after-STEP.
     """
-    return [_train(run["overrides"], run["interrupted"]) for run in payload["runs"]]
+    return [_train(**run) for run in payload["runs"]]
 
 
-def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
+def _train(overrides: list[str], after: int | None = None) -> dict[str, Any]:
     config = load_config("demo", overrides)
-    if interrupted:
-        signals = StopSignals()
-        signals.stop = True
-        train(config, signals)
-        assert (config.run_path / "state").read_text() == "stopped\n"
     train(config, StopSignals())
+    if after is not None:
+        train_again(overrides, after)
     records = list(read_metrics(config.run_path / "metrics.jsonl"))
     counted = count_parameters(config.shape, config.policy, config.phases[-1].number)
     return {
@@ -60,6 +57,16 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         "audit": json.loads((config.run_path / "audit.json").read_text()),
         "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
     }
+
+
+def stop_and_continue(payload: dict[str, Any]) -> str:
+    """Train a run whose first step ends with a signal to stop, then the same run to its end."""
+    config = load_config("demo", payload["overrides"])
+    signals = StopSignals()
+    signals.stop = True
+    assert train(config, signals) == "stopped"
+    assert (config.run_path / "state").read_text() == "stopped\n"
+    return train(config, StopSignals())
 
 
 def descents(payload: dict[str, Any]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Rank functions that resume whole runs from a checkpoint before the last, to compare the ends."""
+"""Rank functions that resume whole runs from an earlier checkpoint, to compare the ends."""
 
 from __future__ import annotations
 
@@ -10,35 +10,48 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.ranks.signals import StopSignals
+from pretrain.runs.directory import step_of
 from pretrain.training.loop import train
 
 
-def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each configuration, take its last checkpoint away, and train again from the one before.
+def train_again(overrides: list[str], after: int, *changes: str) -> Config:
+    """Copy a finished run as if it had ended after a step, and train the copy to its end.
 
-    Each answer has what the configuration says of its parameters; the caller compares the
-    checkpoints.
+    Args:
+        overrides: of the run.
+        after: the step, of which it has a checkpoint.
+        changes: further overrides of the copy, which is NAME-after-STEP.
     """
+    source = load_config("demo", overrides).run_path
+    config = load_config("demo", [*overrides, f"run.name={source.name}-after-{after}", *changes])
+    if dist.get_rank() == 0:
+        shutil.copytree(source, config.run_path)
+        for checkpoint in (config.run_path / "checkpoints").glob("step_*"):
+            if step_of(checkpoint) > after:
+                shutil.rmtree(checkpoint)
+        (config.run_path / "checkpoints/latest").write_text(f"step_{after:08d}\n")
+    dist.barrier()
+    assert train(config, StopSignals()) == "finished"
+    return config
+
+
+def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train each configuration, and again from its checkpoint of a step."""
     answers = []
     for overrides in payload["runs"]:
         config = load_config("demo", overrides)
-        assert train(config, StopSignals()) == "finished"
-        last = config.run_path / f"checkpoints/step_{config.total_steps:08d}"
-        if dist.get_rank() == 0:
-            shutil.move(config.run_path / "metrics.jsonl", config.run_path / "uninterrupted.jsonl")
-            shutil.copy(config.run_path / "uninterrupted.jsonl", config.run_path / "metrics.jsonl")
-            shutil.move(last, config.run_path / "uninterrupted")
-            last.with_name("latest").unlink()  # else the start says that a checkpoint is lost
-        dist.barrier()
-        assert train(config, StopSignals()) == "finished"
+        train(config, StopSignals())
+        again = train_again(overrides, payload["after"])
+        last = again.run_path / f"checkpoints/step_{config.total_steps:08d}"
         counted = count_parameters(config.shape, config.policy)
         answers.append(
             {
                 "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
-                "checkpoint": str(last),
-                "uninterrupted": str(config.run_path / "uninterrupted"),
-                "audit": json.loads((config.run_path / "audit.json").read_text()),
+                "run": str(config.run_path),
+                "again": str(again.run_path),
+                "audit": json.loads((again.run_path / "audit.json").read_text()),
                 "identity": json.loads((last / "checkpoint.json").read_text()),
             }
         )

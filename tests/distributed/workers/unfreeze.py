@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
-from pretrain.runs.directory import step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
+from tests.distributed.workers.resuming import train_again
 
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
 
@@ -118,12 +117,11 @@ def _watch(config: Config) -> dict[str, Any]:
     with open_run(config) as run:
         position = run.position
         while position.step < config.total_steps:
-            before = _all_state(run)
-            gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
-            shared = _shared_memory()
-            number = run.phased.phase.number
-            run.enter_phase_of(position.step + 1)
-            if run.phased.phase.number != number:
+            if run.phased.phase != config.phase_at(position.step + 1):
+                before = _all_state(run)
+                gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
+                shared = _shared_memory()
+                run.enter_phase_of(position.step + 1)
                 seen["changes"].append(_change(run, before) | {"step": position.step})
                 del before
                 gc.collect()
@@ -240,9 +238,7 @@ def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
     phases = _phases(straight.run_path)
     found: dict[str, Any] = {"tensors": len(expected), "phases": phases}
     for step in after:
-        config = load_config("demo", [*overrides, f"run.name={straight.run.name}-{step}"])
-        _copy_up_to(straight.run_path, config.run_path, step)
-        train(config, StopSignals())
+        config = train_again(overrides, step, "checkpoint.every=0")
         again = checkpoint_tensors(config.run_path / final)
         found[str(step)] = {
             "tensors": sorted(key for key in expected if not equal(expected[key], again.get(key))),
@@ -250,17 +246,6 @@ def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
             "phases": _phases(config.run_path) == phases,
         }
     return found
-
-
-def _copy_up_to(source: Path, target: Path, step: int) -> None:
-    """Copy a run as if it had ended after `step` (rank 0 copies)."""
-    if dist.get_rank() == 0:
-        shutil.copytree(source, target)
-        for checkpoint in (target / "checkpoints").glob("step_*"):
-            if step_of(checkpoint) > step:
-                shutil.rmtree(checkpoint)
-        (target / "checkpoints/latest").write_text(f"step_{step:08d}\n")
-    dist.barrier()
 
 
 def _phases(run_path: Path) -> list[dict[str, Any]]:
@@ -283,12 +268,9 @@ def _phases(run_path: Path) -> list[dict[str, Any]]:
 
 
 def _refused(resume: dict[str, list[str]], longer: list[str]) -> str:
-    """Going on with a length of the run that would move the changes of phase."""
-    overrides = next(iter(resume.values()))
-    source = load_config("demo", overrides)
-    config = load_config("demo", [*overrides, f"run.name={source.run.name}-longer", *longer])
-    _copy_up_to(source.run_path, config.run_path, 2)
+    """Continuing with a length of the run that would move the changes of phase."""
     try:
-        return train(config, StopSignals())
+        train_again(next(iter(resume.values())), 2, "run.name=longer", *longer)
     except UserError as error:
         return str(error)
+    return ""

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.command_line import assert_refused, cli
+from tests.command_line import assert_refused
 from tests.data_pipeline.sources.hub_server import serve
 from tests.pretrain.evaluation.tiny_models import write_model
+from tests.ranks import warm_cli
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.distributed
@@ -58,7 +59,7 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     with serve(files, "nyu-mll/glue") as hub:
         environment["HF_ENDPOINT"] = hub.address
         command = ["evaluate", "tasks", *models, "--tasks", "sst2", "--out", str(tmp_path / "out")]
-        done = cli(command, environment=environment)
+        done = warm_cli(command, environment=environment)
         assert any("sst2/validation" in request for request in hub.requests)
     assert done.returncode == 0, done.stderr
     assert "sst2" in done.stdout and "WARNING" not in done.stdout and "Traceback" not in done.stderr
@@ -67,7 +68,7 @@ def test_data_come_from_the_hub_and_then_from_the_cache(tmp_path: Path) -> None:
     assert [one["items"] for one in report["item_tests"]] == [6]
     # The hub is gone. What was fetched is found again, what was not is refused.
     command[command.index("sst2")] = "sst2,mrpc"
-    done = cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})
+    done = warm_cli(command, environment=environment | {"HF_HUB_OFFLINE": "1"})
     assert_refused(
         done, "--tasks mrpc cannot be loaded", "without HF_HUB_OFFLINE", "--include-path"
     )

@@ -15,7 +15,8 @@ pytest.importorskip("sklearn")
 from pretrain.errors import UserError
 from pretrain.finetuning.models import Pretrained, group_models, open_pretrained
 from pretrain.finetuning.verbs import glue
-from tests.command_line import assert_refused, cli
+from tests.command_line import assert_refused
+from tests.ranks import warm_cli
 from tests.tiny_exports import tiny_export
 
 pytestmark = pytest.mark.distributed
@@ -71,7 +72,7 @@ def test_the_command_writes_a_report_and_goes_on_from_what_is_there(
     command = ["evaluate", "glue", *(str(exports / name) for name in names)]
     command += [f"--data={exports / 'data'}", f"--out={out}"]
     command += ["--tasks=sst2", "--epochs=1", "--learning-rate=3e-3"]
-    done = cli([*command, "--seeds", "1"])
+    done = warm_cli([*command, "--seeds", "1"])
     assert done.returncode == 0, done.stderr
     assert f"written: {out / 'report.md'}" in done.stdout and "orthogonal, sst2" in done.stdout
     lines = done.stderr.splitlines()
@@ -110,7 +111,7 @@ def test_query_and_key_train_if_that_is_asked_for(exports: Path, tmp_path: Path)
 
 
 def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path: Path) -> None:
-    done = cli(
+    done = warm_cli(
         ["evaluate", "glue", str(exports / "vanilla-1"), "--data", str(exports), "--tasks", "sst3"]
     )
     assert_refused(done, "--tasks: there is no task 'sst3'; there are cola, sst2")
