@@ -135,8 +135,8 @@ def sweep(
     runs = runs[share]
     if dry_run:
         for run in runs:
-            given = shlex.join([run.base, *run.overrides])
-            typer.echo(f"{run.name}  ({run.standing})\n    {given}")
+            words = shlex.join([run.base, *run.overrides])
+            typer.echo(f"{run.name}  ({run.standing})\n    {words}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=_Report(runs))
