@@ -56,8 +56,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             them.
 
     Raises:
-        MethodError: `submodules` has a part that this attention does not apply, such as a norm of
-            queries.
+        MethodError: `submodules` has a part that this attention does not apply.
     """
 
     recomputes_query_key = False
@@ -75,7 +74,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         pg_collection: ProcessGroupCollection | None = None,
         name: str | None = None,
     ) -> None:
-        applied = {"linear_qkv", "core_attention", "linear_proj"}
+        applied = {"linear_qkv", "core_attention", "linear_proj", "q_layernorm", "k_layernorm"}
         for field in fields(submodules):
             if field.name not in applied and getattr(submodules, field.name) is not None:
                 raise MethodError(
@@ -128,7 +127,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project hidden states to queries, keys and values.
+        """Project hidden states to queries, keys and values, with the norms that the model has.
 
         megatron-core's SelfAttention calls this method in its own forward.
 
@@ -150,7 +149,12 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         ):
             recompute = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
             self.core_attention.recompute_query_key = recompute
-        return self.linear_qkv(hidden_states)
+        query, key, value = self.linear_qkv(hidden_states)
+        if self.q_layernorm is not None:
+            query = self.q_layernorm(query)
+        if self.k_layernorm is not None:
+            key = self.k_layernorm(key)
+        return query, key, value
 
 
 class FrozenQueryKeyValueLinear(HeadRows):

@@ -26,7 +26,7 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import mlp_spec
 from megatron_patches.model.layer import Layer
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
-from megatron_patches.model.parts import NORMS
+from megatron_patches.model.parts import NORMS, RMSNorm
 from megatron_patches.model.penalty import penalized
 from megatron_patches.recipe.parts import ModelShape
 from megatron_patches.recipe.policy import QKPolicy
@@ -64,7 +64,9 @@ def gpt_block_spec(
             module=Layer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=norm,
-                self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
+                self_attention=_self_attention_spec(
+                    policy, recipe, frozen_groups, rotary, qk_norm=shape.qk_norm
+                ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
                 mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
@@ -81,6 +83,7 @@ def _self_attention_spec(
     recipe: BankRecipe | ScoreRecipe | None,
     frozen_groups: tuple[int, ...],
     rotary: RotaryAngles | None,
+    qk_norm: bool,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -96,6 +99,7 @@ def _self_attention_spec(
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
+    norm: Any = RMSNorm if qk_norm else None
     return ModuleSpec(
         module=FrozenQueryKeySelfAttention if patched else SelfAttention,
         params=params,
@@ -103,5 +107,7 @@ def _self_attention_spec(
             linear_qkv=linear_qkv,
             core_attention=ModuleSpec(module=CausalDotProductAttention, params={"rotary": rotary}),
             linear_proj=RowParallelLinear,
+            q_layernorm=norm,
+            k_layernorm=norm,
         ),
     )

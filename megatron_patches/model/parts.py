@@ -33,7 +33,8 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.Module):
     """RMS norm of the last dimension, in fp32, behind megatron-core's constructor.
 
-    Input and output `[seq, batch, hidden]`. Of sequence parallelism see `LayerNorm`.
+    Input and output `[seq, batch, hidden]`, or of queries or keys `[seq, batch, heads, head_dim]`,
+    whose heads then share the weight. Of sequence parallelism see `LayerNorm`.
 
     Args:
         config: of the model, with the type of the parameters.
@@ -75,6 +76,7 @@ class _RootMeanSquare(torch.autograd.Function):
         ctx: Any, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         vectors, weight, scales = ctx.saved_tensors
+        grad = grad.to(scales.dtype)
         normalised = vectors * scales
         products = grad * normalised
         along = (products @ weight.to(products.dtype) / vectors.size(-1)).unsqueeze(-1)

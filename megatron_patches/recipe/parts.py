@@ -78,6 +78,7 @@ class ModelShape:
         tied_embeddings: the output layer has the weight of the embedding.
         norm: name in NORMS.
         mlp: name in MLPS.
+        qk_norm: queries and keys are normalised, see `tensors.QueryKeyNorm`.
     """
 
     num_layers: int
@@ -92,6 +93,7 @@ class ModelShape:
     tied_embeddings: bool
     norm: str = "layernorm"
     mlp: str = "gelu"
+    qk_norm: bool = False
 
     @property
     def query_size(self) -> int:

@@ -11,12 +11,12 @@ live engines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.adapters import AdapterSizes, Corrections
+from megatron_patches.recipe.adapters import FP32, AdapterSizes, Corrections, HeadTrace
 from megatron_patches.recipe.parts import (
     MLPS,
     NORMS,
@@ -28,9 +28,11 @@ from megatron_patches.recipe.parts import (
     Place,
     Projection,
     Start,
+    Storage,
     Tensor,
     Trace,
     matrix,
+    norm_vector,
 )
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
@@ -84,6 +86,8 @@ def parts_of_model(
         attention = f"{name}.self_attention"
         yield norm, Place(f"{name}.input_layernorm", f"{stream}.norm1", layer)
         yield QueryKeyValue(policy, groups), Place(attention, f"{stream}.attention", layer)
+        if shape.qk_norm:
+            yield QueryKeyNorm(), Place(attention, f"{stream}.attention", layer)
         yield Projection(), Place(f"{attention}.linear_proj", f"{stream}.attention.proj", layer)
         yield norm, Place(f"{name}.pre_mlp_layernorm", f"{stream}.norm2", layer)
         yield mlp, Place(f"{name}.mlp", f"{stream}.mlp", layer)
@@ -280,3 +284,30 @@ class QueryKeyValue(Part):
                 start="own",
                 layer=at.layer,
             )
+
+
+class QueryKeyNorm(Part):
+    """q_h ← g_q ∘ q_h / rms(q_h), k alike, computed in fp32: gains that all heads of a layer share.
+
+    The last that is done to queries and keys before positions rotate them; `passes` are of these.
+    """
+
+    name = "qk_norm"
+    passes = (7, 5)
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the gains of queries and of keys; a rank's gradients are of its heads."""
+        for role, module in {"query": "q_layernorm", "key": "k_layernorm"}.items():
+            place = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
+            yield replace(norm_vector(place, "weight", shape.head_dim, "ones"), partial="heads")
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save queries and keys as they come, and the scale of each head's vector."""
+        assert isinstance(trace, HeadTrace)
+        vectors = trace.tokens * (shape.num_attention_heads + shape.num_query_groups) // trace.size
+        trace.save(trace.query, trace.key, Storage("scales of queries and keys", vectors * FP32))
+        head = trace.tokens * trace.element // trace.size
+        trace.query = Storage("normalised queries", shape.query_size * head)
+        trace.key = Storage("normalised keys", shape.key_size * head)

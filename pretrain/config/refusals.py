@@ -30,6 +30,7 @@ def check_tree(config: Config) -> None:
     batch, micro_batch = config.data.global_batch_size, config.data.micro_batch_size
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
+    _check_qk_norm(config)
     _check_factors(config)
     _check_muon(config)
     _check_recompute(config)
@@ -155,6 +156,21 @@ def _check_query_key(config: Config) -> None:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
 
 
+def _check_qk_norm(config: Config) -> None:
+    if not config.model.qk_norm:
+        return
+    if config.policy.synthesizer:
+        raise UserError(
+            "model.qk_norm=true normalises queries and keys, which attention.variant="
+            f"{config.attention.variant} does not have; set it to false"
+        )
+    if "qk_norm" in config.policy.adapters:
+        raise UserError(
+            "model.qk_norm=true would normalise what the adapter qk_norm has normalised; set it to "
+            "false, or take qk_norm out of attention.adapters"
+        )
+
+
 def _check_factors(config: Config) -> None:
     """Refuse a pattern that names no weight beyond those of the patterns before it."""
     optimizer, inventory = config.optimizer, config.inventories[-1]
@@ -197,6 +213,11 @@ def _check_recompute(config: Config) -> None:
     if config.performance.recompute != "query_key":
         return
     policy = config.policy
+    if config.model.qk_norm:
+        raise UserError(
+            "performance.recompute=query_key saves no memory with model.qk_norm, whose backward "
+            "pass keeps queries and keys; set performance.recompute=attention"
+        )
     if not policy.structured or policy.trainable or policy.adapters:
         variant = config.attention.variant + " with adapters" * bool(policy.adapters)
         raise UserError(

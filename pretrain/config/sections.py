@@ -123,6 +123,12 @@ class ModelSection(Section):
         SHAPE,
     )
     rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", SHAPE, ge=2)
+    qk_norm: bool = setting(
+        False,
+        "RMS norm of each head's queries and keys before positions rotate them, with gains "
+        "[head_dim] that the heads of a layer share.",
+        SHAPE,
+    )
     dropout: float = setting(
         0.1, "Dropout probability of hidden states and attention probabilities.", MODEL, ge=0, lt=1
     )

@@ -221,6 +221,7 @@ class Config(Section):
             tied_embeddings=self.model.tied_embeddings,
             norm=self.model.norm,
             mlp=self.model.mlp,
+            qk_norm=self.model.qk_norm,
         )
 
     @cached_property

@@ -14,7 +14,7 @@ from collections import Counter
 
 from megatron_patches.recipe.adapters import HeadTrace
 from megatron_patches.recipe.parts import MLPS, NORMS, Projection, Storage, Trace
-from megatron_patches.recipe.tensors import adapter_sizes
+from megatron_patches.recipe.tensors import QueryKeyNorm, adapter_sizes
 from pretrain.plan.workload import FP32, LayerHeads, Workload
 
 INT64 = 8
@@ -149,6 +149,8 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
         trace.query, trace.key = every
     if not heads.patched and work.heads != work.groups:  # queries of a group are no regular view
         trace.query = every[0]
+    if work.shape.qk_norm:
+        QueryKeyNorm().keep(trace, work.shape)
     if not work.shape.learned_positions:
         trace.query = Storage("rotated queries", work.heads * head)
         trace.key = Storage("rotated keys", work.groups * head)

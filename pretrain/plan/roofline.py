@@ -22,7 +22,7 @@ from megatron_patches.recipe.counting import (
 )
 from megatron_patches.recipe.optimizers import rule_of
 from megatron_patches.recipe.parts import MLPS, NORMS, Place
-from megatron_patches.recipe.tensors import adapter_sizes, is_patched
+from megatron_patches.recipe.tensors import QueryKeyNorm, adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
@@ -321,6 +321,8 @@ def _elementwise(work: Workload) -> float:
         projected += query_key * (3 if policy.shared else 6) + residual * 3
     rotary = 0 if work.shape.learned_positions else query_key * 10
     corrected = query_key * sum(adapter.passes[compiled] for adapter in adapters)
+    if work.shape.qk_norm:
+        corrected += query_key * (QueryKeyNorm.passes[compiled] or 0)
     corrected += sum(elements * (joined or 0) for elements, (_, joined) in passed if compiled)
     mixed = query_key * 8 if policy.frozen_heads else 0
     scores = 0

@@ -10,7 +10,12 @@ from pathlib import Path
 from tests.tiny import tiny_overrides
 
 STEPS = 10
-MODERN = {"model.norm": "rmsnorm", "model.mlp": "swiglu", "model.init": "fan_in"}
+MODERN = {
+    "model.norm": "rmsnorm",
+    "model.mlp": "swiglu",
+    "model.qk_norm": "true",
+    "model.init": "fan_in",
+}
 DESIGNS: dict[str, dict[str, str]] = {
     "vanilla": {"variant": "vanilla"},
     "orthogonal": {"variant": "orthogonal"},
@@ -72,6 +77,12 @@ DESIGNS: dict[str, dict[str, str]] = {
     "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
     "modern": {"variant": "vanilla", **MODERN},
     "modern-monarch_shared_conv": {"variant": "monarch_shared_conv", **MODERN},
+    "modern-hybrid": {
+        "variant": "hybrid",
+        "frozen_heads": "{0: 1.0, 1: 0.5}",
+        "adapters": "[low_rank]",
+        **MODERN,
+    },
     "relu2": {"variant": "orthogonal", "model.mlp": "relu2", "model.norm": "rmsnorm"},
 }
 PHASED = ("unfreeze", "early_freeze")

@@ -26,6 +26,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     rotary: RotaryAngles | None = None,
     given: GivenWeights | None = None,
+    qk_norm: bool = False,
     **axes: Any,
 ) -> GPTModel:
     """Initialised as the program initialises it; `axes` are those of `policy_for`."""
@@ -64,6 +65,7 @@ def build(
         sequence_length=SEQ,
         learned_positions=True,
         tied_embeddings=True,
+        qk_norm=qk_norm,
     )
     model = GPTModel(
         config=config,

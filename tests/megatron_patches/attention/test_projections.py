@@ -98,6 +98,33 @@ def test_projections_and_gradients_equal_plain_autograd(
         torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
+NORMED_CASES = [
+    *CASES,
+    ("vanilla", 2, {}),
+    ("low_rank", 2, {"adapters": ("short_convolution",)}),
+    ("hybrid", 2, HALF | {"adapters": ("logit_scale", "query_key_bias")}),
+]
+
+
+@pytest.mark.parametrize(("variant", "groups", "axes"), NORMED_CASES)
+def test_queries_and_keys_of_all_heads_are_normalised_last(
+    one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
+) -> None:
+    attentions = [
+        build(variant, groups, torch.float64, qk_norm=norm, **axes).decoder.layers[1].self_attention
+        for norm in (False, True)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    plain, normed = (attention.get_query_key_value_tensors(x) for attention in attentions)
+    gains = [getattr(attentions[1], f"{role}_layernorm").weight for role in "qk"]
+    for before, after, gain in zip(plain[:2], normed[:2], gains, strict=True):
+        assert torch.equal(gain, torch.ones_like(gain)) and gain.partial_gradient
+        expected = torch.nn.functional.rms_norm(before, (HEAD_DIM,), gain, 1e-5)
+        torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(plain[2], normed[2])
+
+
 FROZEN_CASES = [case for case in CASES if case[0] not in ("vanilla", "monarch_trainable")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from megatron_patches.attention.scores import CausalDotProductAttention
 from megatron_patches.errors import MethodError
 from megatron_patches.model.gpt import refuse_unapplied
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
-from megatron_patches.model.parts import MLPS, LayerNorm
+from megatron_patches.model.parts import MLPS
 from megatron_patches.recipe.policy import policy_for
 from tests.megatron_patches.models import HEADS, HIDDEN, LAYERS, build
 
@@ -57,16 +57,23 @@ def test_other_options_are_refused_in_a_sentence(option: str, value: object) -> 
         refuse_unapplied(config_of(**{option: value}))
 
 
-def test_frozen_layers_refuse_norms_of_queries_and_keys_that_they_would_not_apply(
+@dataclass
+class Gated(SelfAttentionSubmodules):
+    """Parts of a later megatron-core."""
+
+    linear_gate: Any = None
+
+
+def test_frozen_layers_refuse_parts_that_they_would_not_apply(
     one_rank: dist.ProcessGroup,
 ) -> None:
     attention = build("orthogonal").decoder.layers[0].self_attention
     linear = attention.linear_qkv
     assert isinstance(attention, FrozenQueryKeySelfAttention)
-    with pytest.raises(MethodError, match="without megatron-core's q_layernorm; leave it out"):
+    with pytest.raises(MethodError, match="without megatron-core's linear_gate; leave it out"):
         FrozenQueryKeySelfAttention(
             attention.config,
-            replace(PARTS, q_layernorm=LayerNorm),
+            Gated(**vars(PARTS), linear_gate=ColumnParallelLinear),
             layer_number=1,
             policy=policy_for("orthogonal"),
             recipe=linear.recipe,
