@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
+from benchmarks.step.plain_gpt import PlainGPT, plain_optimizers
 from pretrain.config.load import config_from_draft
 from pretrain.config.resolved import resolve
 from pretrain.config.sources import Draft, apply_overrides
@@ -27,19 +27,26 @@ T = TypeVar("T")
 HEAD_DIM = 64
 COMPILED, SHARDED = "plain compiled", "plain sharded"
 PEERS = ("plain", COMPILED, SHARDED)
+MODERN = (
+    "model.norm=rmsnorm model.mlp=swiglu model.tied_embeddings=false "
+    "optimizer.betas=[0.9,0.95] optimizer.weight_decay=0.1"
+)
+RECIPES = {"gpt2": "", "modern": MODERN, "modern_muon": f"{MODERN} optimizer.kind=muon"}
+"""Overrides that all contenders have, the peers too, by name."""
 AGAIN = " again"
 """Ends the name of a control: the same thing once more, to show the noise."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a model, and of the batch that a rank is given in a step."""
+    """The shape of a model, and of the batch that a rank is given in a step; its recipe's name."""
 
     layers: int
     hidden: int
     batch: int
     length: int
     vocabulary: int = 2048
+    recipe: str = "gpt2"
 
     @classmethod
     def parse(cls, text: str) -> Shape:
@@ -72,10 +79,10 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
     It is in fp32 without a GPU and in bf16 with one.
 
     Args:
-        shape: of the model and of a rank's batch.
+        shape: of the model and of a rank's batch, with the recipe.
         variant: of the attention.
         layout: of the ranks.
-        settings: overrides, separated by spaces.
+        settings: more overrides, separated by spaces.
     """
     draft = Draft(
         "the benchmark's own run",
@@ -105,7 +112,7 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
             "checkpoint": {"every": 0},
         },
     )
-    apply_overrides(draft, settings.split())
+    apply_overrides(draft, [*RECIPES[shape.recipe].split(), *settings.split()])
     return config_from_draft(draft)
 
 
@@ -160,7 +167,7 @@ class Plain:
                 fully_shard(part, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
         elif dist.is_initialized() and dist.get_world_size() > 1:
             self.model = DistributedDataParallel(model)
-        self.optimizer = plain_adamw(self.model, config)
+        self.optimizers = plain_optimizers(self.model, config)
         self.clip = config.optimizer.gradient_clip
         self.autocast = device.type == "cuda"
         self.zero_stage: int | None = None
@@ -176,8 +183,9 @@ class Plain:
 
     def update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.model.zero_grad(set_to_none=True)
 
 
 Contender: TypeAlias = Ours | Plain

@@ -3,6 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE
     python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2
         --settings "" deepspeed.config=zero1
+    OMP_NUM_THREADS=1 python -m benchmarks.step.measure --recipe modern --clock wall
+        --contenders plain vanilla orthogonal monarch_shared_conv
 
 Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and
 the same vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded`
@@ -11,6 +13,11 @@ in an order that rotates every round. With several --settings there is an engine
 for each. Reported: the median over rounds of (step time / the baseline's step time of the same
 round) with its quartiles, the time of each part of a step, and the time in each class of kernel; on
 GPUs also peak memory and MFU. fp32 on the CPU, bf16 on GPUs.
+
+--recipe modern gives RMSNorm, SwiGLU and untied embeddings to all, the peer too; modern_muon gives
+Muon as well. The peer's is torch.optim.Muon, which takes whole matrices of queries and keys where
+ours takes heads, and is in bf16 on any device (ours there: --settings
+optimizer.newton_schulz_dtype=bf16).
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little;
 --clock wall is for an idle machine, and for several ranks, who wait for each other.
@@ -24,6 +31,7 @@ import platform
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +41,7 @@ from benchmarks.step.contenders import (
     AGAIN,
     COMPILED,
     PEERS,
+    RECIPES,
     SHARDED,
     Contender,
     Layout,
@@ -58,7 +67,8 @@ from pretrain.ranks.groups import (
 from pretrain.ranks.launch import launch_local_ranks
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
-OPTIONAL = ("monarch", f"monarch{AGAIN}", COMPILED, SHARDED)
+STRUCTURED = ("monarch", "monarch_shared_conv")
+OPTIONAL = (*STRUCTURED, *(f"{name}{AGAIN}" for name in STRUCTURED), COMPILED, SHARDED)
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -106,6 +116,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40, help="rounds that count")
     shape = "LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)"
     parser.add_argument("--shape", type=Shape.parse, default="4x512x4x256", help=shape)
+    parser.add_argument("--recipe", choices=tuple(RECIPES), default="gpt2", help="of all of them")
     parser.add_argument(
         "--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS)
     )
@@ -118,7 +129,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", default=[""], help=settings)
     parser.add_argument("--clock", choices=("cpu", "wall"))
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.shape = replace(arguments.shape, recipe=arguments.recipe)
+    return arguments
 
 
 def start_of_peak() -> int:
@@ -198,6 +211,7 @@ def measure(
     own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {
         "shape": str(shape),
+        "recipe": shape.recipe,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "machine": platform.machine(),
         "torch": torch.__version__,
@@ -241,7 +255,7 @@ def print_report(report: dict[str, Any]) -> None:
         ranks += f" (tensor parallel {report['tensor_parallel']})"
     how = f"{report['rounds']} rounds, {report['clock']} clock"
     wide = max(24, *(len(name) + 2 for name in report["seconds"]))
-    print(f"{report['shape']} on {report['device']}, {ranks}, {how}")
+    print(f"{report['shape']}, {report['recipe']}, on {report['device']}, {ranks}, {how}")
     for name, saved in report["flops_saved"].items():
         print(f"theory: {name} executes {saved:.1%} fewer FLOPs than {ORDINARY}")
     for base, ratios in report["ratio"].items():

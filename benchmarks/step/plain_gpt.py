@@ -1,11 +1,14 @@
-"""The peer of a training step: the vanilla GPT in plain PyTorch, as nanoGPT is written.
+"""The peer of a training step: the vanilla model in plain PyTorch, as nanoGPT or Llama is written.
 
-Fused query-key-value projection, PyTorch's own attention, fused AdamW, gradient clipping: nothing
-around it, no ranks, no engine. From the same weights its losses are ours
+LayerNorm and GELU, or RMSNorm and SwiGLU; PyTorch's own attention, fused AdamW or its Muon,
+gradient clipping: nothing around it, no ranks, no engine. From the same weights its losses are ours
 (tests/distributed/test_speed.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,19 +17,48 @@ from torch import nn
 from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.tree import Config
 
+NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
+
+
+class Matrices(nn.Module):
+    """Matrices of one input: one product for all, or each its own weight, as Muon needs them.
+
+    Args:
+        width: of the input.
+        sizes: of the outputs.
+        apart: each matrix is a weight of its own.
+    """
+
+    def __init__(self, width: int, sizes: Sequence[int], apart: bool) -> None:
+        super().__init__()
+        self.sizes = list(sizes)
+        rows = self.sizes if apart else [sum(sizes)]
+        self.weights = nn.ParameterList(torch.empty(one, width) for one in rows)
+
+    def forward(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the outputs `[…, size]`, one of each matrix, of an input `[…, width]`."""
+        if len(self.weights) == len(self.sizes):
+            return [F.linear(x, weight) for weight in self.weights]
+        return F.linear(x, self.weights[0]).split(self.sizes, -1)
+
 
 class Block(nn.Module):
-    """A pre-LN layer; activations `[batch, seq, hidden]`."""
+    """A pre-norm layer; activations `[batch, seq, hidden]`."""
 
-    def __init__(self, hidden: int, heads: int, ffn: int, epsilon: float) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm_attention = nn.LayerNorm(hidden, epsilon)
-        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=False)
+        model, inner = config.model, config.ffn_hidden_size
+        hidden, epsilon = model.hidden_size, model.layernorm_epsilon
+        norm = NORMS[model.norm]
+        apart = config.optimizer.kind == "muon"
+        self.heads = model.num_attention_heads
+        self.norm_attention = norm(hidden, epsilon)
+        self.query_key_value = Matrices(hidden, [hidden] * 3, apart)
         self.projection = nn.Linear(hidden, hidden, bias=False)
-        self.norm_mlp = nn.LayerNorm(hidden, epsilon)
-        self.up = nn.Linear(hidden, ffn, bias=False)
-        self.down = nn.Linear(ffn, hidden, bias=False)
+        self.norm_mlp = norm(hidden, epsilon)
+        self.gated = model.mlp == "swiglu"
+        self.up = Matrices(hidden, [inner] * (1 + self.gated), apart)
+        self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """Return the layer's output.
@@ -39,16 +71,14 @@ class Block(nn.Module):
         Returns:
             `[batch, seq, hidden]`.
         """
-        batch, length, hidden = x.shape
-        mixed = self.query_key_value(self.norm_attention(x)).view(
-            (batch, length, 3, self.heads, -1)
-        )
-        query, key, value = mixed.permute((2, 0, 3, 1, 4))
+        mixed = self.query_key_value(self.norm_attention(x))
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in mixed)
         query = rotated(query, cosine, sine)
         key = rotated(key, cosine, sine)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(context.transpose(1, 2).reshape(batch, length, hidden))
-        return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
+        x = x + self.projection(context.transpose(1, 2).flatten(2))
+        inner = self.up(self.norm_mlp(x))
+        return x + self.down(F.silu(inner[0]) * inner[1] if self.gated else F.gelu(inner[0]))
 
 
 def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -67,7 +97,7 @@ def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> to
 
 
 class PlainGPT(nn.Module):
-    """The vanilla model of a config: rotary positions, tied embeddings, no dropout, no groups."""
+    """The vanilla model of a config: rotary positions, no dropout, no groups."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -75,18 +105,16 @@ class PlainGPT(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         model, length = config.model, config.data.sequence_length
-        assert model.position_embedding == "rope" and model.tied_embeddings and not model.dropout
+        assert model.position_embedding == "rope" and not model.dropout
+        assert model.mlp in ("gelu", "swiglu")
         assert config.num_query_groups == model.num_attention_heads
-        hidden, heads, epsilon = (
-            model.hidden_size,
-            model.num_attention_heads,
-            model.layernorm_epsilon,
-        )
+        hidden = model.hidden_size
         self.embedding = nn.Embedding(model.vocab_size, hidden)
-        self.blocks = nn.ModuleList(
-            Block(hidden, heads, config.ffn_hidden_size, epsilon) for _ in range(model.num_layers)
-        )
-        self.norm = nn.LayerNorm(hidden, epsilon)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(model.num_layers))
+        self.norm = NORMS[model.norm](hidden, model.layernorm_epsilon)
+        self.output = nn.Linear(hidden, model.vocab_size, bias=False)
+        if model.tied_embeddings:
+            self.output.weight = self.embedding.weight
         exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
         angles = torch.outer(torch.arange(length).float(), 1 / model.rotary_base**exponents)
         self.register_buffer("cosine", angles.cos())
@@ -97,21 +125,47 @@ class PlainGPT(nn.Module):
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x, self.cosine, self.sine)
-        logits = F.linear(self.norm(x), self.embedding.weight)
+        logits = self.output(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def plain_adamw(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """Return the config's AdamW, fused, at its constant learning rate.
+def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
+    """Return PyTorch's own optimizers for a config, at its constant learning rate.
 
     Args:
-        model: whose parameters it updates.
+        model: whose parameters they update.
         config: of the optimizer.
+
+    Returns:
+        Fused AdamW for every weight; or Muon for the matrices of the layers, whole ones also of
+        queries and keys, and fused AdamW for the rest.
     """
-    return torch.optim.AdamW(
-        parameter_groups(model, config.optimizer.weight_decay),
-        lr=config.optimizer.learning_rate,
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-        fused=True,
-    )
+    settings = config.optimizer
+    rate, decay = settings.learning_rate, settings.weight_decay
+    groups = parameter_groups(model, decay)
+    matrices: list[torch.Tensor] = []
+    if settings.kind == "muon":
+        named = {name: one for name, one in model.named_parameters() if "blocks." in name}
+        matrices = [one for one in named.values() if one.ndim == 2]
+        own = {id(one) for one in matrices}
+        for group in groups:
+            group["params"] = [one for one in group["params"] if id(one) not in own]
+    adamw: dict[str, Any] = {"lr": rate, "betas": settings.betas, "eps": settings.eps}
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
+    if matrices:
+        made.append(
+            torch.optim.Muon(
+                matrices,
+                lr=rate,
+                weight_decay=decay,
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                ns_steps=settings.newton_schulz_steps,
+                adjust_lr_fn=SCALES[settings.update_scale],
+            )
+        )
+    return made
+
+
+SCALES = {"match_adamw": "match_rms_adamw", "spectral": "original"}
+"""PyTorch's names of Muon's factors."""

@@ -38,14 +38,30 @@ def overrides(directory: Path, **changes: object) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_plain_pytorch_trains_to_the_same_losses(tmp_path: Path, stage: int) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "more", "close"),
+    [
+        ("gpt2", "deepspeed.config=zero0", 1e-5),
+        ("gpt2", "deepspeed.config=zero1", 1e-5),
+        ("modern", "", 1e-5),
+        # One head, since ours takes queries and keys by heads; and torch's Muon is in bf16 alone.
+        (
+            "modern_muon",
+            "model.num_attention_heads=1 optimizer.newton_schulz_dtype=bf16 "
+            "optimizer.learning_rate=3e-3",
+            5e-4,
+        ),
+    ],
+)
+def test_plain_pytorch_trains_to_the_same_losses(
+    tmp_path: Path, recipe: str, more: str, close: float
+) -> None:
     """Else the benchmark would compare different work."""
-    payload = {"overrides": overrides(tmp_path, deepspeed__config=f"zero{stage}"), "steps": STEPS}
-    found = run_ranks(1, f"{WORKER}:losses_beside_plain", payload)
+    payload = {"recipe": recipe, "overrides": [*overrides(tmp_path), *more.split()]}
+    found = run_ranks(1, f"{WORKER}:losses_beside_plain", payload | {"steps": STEPS})
     assert found["ours"][-1] < 0.9 * found["ours"][0]
-    assert found["ours"] == pytest.approx(found["plain"], abs=1e-5)
-    assert found["norm"] == pytest.approx(found["plain norm"], rel=1e-4)
+    assert found["ours"] == pytest.approx(found["plain"], abs=close)
+    assert found["norm"] == pytest.approx(found["plain norm"], rel=10 * close)
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])

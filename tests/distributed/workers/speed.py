@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 
-from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
+from benchmarks.step.contenders import RECIPES
+from benchmarks.step.plain_gpt import Matrices, PlainGPT, plain_optimizers
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.model.build import token_losses
@@ -25,13 +26,13 @@ from tests.distributed.plain_training import plain_optimizer
 
 def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     """Losses and gradient norms of our engine and the plain peer, from equal weights and tokens."""
-    config = load_config("demo", payload["overrides"])
+    config = load_config("demo", [*RECIPES[payload["recipe"]].split(), *payload["overrides"]])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     trainer = PhasedEngine(resolve(config, context.world_size), context)
     engine = trainer.engine
     plain = PlainGPT(config)
     _take_weights(plain, engine.module)
-    optimizer = plain_adamw(plain, config)
+    optimizers = plain_optimizers(plain, config)
     generator = torch.Generator().manual_seed(1)
     found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
     size = (config.data.micro_batch_size, config.data.sequence_length + 1)
@@ -44,8 +45,9 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
         theirs = plain(tokens)
         theirs.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optimizer.gradient_clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+        plain.zero_grad()
         found["ours"].append(loss.item())
         found["plain"].append(theirs.item())
         found["norm"].append(float(engine.get_global_grad_norm()))
@@ -59,6 +61,8 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
 def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
     """Give the peer the weights of a vanilla model on one rank."""
     plain.embedding.weight.copy_(model.embedding.word_embeddings.weight)
+    if plain.output.weight is not plain.embedding.weight:
+        plain.output.weight.copy_(model.output_layer.weight)
     plain.norm.load_state_dict(model.decoder.final_layernorm.state_dict())
     for block, layer in zip(plain.blocks, model.decoder.layers, strict=True):
         attention = layer.self_attention
@@ -67,10 +71,18 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
         by_head = attention.linear_qkv.weight.unflatten(
             0, (block.heads, 3, -1)
         )  # theirs: head by head
-        block.query_key_value.weight.copy_(by_head.transpose(0, 1).flatten(0, 2))
+        _fill(block.query_key_value, by_head.transpose(0, 1).flatten(0, 2))
         block.projection.weight.copy_(attention.linear_proj.weight)
-        block.up.weight.copy_(layer.mlp.linear_fc1.weight)
+        _fill(block.up, layer.mlp.linear_fc1.weight)
         block.down.weight.copy_(layer.mlp.linear_fc2.weight)
+
+
+def _fill(matrices: Matrices, rows: torch.Tensor) -> None:
+    """Give the weights their rows of `[rows of all, columns]`."""
+    for weight, own in zip(
+        matrices.weights, rows.split([*map(len, matrices.weights)]), strict=True
+    ):
+        weight.copy_(own)
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
