@@ -28,7 +28,7 @@ HEAD_DIM = 64
 COMPILED, SHARDED = "plain compiled", "plain sharded"
 PEERS = ("plain", COMPILED, SHARDED)
 MODERN = (
-    "model.norm=rmsnorm model.mlp=swiglu model.tied_embeddings=false "
+    "model.norm=rmsnorm model.mlp=swiglu model.qk_norm=true model.tied_embeddings=false "
     "optimizer.betas=[0.9,0.95] optimizer.weight_decay=0.1"
 )
 RECIPES = {"gpt2": "", "modern": MODERN, "modern_muon": f"{MODERN} optimizer.kind=muon"}

@@ -14,9 +14,9 @@ for each. Reported: the median over rounds of (step time / the baseline's step t
 round) with its quartiles, the time of each part of a step, and the time in each class of kernel; on
 GPUs also peak memory and MFU. fp32 on the CPU, bf16 on GPUs.
 
---recipe modern gives RMSNorm, SwiGLU and untied embeddings to all, the peer too; modern_muon gives
-Muon as well. The peer's is torch.optim.Muon, which takes whole matrices of queries and keys where
-ours takes heads, and is in bf16 on any device (ours there: --settings
+--recipe modern gives RMSNorm, SwiGLU, norms of queries and keys and untied embeddings to all, the
+peer too; modern_muon gives Muon as well. The peer's is torch.optim.Muon, which takes whole matrices
+of queries and keys where ours takes heads, and is in bf16 on any device (ours there: --settings
 optimizer.newton_schulz_dtype=bf16).
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little;

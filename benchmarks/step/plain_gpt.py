@@ -1,8 +1,8 @@
 """The peer of a training step: the vanilla model in plain PyTorch, as nanoGPT or Llama is written.
 
-LayerNorm and GELU, or RMSNorm and SwiGLU; PyTorch's own attention, fused AdamW or its Muon,
-gradient clipping: nothing around it, no ranks, no engine. From the same weights its losses are ours
-(tests/distributed/test_speed.py).
+LayerNorm and GELU, or RMSNorm, SwiGLU and norms of queries and keys; PyTorch's own attention, fused
+AdamW or its Muon, gradient clipping: nothing around it, no ranks, no engine. From the same weights
+its losses are ours (tests/distributed/test_speed.py).
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Block(nn.Module):
         self.heads = model.num_attention_heads
         self.norm_attention = norm(hidden, epsilon)
         self.query_key_value = Matrices(hidden, [hidden] * 3, apart)
+        self.norm_query: nn.Module = nn.Identity()
+        self.norm_key: nn.Module = nn.Identity()
+        if model.qk_norm:
+            self.norm_query = nn.RMSNorm(config.head_dim, epsilon)
+            self.norm_key = nn.RMSNorm(config.head_dim, epsilon)
         self.projection = nn.Linear(hidden, hidden, bias=False)
         self.norm_mlp = norm(hidden, epsilon)
         self.gated = model.mlp == "swiglu"
@@ -73,8 +78,8 @@ class Block(nn.Module):
         """
         mixed = self.query_key_value(self.norm_attention(x))
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in mixed)
-        query = rotated(query, cosine, sine)
-        key = rotated(key, cosine, sine)
+        query = rotated(self.norm_query(query), cosine, sine)
+        key = rotated(self.norm_key(key), cosine, sine)
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(context.transpose(1, 2).flatten(2))
         inner = self.up(self.norm_mlp(x))

@@ -68,6 +68,9 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
         attention = layer.self_attention
         block.norm_attention.load_state_dict(layer.input_layernorm.state_dict())
         block.norm_mlp.load_state_dict(layer.pre_mlp_layernorm.state_dict())
+        if attention.q_layernorm is not None:
+            block.norm_query.load_state_dict(attention.q_layernorm.state_dict())
+            block.norm_key.load_state_dict(attention.k_layernorm.state_dict())
         by_head = attention.linear_qkv.weight.unflatten(
             0, (block.heads, 3, -1)
         )  # theirs: head by head
