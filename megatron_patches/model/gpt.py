@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_patches.engine.documents import Documents, Visible
 from megatron_patches.errors import MethodError
-from megatron_patches.model.output import CrossEntropy, OutputLayer
+from megatron_patches.model.output import CrossEntropy, LogitTerms, OutputLayer
 from megatron_patches.recipe.parts import Tensor
 
 APPLIED = frozenset(
@@ -81,6 +81,7 @@ class GPT(GPTModel):
         pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never
             predicted.
         cross_entropy: the form of the cross-entropy: see `output`.
+        logit_terms: soft cap and z-loss.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
         inventory: every parameter and buffer of the model.
 
@@ -97,6 +98,7 @@ class GPT(GPTModel):
         position_embedding_type: str,
         share_embeddings_and_output_weights: bool,
         cross_entropy: CrossEntropy,
+        logit_terms: LogitTerms,
         flash_documents: bool,
         inventory: tuple[Tensor, ...],
     ) -> None:
@@ -119,6 +121,7 @@ class GPT(GPTModel):
             tied=share_embeddings_and_output_weights,
             tp_group=self.pg_collection.tp,
             in_place=cross_entropy == "in_place",
+            terms=logit_terms,
         )
         self.setup_embeddings_and_output_layer()
 

@@ -17,12 +17,19 @@ read them twice and write them once: what is in fp32 stays on the chip. Tensor-p
 with a part of the vocabulary, exchange two numbers a token, in one collective where megatron-core
 has three. The collectives of the product itself are megatron-core's.
 
+Two things change the gradient, and are computed with it:
+
+    soft cap   logits are c tanh(l / c), whose derivative is 1 − (logit / c)²
+    z-loss     z (log Σ_v exp logit_v)² a token, which adds 2 z (log Σ exp) p_v to the gradient; the
+               losses that are returned are without it
+
 Version-sensitive: takes the place of megatron-core's ColumnParallelLinear at the end of a GPTModel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -41,6 +48,35 @@ from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 CrossEntropy = Literal["megatron", "in_place", "chunked"]
 
 
+@dataclass(frozen=True)
+class LogitTerms:
+    """What is done to logits beside their cross-entropy.
+
+    Attributes:
+        softcap: c of c tanh(l / c); None: logits are as they are.
+        z_loss: factor of the square of log Σ exp; 0: none.
+    """
+
+    softcap: float | None = None
+    z_loss: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Return whether nothing is done."""
+        return self.softcap is None and self.z_loss == 0.0
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits between −c and c."""
+        if self.softcap is None:
+            return logits
+        return torch.tanh(logits / self.softcap) * self.softcap
+
+    def slope(self, capped: torch.Tensor) -> torch.Tensor:
+        """Return the derivative of capped logits by those before, of the capped ones."""
+        assert self.softcap is not None
+        return 1 - (capped / self.softcap).square()
+
+
 class OutputLayer(ColumnParallelLinear):
     """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
@@ -49,6 +85,11 @@ class OutputLayer(ColumnParallelLinear):
             and get no gradient. On every rank some are before them.
         tied: the weight is the embedding's and comes with every call.
         in_place: use the form `in_place` of the module; False: `chunked`.
+        terms: soft cap and z-loss.
+
+    Attributes:
+        log_normalisers: log Σ exp `[batch, seq]` of the last losses with gradients, where there is
+            a z-loss, until `take_log_normalisers`; else None.
     """
 
     def __init__(
@@ -59,6 +100,7 @@ class OutputLayer(ColumnParallelLinear):
         tied: bool,
         tp_group: dist.ProcessGroup,
         in_place: bool,
+        terms: LogitTerms,
     ) -> None:
         super().__init__(
             config.hidden_size,
@@ -70,6 +112,8 @@ class OutputLayer(ColumnParallelLinear):
             tp_group=tp_group,
         )
         self.in_place = in_place
+        self.terms = terms
+        self.log_normalisers: torch.Tensor | None = None
         self.passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None = None
         part = vocab_size // tp_group.size()
         self.pieces = min(part, pieces - tp_group.rank() * part)
@@ -102,9 +146,9 @@ class OutputLayer(ColumnParallelLinear):
         """
         if labels is None:
             logits, bias = super().forward(input_, weight, runtime_gather_output)
-            return _without_padding(logits, self.pieces), bias
+            return _without_padding(self.terms.capped(logits), self.pieces), bias
         weight = self.weight if weight is None else weight
-        losses: torch.Tensor = _TokenLosses.apply(
+        losses, normalisers = _TokenLosses.apply(
             input_,
             weight,
             labels.t().flatten(),
@@ -113,12 +157,23 @@ class OutputLayer(ColumnParallelLinear):
             self.in_place,
             self.pieces,
             self.passes,
+            self.terms,
         )
+        if self.terms.z_loss and losses.requires_grad:
+            self.log_normalisers = normalisers.view(labels.size(1), labels.size(0)).t()
         return losses.view(labels.size(1), labels.size(0)).t().contiguous(), None
+
+    def take_log_normalisers(self) -> torch.Tensor | None:
+        """Return log Σ exp `[batch, seq]` of the last losses in fp64, and forget it."""
+        taken, self.log_normalisers = self.log_normalisers, None
+        return taken
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Losses `[tokens]` of x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]`, labels."""
+    """Losses and log Σ exp `[tokens]` of x, W and labels.
+
+    x is `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]`.
+    """
 
     @staticmethod
     def forward(
@@ -131,7 +186,8 @@ class _TokenLosses(torch.autograd.Function):
         in_place: bool,
         pieces: int,
         passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None,
-    ) -> torch.Tensor:
+        terms: LogitTerms,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         local = hidden_states
         if sequence_parallel:
             hidden_states = finish(*start_all_gather(local, tp_group))
@@ -139,9 +195,11 @@ class _TokenLosses(torch.autograd.Function):
         owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
         with_gradients = any(ctx.needs_input_grad)
         logits = inputs @ weight.t() if in_place else None
+        if passes is None and not terms.plain:
+            passes = _log_sum_in_slices, _to_gradient_in_slices
         if logits is not None and passes is not None and with_gradients:
-            at_label = logits.gather(1, columns[:, None])[:, 0].double()
-            normaliser = own_part = passes[0](logits, pieces).double()
+            at_label = terms.capped(logits.gather(1, columns[:, None])[:, 0].double())
+            normaliser = own_part = passes[0](logits, pieces, terms).double()
         else:
             at_label, log_share = _in_slices(
                 inputs,
@@ -150,6 +208,7 @@ class _TokenLosses(torch.autograd.Function):
                 columns=columns,
                 pieces=pieces,
                 with_gradients=with_gradients,
+                terms=terms,
             )
             normaliser = own_part = at_label - log_share
         if tp_group.size() > 1:
@@ -160,17 +219,21 @@ class _TokenLosses(torch.autograd.Function):
                     logits, own_part - normaliser, owned=owned, columns=columns, tp_group=tp_group
                 )
             else:
-                passes[1](logits, normaliser, owned=owned, columns=columns, pieces=pieces)
+                passes[1](
+                    logits, normaliser, owned=owned, columns=columns, pieces=pieces, terms=terms
+                )
         ctx.save_for_backward(
             local, weight, normaliser if logits is None else logits, owned, columns
         )
         ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
-        ctx.in_place, ctx.pieces = in_place, pieces
-        return (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
+        ctx.in_place, ctx.pieces, ctx.terms = in_place, pieces, terms
+        ctx.mark_non_differentiable(normaliser)
+        losses = (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
+        return losses, normaliser
 
     @staticmethod
     def backward(  # type: ignore[override]
-        ctx: Any, loss_grad: torch.Tensor
+        ctx: Any, loss_grad: torch.Tensor, unused: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_states, weight, kept, owned, columns = ctx.saved_tensors
         gather = None
@@ -189,6 +252,7 @@ class _TokenLosses(torch.autograd.Function):
                 columns=columns,
                 scale=scale,
                 pieces=ctx.pieces,
+                terms=ctx.terms,
             )
         input_grad, reduction = start_input_grad(
             input_grad.view_as(hidden_states), ctx.tp_group, ctx.sequence_parallel
@@ -197,7 +261,7 @@ class _TokenLosses(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
             weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, weight_grad, *(None,) * 6
+        return input_grad, weight_grad, *(None,) * 7
 
 
 def _in_slices(
@@ -207,6 +271,7 @@ def _in_slices(
     columns: torch.Tensor,
     pieces: int,
     with_gradients: bool,
+    terms: LogitTerms,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the labels' logits (fp64) and log-probabilities in this rank's part, `[tokens]`.
 
@@ -217,7 +282,7 @@ def _in_slices(
     log_share = torch.empty_like(at_label, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
         some = inputs[rows] @ weight.t() if logits is None else logits[rows]
-        some = _without_padding(some, pieces)
+        some = _without_padding(terms.capped(some), pieces)
         log_softmax = some.log_softmax(-1, dtype=wide)
         torch.gather(some, 1, columns[rows, None], out=at_label[rows])
         torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
@@ -226,9 +291,10 @@ def _in_slices(
     return at_label[:, 0].double(), log_share[:, 0]
 
 
-def _log_sum(logits: torch.Tensor, pieces: int) -> torch.Tensor:
+def _log_sum(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
     """Return log Σ exp over the columns that are pieces, `[tokens]`: to be compiled."""
     wide = logits[:, :pieces].to(torch.promote_types(logits.dtype, torch.float32))
+    wide = terms.capped(wide)
     peak = wide.amax(-1, keepdim=True)
     return (peak + (wide - peak).exp().sum(-1, keepdim=True).log())[:, 0]
 
@@ -239,13 +305,45 @@ def _to_gradient(
     owned: torch.Tensor,
     columns: torch.Tensor,
     pieces: int,
+    terms: LogitTerms,
 ) -> None:
-    """Turn logits into p − 1[v = y], in place: to be compiled."""
+    """Turn logits into their gradient, p − 1[v = y] where nothing is added: to be compiled."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     here = torch.arange(logits.size(1), device=logits.device)
-    share = (logits.to(wide) - normaliser.to(wide)[:, None]).exp()
+    capped = terms.capped(logits.to(wide))
+    normaliser = normaliser.to(wide)[:, None]
+    share = (capped - normaliser).exp()
+    if terms.z_loss:
+        share = share * (1 + 2 * terms.z_loss * normaliser)
     share = share - ((here == columns[:, None]) & owned[:, None]).to(wide)
+    if terms.softcap is not None:
+        share = share * terms.slope(capped)
     logits.copy_(torch.where(here < pieces, share, 0.0))
+
+
+def _log_sum_in_slices(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
+    """Return log Σ exp as `_log_sum`, with few logits in fp32 at a time."""
+    return torch.cat([_log_sum(logits[rows], pieces, terms) for rows in _slices(*logits.shape)])
+
+
+def _to_gradient_in_slices(
+    logits: torch.Tensor,
+    normaliser: torch.Tensor,
+    owned: torch.Tensor,
+    columns: torch.Tensor,
+    pieces: int,
+    terms: LogitTerms,
+) -> None:
+    """Turn logits into their gradient as `_to_gradient`, with few in fp32 at a time."""
+    for rows in _slices(*logits.shape):
+        _to_gradient(
+            logits[rows],
+            normaliser[rows],
+            owned=owned[rows],
+            columns=columns[rows],
+            pieces=pieces,
+            terms=terms,
+        )
 
 
 def _slices(tokens: int, vocabulary: int) -> Iterator[slice]:
@@ -310,16 +408,23 @@ def _recomputed_gradients(
     columns: torch.Tensor,
     scale: torch.Tensor,
     pieces: int,
+    terms: LogitTerms,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of inputs `[tokens, hidden]` and weight, summed in fp32 over slices."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     input_grad = torch.empty_like(inputs)
     weight_grad = torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
-        exponents = _without_padding((inputs[rows] @ weight.t()).to(wide), pieces)
+        exponents = terms.capped((inputs[rows] @ weight.t()).to(wide))
+        slope = None if terms.softcap is None else terms.slope(exponents)
+        exponents = _without_padding(exponents, pieces)
         exponents -= normaliser[rows, None]
         logits_grad = exponents.exp_().mul_(scale[rows])
+        if terms.z_loss:
+            logits_grad *= (1 + 2 * terms.z_loss * normaliser[rows, None]).to(wide)
         logits_grad.scatter_add_(1, columns[rows, None], -(owned[rows, None] * scale[rows]))
+        if slope is not None:
+            logits_grad *= slope
         logits_grad = logits_grad.to(weight.dtype)
         torch.mm(logits_grad, weight, out=input_grad[rows])
         weight_grad += logits_grad.t() @ inputs[rows]

@@ -31,6 +31,7 @@ def check_tree(config: Config) -> None:
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
     _check_qk_norm(config)
+    _check_z_loss(config)
     _check_factors(config)
     _check_muon(config)
     _check_recompute(config)
@@ -168,6 +169,14 @@ def _check_qk_norm(config: Config) -> None:
         raise UserError(
             "model.qk_norm=true would normalise what the adapter qk_norm has normalised; set it to "
             "false, or take qk_norm out of attention.adapters"
+        )
+
+
+def _check_z_loss(config: Config) -> None:
+    if config.model.z_loss and config.performance.cross_entropy == "megatron":
+        raise UserError(
+            f"model.z_loss={config.model.z_loss:g} with performance.cross_entropy=megatron: that "
+            "form has no z-loss; set performance.cross_entropy=in_place or chunked"
         )
 
 

@@ -129,6 +129,16 @@ class ModelSection(Section):
         "[head_dim] that the heads of a layer share.",
         SHAPE,
     )
+    logit_softcap: float | None = setting(
+        None, "Soft cap c of the logits, c tanh(logits / c); unset: none.", MODEL, gt=0
+    )
+    z_loss: float = setting(
+        0.0,
+        "Factor of the mean square of the logits' log-sum-exp, added to the loss that is trained "
+        "on.",
+        MODEL,
+        ge=0,
+    )
     dropout: float = setting(
         0.1, "Dropout probability of hidden states and attention probabilities.", MODEL, ge=0, lt=1
     )

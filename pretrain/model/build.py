@@ -16,6 +16,7 @@ from megatron_patches.engine.compat import allow_graphs, mend_inductor
 from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.model.output import LogitTerms
 from megatron_patches.model.parts import MLPS
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -49,6 +50,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
+        logit_terms=LogitTerms(config.model.logit_softcap, config.model.z_loss),
         flash_documents=in_pieces,
         inventory=config.inventories[phase],
     )
@@ -174,6 +176,29 @@ def token_losses(
     layout = document_layout(inputs, boundary)
     losses = model(inputs, layout.positions, layout.documents, labels=labels)
     return losses.masked_fill(~layout.counted, 0.0)
+
+
+def take_squared_normalisers(
+    model: GPT, tokens: torch.Tensor, boundary: int | None = None
+) -> torch.Tensor | None:
+    """Return the sum of (log Σ exp logits)² over the predictions of the last losses that count.
+
+    Args:
+        model: whose losses had gradients.
+        tokens: of these losses, `[batch, sequence_length + 1]`.
+        boundary: the end-of-document id, if documents stand alone; None: packed as one text.
+
+    Returns:
+        A number in fp64 on the device; None where the model has no z-loss.
+    """
+    normalisers = model.output_layer.take_log_normalisers()
+    if normalisers is None:
+        return None
+    squares = normalisers.square()
+    if boundary is not None:
+        counted = document_layout(tokens[:, :-1].contiguous(), boundary).counted
+        squares = squares.masked_fill(~counted, 0.0)
+    return squares.sum()
 
 
 def logits_at(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
-from pretrain.model.build import token_losses
+from pretrain.model.build import take_squared_normalisers, token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import agree, set_seeds
 from pretrain.ranks.signals import StopSignals
@@ -213,23 +213,31 @@ def accumulate_gradients(
     micro_batches = len(batch)
     predictions = _counted_predictions(run, batch)
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    z_sum = torch.zeros_like(loss_sum)
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
         set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
-        losses = token_losses(
-            engine, tokens.to(context.device, non_blocking=True), run.data.boundary
-        )
+        on_device = tokens.to(context.device, non_blocking=True)
+        losses = token_losses(engine, on_device, run.data.boundary)
         # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them /
         # predictions.
-        loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
+        weight = micro_batches * context.data_parallel_size / predictions
+        loss = losses.sum() * weight
+        squares = take_squared_normalisers(engine.module, on_device, run.data.boundary)
+        if squares is not None:  # their gradient is in that of the losses
+            z_sum += squares * weight
         auxiliary = take_auxiliary_losses(engine.module)
         engine.backward(sum(auxiliary.values(), loss))
         loss_sum += loss.detach()
         if index < micro_batches - 1:
             # Only counts the micro batch; after the last one, train_step moves the weights.
             engine.step()
-    # The terms are of the weights alone, so they are equal in all micro batches.
-    return loss_sum / micro_batches, {name: term.detach() for name, term in auxiliary.items()}
+    # The other terms are of the weights alone, so they are equal in all micro batches.
+    terms = {name: term.detach() for name, term in auxiliary.items()}
+    factor = run.config.model.z_loss
+    if factor:  # every tensor-parallel rank has the whole term, and is to give its share
+        terms["z_loss"] = z_sum * (factor / micro_batches / context.tensor_parallel_size)
+    return loss_sum / micro_batches, terms
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:

@@ -83,7 +83,13 @@ DESIGNS: dict[str, dict[str, str]] = {
         "adapters": "[low_rank]",
         **MODERN,
     },
-    "relu2": {"variant": "orthogonal", "model.mlp": "relu2", "model.norm": "rmsnorm"},
+    "relu2": {
+        "variant": "orthogonal",
+        "model.mlp": "relu2",
+        "model.norm": "rmsnorm",
+        "model.logit_softcap": "2",
+        "model.z_loss": "0.01",
+    },
 }
 PHASED = ("unfreeze", "early_freeze")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""

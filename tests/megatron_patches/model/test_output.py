@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from megatron_patches.model import output
 
 TOKENS, ROWS, WIDTH = 12, 40, 8
+PLAIN = output.LogitTerms()
 ONE_RANK: Any = SimpleNamespace(size=lambda: 1)
 
 
@@ -27,18 +29,69 @@ def test_losses_and_gradients_are_those_of_the_slices(
 
     sliced = inputs @ weight.t()
     at_label, log_share = output._in_slices(
-        inputs, weight, logits=sliced, columns=columns, pieces=pieces, with_gradients=True
+        inputs,
+        weight,
+        logits=sliced,
+        columns=columns,
+        pieces=pieces,
+        with_gradients=True,
+        terms=PLAIN,
     )
     output._finish_gradient(
         sliced, torch.zeros(TOKENS), owned=owned, columns=columns, tp_group=ONE_RANK
     )
 
     logits = inputs @ weight.t()
-    normaliser = output._log_sum(logits, pieces)
+    normaliser = output._log_sum(logits, pieces, PLAIN)
     torch.testing.assert_close(normaliser.double(), at_label - log_share, rtol=1e-6, atol=1e-6)
     exact = torch.logsumexp(logits[:, :pieces].double(), -1)
     torch.testing.assert_close(normaliser.double(), exact, rtol=1e-6, atol=1e-6)
-    output._to_gradient(logits, normaliser, owned=owned, columns=columns, pieces=pieces)
+    output._to_gradient(
+        logits, normaliser, owned=owned, columns=columns, pieces=pieces, terms=PLAIN
+    )
     torch.testing.assert_close(logits, sliced, rtol=tolerance, atol=tolerance)
     assert logits.dtype == dtype and not logits[:, pieces:].any()
     assert (logits.float().sum(-1)[owned].abs() < 20 * tolerance).all()  # p − 1[v = y] sums to 0
+
+
+@pytest.mark.parametrize("terms", [(5.0, 0.0), (None, 0.1), (5.0, 0.1)])
+@pytest.mark.parametrize(
+    ("in_place", "passes"),
+    [(True, None), (True, (output._log_sum, output._to_gradient)), (False, None)],
+)
+def test_soft_cap_and_z_loss_are_those_of_the_formula(
+    in_place: bool, passes: Any, terms: tuple[float | None, float], one_rank: dist.ProcessGroup
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    softcap, z_loss = terms
+    pieces = 33
+    inputs = 4 * torch.randn(TOKENS, 1, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    labels = torch.randint(pieces, (TOKENS,), generator=generator)
+    scale = torch.rand(TOKENS, generator=generator, dtype=torch.float64)
+
+    mine = [inputs.clone().requires_grad_(), weight.clone().requires_grad_()]
+    losses, normalisers = output._TokenLosses.apply(
+        mine[0],
+        mine[1],
+        labels,
+        one_rank,
+        False,
+        in_place,
+        pieces,
+        passes,
+        output.LogitTerms(softcap, z_loss),
+    )
+    (losses * scale).sum().backward()
+
+    plain = [inputs.clone().requires_grad_(), weight.clone().requires_grad_()]
+    logits = (plain[0].flatten(0, 1) @ plain[1].t())[:, :pieces]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    squares = logits.logsumexp(-1).square()
+    ((cross_entropy + z_loss * squares) * scale).sum().backward()
+    torch.testing.assert_close(losses, cross_entropy, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(normalisers.square(), squares, rtol=1e-9, atol=1e-9)
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
