@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_patches.recipe.parts import MLPS, ModelShape
 from pretrain.config.keys import KEYS
-from pretrain.config.sections import ModelSection
+from pretrain.config.model import ModelSection
 from pretrain.config.types import setting_of
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text

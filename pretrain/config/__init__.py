@@ -1,8 +1,9 @@
 """The configuration of a run: one typed, frozen tree, from YAML and dotted overrides.
 
-sections    the sections but these two
+sections    the sections but these three
 types       declaration of a key, the base class of sections, types of values
 attention   the attention section, from the policy's axes
+model       the model section: shape, parts, start
 optimizer   the optimizer section, and the rule and rate of each tensor
 tree        the whole configuration, and the values that follow from others
 arguments   CONFIG and overrides on the command line

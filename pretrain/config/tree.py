@@ -22,6 +22,7 @@ from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_reci
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config import sections
 from pretrain.config.attention import AttentionSection, written_axes
+from pretrain.config.model import ModelSection
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
@@ -37,7 +38,7 @@ class Config(Section):
     """
 
     run: sections.RunSection
-    model: sections.ModelSection
+    model: ModelSection
     attention: AttentionSection
     optimizer: OptimizerSection
     schedule: sections.ScheduleSection
