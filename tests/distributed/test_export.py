@@ -63,7 +63,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
     facts = found[name]
     assert facts["model"] == CLASSES[name]
-    same_bits = name in ("learned", "penalty", "biased", "llama-bf16")
+    same_bits = name in ("learned", "penalty", "biased", "qwen3-whole")
     assert facts["dtype"] == ("bf16" if same_bits else "fp32")
     assert facts["logits"]["difference"] <= 2e-6 and facts["logits"]["same_token"] == 1
     assert facts["logits"]["largest"] > 0.5 and facts["logits"]["compared"] == 2 * 32 * 512
@@ -334,7 +334,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-low-rank"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_lm_eval_scores_a_stock_export_as_the_run_s_own_model(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:

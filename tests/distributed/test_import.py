@@ -66,8 +66,8 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     more = {"schedule__steps": 5}
     one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
     two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
-    one["runs"].append(run("llama-one", "llama-imported"))
-    two["runs"].append(run("llama-two", "llama-imported", **PARALLEL))
+    one["runs"].append(run("qwen3-one", "qwen3-imported"))
+    two["runs"].append(run("qwen3-two", "qwen3-imported", **PARALLEL))
     return [
         *run_ranks(1, "tests.distributed.workers.import_weights:train_all", one),
         *run_ranks(2, "tests.distributed.workers.import_weights:train_all", two),
@@ -75,7 +75,7 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
-@pytest.mark.parametrize("name", [name for name in STOCK if name != "qwen3"])
+@pytest.mark.parametrize("name", STOCK)
 def test_what_was_imported_computes_the_same(
     found: dict[str, Any], name: str, variant: str
 ) -> None:
@@ -105,10 +105,10 @@ def test_it_trains_under_any_layout_and_goes_on(
     assert one < source - 0.05  # it went on from there
 
 
-def test_llama_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
+def test_qwen3_trains_alike_on_one_rank_and_on_two(trained: list[str], root: Path) -> None:
     assert trained[3] == trained[6] == "finished"
     losses = [
-        json.loads((root / f"llama-{name}/summary.json").read_text())["validation"]["loss"]
+        json.loads((root / f"qwen3-{name}/summary.json").read_text())["validation"]["loss"]
         for name in ("one", "two")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -33,7 +33,7 @@ def import_all(payload: dict[str, Any]) -> dict[str, Any]:
         export_run(root / "source", root / "export", context)
         config = import_model(root / "export", root / "imported", "demo", payload["overrides"])
         found["bank"] = bank_digests(build_model(config, context), context)
-        for name in (one for one in STOCK if one != "qwen3"):
+        for name in STOCK:
             stock(name, root / name)
             import_model(root / name, root / f"{name}-imported", "demo", payload["overrides"])
             for variant in ("pretrained", "vanilla"):

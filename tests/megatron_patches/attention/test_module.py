@@ -43,6 +43,8 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("orthogonal_trainable", 2, {"shared": True}),
     ("monarch_trainable", 2, {}),
     ("low_rank", 2, {"low_rank": 5}),
+    ("orthogonal", 2, {"qk_norm": True}),
+    ("monarch_shared_conv", 4, {**HALF, "qk_norm": True}),
 ]
 
 
