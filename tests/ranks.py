@@ -29,7 +29,6 @@ from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-SECONDS_TO_IMPORT = 300
 
 
 def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 500) -> Any:

@@ -18,9 +18,6 @@ STRENGTH = 0.1
 TOLERANCE = {"loss/orthogonal_penalty": 2e-3}
 ONE_RANK = {
     "zero1": {"deepspeed__config": "zero1"},
-    "zero0": {"deepspeed__config": "zero0"},
-    "zero2": {"deepspeed__config": "zero2"},
-    "zero3": {"deepspeed__config": "zero3"},
     "one micro batch": {"data__micro_batch_size": 8},
     "eight micro batches": {"data__micro_batch_size": 1},
     "bf16 zero3": {"precision__dtype": "bf16", "deepspeed__config": "zero3"},

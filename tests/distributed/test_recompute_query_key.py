@@ -8,7 +8,6 @@ import itertools
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.errors import UserError
 from tests.distributed.test_performance import LAYOUTS, attention, compare, layout, overrides, ways
 
 
@@ -36,22 +35,3 @@ def test_structured_queries_and_keys_are_made_again_bit_by_bit(
         bytes_of_heads = tokens * config.head_dim * 4 * (4 + groups) // tensor_parallel
         spared = report["saved"]["one"] - report["saved"]["other"]
         assert spared == config.model.num_layers * bytes_of_heads, (positions, groups)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"attention__variant": "orthogonal"}, "attention.variant=orthogonal does not have"),
-        (
-            {"attention__adapters": "[channel_scale]"},
-            "attention.variant=monarch with adapters does not have",
-        ),
-        ({"performance__compile": "layers"}, "set performance.compile=none"),
-    ],
-)
-def test_queries_and_keys_that_cannot_be_made_again_alone(
-    changes: dict[str, str], words: str
-) -> None:
-    given = {"attention__variant": "monarch", "performance__recompute": "query_key"} | changes
-    with pytest.raises(UserError, match=words):
-        load_config("demo", overrides(**given))

@@ -2,7 +2,7 @@
 
 The run goes on once there is room.
 
-On real ones: a small tmpfs that fills up (for root only), and a limit on the size of files.
+On a real one: a small tmpfs that fills up (for root only).
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.directory import RunDirectory
-from tests.command_line import assert_refused, deterministic_metrics
+from tests.command_line import deterministic_metrics
 from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
@@ -70,7 +70,6 @@ CHECKPOINT = (  # or a record, where the checkpoint before it has left no room e
     r"there, then the same"
 )
 FULL = {  # ranks, what is about to be written, what is said, what is complete then
-    "checkpoint": (1, "save", CHECKPOINT, ["step_00000004"]),
     "checkpoint of one of two ranks": (2, "save", CHECKPOINT, ["step_00000004"]),
     "metrics.jsonl": (
         1,
@@ -117,15 +116,3 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     assert again.returncode == 0, again.stderr
     assert run.state() == "finished"
     assert deterministic_metrics(run.path) == deterministic_metrics(undisturbed[ranks])
-
-
-def test_a_file_that_may_not_become_so_large_is_named(
-    overrides: Overrides, tmp_path: Path, undisturbed: dict[int, Path]
-) -> None:
-    payload = {"overrides": overrides(tmp_path), "bytes": 100_000}
-    done = function_on_warm_ranks(1, WORKER + "with_a_limit_on_files", payload)
-    needs = ("are needed and", "then the same command goes on")
-    assert_refused(done, "step_00000004", "cannot be written", *needs)
-    assert not list((tmp_path / "run/checkpoints").glob("step_*"))
-    assert train_on_warm_ranks(overrides(tmp_path), ranks=1).returncode == 0
-    assert deterministic_metrics(tmp_path / "run") == deterministic_metrics(undisturbed[1])

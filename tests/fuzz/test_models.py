@@ -29,7 +29,6 @@ GPT2 = {
     "tie_word_embeddings": True,
     "n_inner": 12,
 }
-INDEX = {"metadata": {}, "weight_map": {}}
 
 
 @pytest.fixture(scope="module")

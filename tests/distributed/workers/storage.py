@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
-from pretrain.training.loop import run_steps, train
+from pretrain.training.loop import run_steps
 from pretrain.training.open_run import Run, open_run
 
 
@@ -43,21 +42,8 @@ def on_a_full_disk(payload: dict[str, Any]) -> None:
                 _fill(filler, leave=0)
             run.close(state)
     except UserError as error:
-        _refused(error)
-
-
-def with_a_limit_on_files(payload: dict[str, Any]) -> None:
-    """No file may become larger than so many `bytes`."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (payload["bytes"],) * 2)
-    try:
-        train(load_config("demo", payload["overrides"]), StopSignals())
-    except UserError as error:
-        _refused(error)
-
-
-def _refused(error: UserError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _larger_half(run: Run) -> int:

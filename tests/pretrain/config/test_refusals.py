@@ -353,6 +353,26 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         ),
         (["attention.variant=vanilla", "attention.scope=head"], ["attention.scope", "'vanilla'"]),
         (["attention.gaussian_std=0.1"], ["attention.gaussian_std"]),
+        (
+            ["attention.variant=orthogonal", "performance.recompute=query_key"],
+            ["attention.variant=orthogonal does not have"],
+        ),
+        (
+            [
+                "attention.variant=monarch",
+                "attention.adapters=[channel_scale]",
+                "performance.recompute=query_key",
+            ],
+            ["attention.variant=monarch with adapters does not have"],
+        ),
+        (
+            [
+                "attention.variant=monarch",
+                "performance.compile=layers",
+                "performance.recompute=query_key",
+            ],
+            ["set performance.compile=none"],
+        ),
         (["model.head_dim=256"], ["head_dim=256", "hidden_size=128"]),
         (LAYER_SCOPE, ["256", "hidden_size=128", "scope 'layer'"]),
     ],
