@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -26,15 +27,20 @@ def train_again(overrides: list[str], after: int, *changes: str) -> Config:
     """
     source = load_config("demo", overrides).run_path
     config = load_config("demo", [*overrides, f"run.name={source.name}-after-{after}", *changes])
-    if dist.get_rank() == 0:
-        shutil.copytree(source, config.run_path)
-        for checkpoint in (config.run_path / "checkpoints").glob("step_*"):
-            if step_of(checkpoint) > after:
-                shutil.rmtree(checkpoint)
-        (config.run_path / "checkpoints/latest").write_text(f"step_{after:08d}\n")
-    dist.barrier()
+    copy_up_to(source, config.run_path, after)
     assert train(config, StopSignals()) == "finished"
     return config
+
+
+def copy_up_to(source: Path, target: Path, step: int) -> None:
+    """Copy a run as if it had ended after a step; rank 0 copies, and all wait."""
+    if dist.get_rank() == 0:
+        shutil.copytree(source, target)
+        for checkpoint in (target / "checkpoints").glob("step_*"):
+            if step_of(checkpoint) > step:
+                shutil.rmtree(checkpoint)
+        (target / "checkpoints/latest").write_text(f"step_{step:08d}\n")
+    dist.barrier()
 
 
 def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import run_steps, train, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import weights_are_finite
+from tests.distributed.workers.resuming import copy_up_to
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
@@ -117,9 +118,15 @@ def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
 
 
 def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
-    """On two ranks: train each configuration with spikes planted: {step: kind}, see below."""
+    """On two ranks: train each configuration with spikes planted: {step: kind}, see below.
+
+    The run `again` is that of `of` from its checkpoint of step `after` on.
+    """
     answers = {}
     for name, (overrides, spikes) in payload["runs"].items():
+        if name == "again":
+            run = load_config("demo", overrides).run_path
+            copy_up_to(run.with_name(payload["of"]), run, payload["after"])
         planted = {int(step): kind for step, kind in spikes.items()}
         answers[name] = _ending(lambda: _train_with_spikes(overrides, planted))  # noqa: B023  called at once
     return answers
