@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
 from pretrain.config.schedule import last_stable_step
+from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -286,7 +287,7 @@ def _check_initial_weights(config: Config) -> None:
         elif described.get(key) != value:
             raise UserError(
                 f"model.{key}={described.get(key)} but the model in {given.path} has {value}; "
-                f"set model.{key}={value}"
+                f"set {override_text(f'model.{key}', value)}"
             )
 
 

@@ -256,7 +256,7 @@ def _class_of(config: Config, corrected: bool) -> tuple[ModelClass, dict[str, An
     """
     shape, positions = config.shape, config.model.position_embedding
     wanted: dict[str, Any] = {"norm": shape.norm, "mlp": shape.mlp, "qk_norm": shape.qk_norm}
-    softcap = config.as_dict()["model"].get("logit_softcap")
+    softcap = config.model.logit_softcap
     if softcap is None and not (corrected and shape.qk_norm):
         for model_class in CLASSES.values():
             if model_class.positions == positions and model_class.parts == wanted:

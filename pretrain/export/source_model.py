@@ -149,7 +149,7 @@ def _section(directory: Path, config: Any, model_class: ModelClass) -> dict[str,
     """Return the section `model` of the configuration, and `max_positions` of learned positions."""
     named = {ours: getattr(config, theirs, None) for ours, theirs in model_class.settings.items()}
     section: dict[str, Any] = {"position_embedding": model_class.positions, **named}
-    section |= model_class.parts
+    section |= {**model_class.parts, "logit_softcap": None}
     section.setdefault("num_query_groups", section["num_attention_heads"])
     hidden = section["hidden_size"]
     section["head_dim"] = section.get("head_dim") or hidden // section["num_attention_heads"]

@@ -134,7 +134,13 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "model__qk_norm": "true",
     },
     "modern-learned": {**LEARNED, **GROUPED, **MODERN, "model__qk_norm": "true"},
-    "half-modern": {**GROUPED, "model__norm": "rmsnorm", "attention__adapters": "[qk_norm]"},
+    "half-modern": {
+        **GROUPED,
+        "model__norm": "rmsnorm",
+        "model__mlp": "relu2",
+        "model__logit_softcap": 2.0,
+        "attention__adapters": "[qk_norm]",
+    },
     "scores": {
         "attention__variant": "synthesizer_random",
         "schedule__steps": 1,

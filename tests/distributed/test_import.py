@@ -149,6 +149,10 @@ def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> No
     ):
         load_config(config, ["model.num_layers=1"])
     with pytest.raises(
+        UserError, match=r"logit_softcap=5\.0 but the model in .* has None; set .*softcap=null"
+    ):
+        load_config(config, ["model.logit_softcap=5"])
+    with pytest.raises(
         UserError, match=r"attention\.variant=pretrained: .* set model\.initial_weights"
     ):
         load_config(config, ["model.initial_weights=null"])
