@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
 CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama", "demo": "demo"}
+CORPORA |= {f"{config}_modern": corpus for config, corpus in CORPORA.items()}
 DEMO_TOKENIZER = (
     "--vocab-size",
     "4096",
@@ -91,7 +92,7 @@ def _data_jobs(options: argparse.Namespace) -> list[Job]:
     array = f"--array=0-{options.tasks - 1}%{options.throttle or options.tasks}"
     corpus = {"ORA_CORPUS": paths["ORA_CORPUS"]}
     tokenizer = corpus | {"ORA_TOKENIZER": paths["ORA_TOKENIZER"]}
-    words = DEMO_TOKENIZER if options.config == "demo" else ()
+    words = DEMO_TOKENIZER if CORPORA.get(options.config) == "demo" else ()
     return [
         _job("download", corpus | {"ORA_SOURCE": source or ""}),
         _job("tokenizer", tokenizer, "download", arguments=words),
@@ -113,7 +114,7 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
             f"--variants {options.variants} must name one or more variants, each once"
         )
     base = Path(options.config).stem
-    shipped = ROOT / "slurm" / f"pretrain_{options.config}.sh"
+    shipped = ROOT / "slurm" / f"pretrain_{options.config.removesuffix('_modern')}.sh"
     script = shipped if shipped.is_file() else _script("pretrain_small")
     settings = {"ORA_CONFIG": options.config, "ORA_RUN_DIRECTORY": options.runs}
     jobs = []
@@ -184,7 +185,9 @@ def parser() -> argparse.ArgumentParser:
         description="Submit download -> tokenizer -> tokenize -> merge -> pretrain -> compare.",
         epilog='Example: python slurm/submit.py large --sbatch all="--partition=gpu" --dry-run',
     )
-    parser.add_argument("config", type=_path, help="small, base, large, demo, or a YAML file")
+    parser.add_argument(
+        "config", type=_path, help="a shipped config, as small or large_modern, or a YAML file"
+    )
     parser.add_argument("overrides", nargs="*", help="section.key=value for every run")
     parser.add_argument(
         "--variants", default="vanilla,orthogonal", help="one run each; default: %(default)s"

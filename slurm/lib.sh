@@ -15,7 +15,7 @@
 #   ORA_MAX_STALLED_SEGMENTS  segments in a row without progress after which it stops    3
 #
 #   pretrain_small.sh, pretrain_base.sh, pretrain_large.sh; their arguments are more `section.key=value`
-#   ORA_CONFIG                config name or YAML file                                   small, base, large
+#   ORA_CONFIG                config name (large_modern, say) or YAML file               small, base, large
 #   ORA_OVERRIDES             `section.key=value` words, before the script's arguments   none
 #   ORA_RUN_DIRECTORY         directory that holds the runs: run.directory=…             the config's
 #   ORA_RANKS_PER_NODE        ranks on every node                                        --ntasks-per-node, else one per GPU

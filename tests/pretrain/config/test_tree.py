@@ -15,6 +15,7 @@ from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show, summary_rows, value_rows
 
 NAMES = ["demo", "small", "base", "large"]
+NAMES += [f"{name}_modern" for name in NAMES]
 
 
 def yaml_file(directory: Path, text: str) -> str:
@@ -32,7 +33,7 @@ def yaml_file(directory: Path, text: str) -> str:
 )
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
-    resolve(config, 4 if name == "demo" else 8)
+    resolve(config, 4 if name.startswith("demo") else 8)
     assert (not config.policy.trainable) is (
         variant in ("orthogonal", "gaussian", "gaussian_naive")
     )
