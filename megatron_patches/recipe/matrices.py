@@ -17,6 +17,9 @@ from megatron_patches.recipe.parts import Tensor
 AT_A_TIME = 2**24
 """Elements that are orthogonalised at a time, which bounds the memory of an update: 64 MiB."""
 
+HALVED = 512
+"""Smaller side, if it is even, from which on symmetric products are made of three quarters."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -36,14 +39,23 @@ class Stack:
     def flops(self, steps: int) -> int:
         """Return the FLOPs of their Newton-Schulz iterations.
 
-        An iteration multiplies X by its transpose, the product by itself, and the result by X.
+        An iteration multiplies X by its transpose, the product by itself, and the result by X. The
+        first two are symmetric.
 
         Args:
             steps: iterations.
         """
         small = min(self.rows, self.columns)
         large = max(self.rows, self.columns)
-        return self.count * steps * (4 * small**2 * large + 2 * small**3)
+        symmetric = 2 * small**2 * (large + small)
+        if halves(small):
+            symmetric = symmetric * 3 // 4
+        return self.count * steps * (symmetric + 2 * small**2 * large)
+
+
+def halves(side: int) -> bool:
+    """Return whether symmetric products `[side, side]` are made of three quarters."""
+    return side >= HALVED and side % 2 == 0
 
 
 @dataclass(frozen=True)

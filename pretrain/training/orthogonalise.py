@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from megatron_patches.recipe.matrices import halves
+
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Of X, (X Xᵀ) X and (X Xᵀ)² X in an iteration (Jordan 2024): they drive singular values near 1."""
 EPSILON = 1e-7
@@ -35,11 +37,39 @@ def newton_schulz(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     polynomial = torch.empty_like(gram)
     following = torch.empty_like(x)
     for _ in range(steps):
-        torch.bmm(x, x.mT, out=gram)
-        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
+        _symmetric(gram, x, x.mT, out=gram, beta=0.0)
+        _symmetric(gram, gram, gram, out=polynomial, beta=b, alpha=c)
         torch.baddbmm(x, polynomial, x, beta=a, out=following)
         x, following = following, x
     return x.mT if tall else x
+
+
+def _symmetric(
+    base: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    beta: float,
+    alpha: float = 1.0,
+) -> None:
+    """Write beta · base + alpha · left @ right, which is symmetric, into `out`."""
+    side = out.size(1)
+    if not halves(side):
+        torch.baddbmm(base, left, right, beta=beta, alpha=alpha, out=out)
+        return
+    top = slice(side // 2)
+    below = slice(side // 2, side)
+    for rows, columns in ((top, slice(side)), (below, below)):
+        torch.baddbmm(
+            base[:, rows, columns],
+            left[:, rows],
+            right[:, :, columns],
+            beta=beta,
+            alpha=alpha,
+            out=out[:, rows, columns],
+        )
+    out[:, below, top].copy_(out[:, top, below].mT)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from megatron_patches.recipe.matrices import has_matrices, runs, stacks
 from megatron_patches.recipe.optimizers import ADAMW, muon, rule_of, state_bytes
 from megatron_patches.recipe.parts import Tensor
 from pretrain.config.load import load_config
-from tests.distributed.designs import DESIGNS
+from tests.distributed.designs import DESIGNS, design_keys
 
 SIZES = ["model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=8"]
 SIZES += ["model.num_query_groups=4", "model.ffn_hidden_size=48", "model.vocab_size=128"]
 
 
 def taken(design: str, *changes: str) -> dict[str, Tensor]:
-    attention = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
-    config = load_config("demo", [*SIZES, *attention, *changes])
+    keys = [f"{key}={value}" for key, value in design_keys(design).items()]
+    config = load_config("demo", [*SIZES, *keys, *changes])
     return {tensor.name: tensor for tensor in config.inventories[-1] if has_matrices(tensor)}
 
 
