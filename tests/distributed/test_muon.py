@@ -23,7 +23,7 @@ DESIGNS = (
     ("hybrid-three-adapters", "fp32 muon"),
     ("monarch_trainable", "fp32 muon"),
     ("unfreeze", "fp32 muon"),
-    ("modern-hybrid", "fp32 muon"),
+    ("modern", "fp32 muon"),
     ("vanilla", "bf16 muon"),
 )
 CHAINS = chains(DESIGNS, layouts(4), len(test_layouts.LINKS))
