@@ -251,6 +251,7 @@ def _check_telemetry(config: Config) -> None:
             f"telemetry.profile: {profile.steps} steps from step {profile.at} on do not fit into "
             f"the {config.total_steps} steps of the run; set at or steps lower"
         )
+    _check_spectral_norms(config)
     if not section.sample_prompts:
         return
     if not section.tensorboard:
@@ -267,6 +268,23 @@ def _check_telemetry(config: Config) -> None:
         if not text:
             raise UserError(
                 f"telemetry.sample_prompts.{number} is empty; give it some text, or leave it out"
+            )
+
+
+def _check_spectral_norms(config: Config) -> None:
+    patterns = config.telemetry.spectral_norms
+    if patterns and not config.telemetry.weights_every:
+        raise UserError(
+            "telemetry.spectral_norms are measured every telemetry.weights_every steps, which is "
+            "0; set it, or leave the patterns out"
+        )
+    inventory = config.inventories[-1]
+    names = [one.name for one in inventory if one.trains and len(one.shape) == 2]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(
+                f"telemetry.spectral_norms: '{pattern}' matches no trained matrix; matrices have "
+                f"names such as {names[0]}"
             )
 
 

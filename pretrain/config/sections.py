@@ -414,6 +414,19 @@ class TelemetrySection(Section):
         EFFECTIVE,
         ge=0,
     )
+    weights_every: Int = setting(
+        0,
+        "Steps between measurements of the norms of weights and of their updates, by kind of "
+        "weight; 0: none.",
+        EFFECTIVE,
+        ge=0,
+    )
+    spectral_norms: Names = setting(
+        (),
+        "Name patterns of the matrices whose largest singular value is measured too; * stands "
+        "for any text, as in '*.linear_proj.weight'.",
+        EFFECTIVE,
+    )
     sample_prompts: Names = setting(
         (),
         "Prompts that the model continues at every validation, on TensorBoard's page TEXT.",

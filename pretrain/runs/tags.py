@@ -22,6 +22,7 @@ class When(Enum):
     VALIDATED = "after a validation"
     SAVED = "at a step with a checkpoint"
     OBSERVED = "after every `telemetry.attention_every`-th step"
+    WEIGHED = "after every `telemetry.weights_every`-th step"
     WRITTEN = "in the first record after a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
@@ -156,6 +157,30 @@ LARGEST_SCORE = Metric(
     "largest attention score, by layer",
     when=When.OBSERVED,
     member="layer",
+)
+WEIGHT_NORM = Metric(
+    "weights/norm/",
+    "",
+    "norm of all elements of a weight, in all layers together, after the update",
+    "norms of weights",
+    when=When.WEIGHED,
+    member="weight",
+)
+UPDATE_NORM = Metric(
+    "weights/update/",
+    "",
+    "the same of the change that the step's update made",
+    "norms of updates",
+    when=When.WEIGHED,
+    member="weight",
+)
+SPECTRAL_NORM = Metric(
+    "weights/spectral_norm/",
+    "",
+    "largest singular value of a matrix that `telemetry.spectral_norms` names, as it is stored",
+    "spectral norms",
+    when=When.WEIGHED,
+    member="matrix",
 )
 
 TOKENS_PER_SECOND = _measured(

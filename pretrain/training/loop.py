@@ -40,6 +40,7 @@ from pretrain.training.open_run import Run, open_run
 from pretrain.training.prompts import continue_prompts
 from pretrain.training.stability import require_good_step, require_good_weights
 from pretrain.training.step_clock import StepClock
+from pretrain.training.weight_norms import WeightsBefore
 
 
 def train(config: Config, signals: StopSignals) -> str:
@@ -177,7 +178,14 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     factor = config.stability.spike_factor
     mean_loss = sums[len(flags)] / run.context.world_size
     good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
+    measured = _due(step, config.telemetry.weights_every)
+    before = WeightsBefore.of(run.engine) if measured else None
     update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
+    weights = None
+    if before is not None:
+        patterns = config.telemetry.spectral_norms
+        weights = before.norms(run.engine.module.inventory, patterns, run.context)
+        del before
     clock.mark()
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
@@ -189,7 +197,9 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     in_data, in_passes, in_sums, in_update, in_reading = clock.seconds()
     in_step = in_data + in_passes + in_sums + in_update + in_reading
     seconds = StepSeconds(in_step, in_data + in_reading, in_passes, in_update)
-    result = StepResult(loss_total, terms, norm, rate, seconds=seconds, updated=bool(made))
+    result = StepResult(
+        loss_total, terms, norm, rate, seconds=seconds, updated=bool(made), weights=weights
+    )
     return result, asked
 
 

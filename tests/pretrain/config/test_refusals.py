@@ -327,6 +327,14 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         ),
         (["telemetry.profile={at: 240, steps: 2}"], ["telemetry.profile", "240 steps of the run"]),
         (
+            ["telemetry.spectral_norms=['*']"],
+            ["telemetry.spectral_norms", "telemetry.weights_every"],
+        ),
+        (
+            ["telemetry.spectral_norms=['*layernorm*']", "telemetry.weights_every=5"],
+            ["telemetry.spectral_norms: '*layernorm*' matches no trained matrix"],
+        ),
+        (
             ["telemetry.sample_prompts=[The, '']"],
             ["telemetry.sample_prompts.1 is empty"],
         ),

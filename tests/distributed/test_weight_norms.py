@@ -1,0 +1,87 @@
+"""Norms of weights and updates, and spectral norms, against the weights of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import SPECTRAL_NORM, UPDATE_NORM, WEIGHT_NORM
+from tests.command_line import assert_same_checkpoint
+from tests.distributed.designs import design_overrides
+from tests.ranks import run_ranks, train_on_warm_ranks
+
+EVERY, STEPS = 2, 4
+PATTERNS = "['*.linear_proj.weight', '*.value_weight', 'embedding.word_embeddings.weight']"
+MEASURED = {"telemetry__weights_every": EVERY, "telemetry__spectral_norms": PATTERNS}
+# The layouts train to the same numbers but for rounding.
+LAYOUTS: dict[str, tuple[int, int, dict[str, object]]] = {
+    "zero0": (2, 0, {}),
+    "zero3": (2, 3, {}),
+    "tensor-and-sequence-parallel": (
+        2,
+        2,
+        {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True},
+    ),
+}
+
+
+def trained(shards: Path, run: Path, ranks: int, stage: int, **keys: object) -> Path:
+    """Train a run with frozen and trained heads, of which ranks have unequal shares."""
+    overrides = design_overrides(
+        "modern-hybrid",
+        shards,
+        runs=run.parent,
+        name=run.name,
+        zero_stage=stage,
+        **{"schedule__steps": STEPS, "checkpoint__every": 1, "checkpoint__keep_last": 9, **keys},
+    )
+    done = train_on_warm_ranks(overrides, ranks)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def measured(run: Path) -> list[dict[str, dict[str, float]]]:
+    """Return what each record has, by family."""
+    return [
+        {family.tag: family.members(record) for family in (WEIGHT_NORM, UPDATE_NORM, SPECTRAL_NORM)}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tiny_shards, tmp_path_factory.mktemp("alone") / "run", 1, 1, **MEASURED)
+
+
+def test_norms_are_those_of_the_weights_in_checkpoints(alone: Path) -> None:
+    records = measured(alone)
+    assert [bool(record["weights/norm/"]) for record in records] == [False, True, False, True]
+    payload = {"run": str(alone), "steps": [STEPS - 1, STEPS]}
+    expected: dict[str, Any] = run_ranks(1, "tests.distributed.workers.weight_norms:plain", payload)
+    found = records[-1]
+    assert len(found["weights/norm/"]) > 10
+    assert found["weights/norm/"] == pytest.approx(expected["weights"], rel=1e-5)
+    assert found["weights/update/"] == pytest.approx(expected["updates"], rel=1e-3)
+    assert len(found["weights/spectral_norm/"]) == 5
+    for name, norm in found["weights/spectral_norm/"].items():
+        # From below, as a power iteration comes.
+        assert 0.95 * expected["spectral"][name] < norm < 1.0001 * expected["spectral"][name], name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_agree(alone: Path, tiny_shards: Path, tmp_path: Path, layout: str) -> None:
+    ranks, stage, keys = LAYOUTS[layout]
+    run = trained(tiny_shards, tmp_path / "run", ranks, stage, **MEASURED, **keys)
+    for one, other in zip(measured(alone), measured(run), strict=True):
+        for family, norms in one.items():
+            assert other[family] == pytest.approx(norms, rel=1e-3), family
+
+
+def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
+    without = trained(tiny_shards, tmp_path / "run", 1, 1)
+    assert not any(any(record.values()) for record in measured(without))
+    last = f"checkpoints/step_{STEPS:08d}"
+    assert_same_checkpoint(alone / last, without / last)
