@@ -160,6 +160,18 @@ def test_a_part_without_code_in_exports_is_refused(monkeypatch: pytest.MonkeyPat
         architecture_of(config)
 
 
+def test_a_width_that_llama_s_configuration_cannot_have_is_refused() -> None:
+    from pretrain.config.load import load_config
+    from pretrain.export.architectures import architecture_of
+
+    sizes = ["model.hidden_size=130", "model.num_attention_heads=4", "model.head_dim=32"]
+    modern = [*sizes, "model.norm=rmsnorm", "model.mlp=swiglu"]
+    with pytest.raises(UserError, match=r"Llama's config\.json cannot have model\.hidden_size=130"):
+        architecture_of(load_config("demo", modern))
+    normed = architecture_of(load_config("demo", [*modern, "model.qk_norm=true"]))
+    assert normed.class_name == "Qwen3ForCausalLM"
+
+
 def test_the_seed_decides_what_is_drawn(
     found: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

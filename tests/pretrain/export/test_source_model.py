@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pretrain.errors import UserError
-from pretrain.export.source_model import import_model
+from pretrain.export.source_model import SourceModel, _with_orthonormal_rows, import_model
 
 pytest.importorskip("transformers", reason="transformers is of the extra export")
 
@@ -100,6 +100,12 @@ def test_rows_of_queries_and_keys_can_be_made_orthogonal(tmp_path: Path) -> None
             # The nearest such rows: what is left over is orthogonal to them.
             assert float(((before - head) * head).sum()) == pytest.approx(0, abs=1e-5 * length)
             assert float((before - head).norm()) < float(before.norm())
+
+
+def test_rows_of_heads_that_are_too_wide_cannot_be_orthogonal() -> None:
+    sizes = {"head_dim": 16, "hidden_size": 8, "num_layers": 0}
+    with pytest.raises(UserError, match="--orthonormal needs heads that are no wider than hidden"):
+        _with_orthonormal_rows(SourceModel(sizes, {}, torch.float32))
 
 
 def test_a_long_path_with_blanks(tmp_path: Path) -> None:
