@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from megatron_patches.recipe.matrices import has_matrices, stacks
+from pretrain.compare.theory import expected_cost
 from pretrain.config.load import load_config
+from pretrain.runs.finished import read_finished_run
 from tests.command_line import assert_same_checkpoint
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts
@@ -108,6 +110,19 @@ def test_the_audit_proves_that_matrices_were_orthogonalised(
             for each in some
         )
         assert 0.6 < update["update_norm"][name] / orthonormal**0.5 < 1.2, name
+
+
+def test_the_formulas_of_compare_are_what_the_audit_found(
+    trained: Trained, links: dict[Chain, list[Link]]
+) -> None:
+    whole = [chain for chain in links if chain.layouts[-1].zero_stage == 0]  # nothing is padded
+    assert whole
+    for chain in whole:
+        run = read_finished_run(trained.runs / str(chain))
+        expected = expected_cost(run)
+        assert expected is not None
+        audit = json.loads((run.path / "audit.json").read_text())
+        assert expected.states.optimizer_state_bytes == audit["totals"]["optimizer_state_bytes"]
 
 
 def test_the_curve_is_that_of_one_rank(trained: Trained, links: dict[Chain, list[Link]]) -> None:
