@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+from benchmarks.gpu_dry.answers import answering
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu-dry"
 KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
@@ -212,15 +214,6 @@ def costs_of_steps(
                 f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"
             ]
             yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
-
-
-def answering(answer: Any) -> Any:
-    """Return a stand-in for a function: it gives one answer, whatever it is asked."""
-
-    def answered(*args: Any, **settings: Any) -> Any:
-        return answer
-
-    return answered
 
 
 def load_guard() -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu_dry.__main__ import answering, load_guard
+from benchmarks.gpu_dry.__main__ import load_guard
+from benchmarks.gpu_dry.answers import answering
 
 
 def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.gpu_dry.__main__ import answering
+from benchmarks.gpu_dry.answers import answering
 
 LARGE = 2**20
 """Bytes from which on a copy counts, and numbers from which on a result in fp32 does."""

@@ -228,6 +228,7 @@ class _TokenLosses(torch.autograd.Function):
         ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
         ctx.in_place, ctx.pieces, ctx.terms = in_place, pieces, terms
         ctx.mark_non_differentiable(normaliser)
+        ctx.set_materialize_grads(False)  # else backward would fill zeros for it
         losses = (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
         return losses, normaliser
 

@@ -223,7 +223,7 @@ def accumulate_gradients(
     micro_batches = len(batch)
     predictions = _counted_predictions(run, batch)
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
-    z_sum = torch.zeros_like(loss_sum)
+    z_sum: torch.Tensor | None = None
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
         set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
@@ -235,7 +235,7 @@ def accumulate_gradients(
         loss = losses.sum() * weight
         squares = take_squared_normalisers(engine.module, on_device, run.data.boundary)
         if squares is not None:  # their gradient is in that of the losses
-            z_sum += squares * weight
+            z_sum = squares * weight + (0.0 if z_sum is None else z_sum)
         auxiliary = take_auxiliary_losses(engine.module)
         engine.backward(sum(auxiliary.values(), loss))
         loss_sum += loss.detach()
@@ -244,9 +244,9 @@ def accumulate_gradients(
             engine.step()
     # The other terms are of the weights alone, so they are equal in all micro batches.
     terms = {name: term.detach() for name, term in auxiliary.items()}
-    factor = run.config.model.z_loss
-    if factor:  # every tensor-parallel rank has the whole term, and is to give its share
-        terms["z_loss"] = z_sum * (factor / micro_batches / context.tensor_parallel_size)
+    if z_sum is not None:  # every tensor-parallel rank has the whole term, and is to give a share
+        share = run.config.model.z_loss / (micro_batches * context.tensor_parallel_size)
+        terms["z_loss"] = z_sum * share
     return loss_sum / micro_batches, terms
 
 
