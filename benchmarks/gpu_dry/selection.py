@@ -24,7 +24,7 @@ from benchmarks.gpu_dry.__main__ import (
 )
 from tests.distributed.covering import covering
 from tests.distributed.designs import DESIGNS as KINDS_OF_ATTENTION
-from tests.distributed.designs import PHASED
+from tests.distributed.designs import PHASED, design_keys
 
 Choice = tuple[str, int, int, str]
 """(kind of attention, tensor-parallel size, ZeRO stage, type)."""
@@ -60,14 +60,12 @@ def chosen() -> dict[str, Design]:
 
 
 def _design(kind: str, size: int, stage: int, dtype: str) -> Design:
-    own = [
-        f"attention.{key}={value}"
-        for key, value in KINDS_OF_ATTENTION[kind].items()
-        if key != "variant"
-    ]
+    keys = design_keys(kind)
+    variant = keys.pop("attention.variant")
+    own = [f"{key}={value}" for key, value in keys.items()]
     settings = (*own, f"precision.dtype={dtype}", "model.dropout=0.1")
     return Design(
-        KINDS_OF_ATTENTION[kind]["variant"],
+        variant,
         bounds=(),
         tensor_parallel_size=size,
         data_parallel_size=2,
