@@ -79,6 +79,13 @@ def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
     assert {"ORA_CONFIG=mine/tiny.yaml", "slurm/pretrain_small.sh"} <= set(chain["tiny_gaussian"])
 
 
+def test_a_modern_config_has_the_script_and_the_corpus_of_its_size() -> None:
+    chain = submissions(submit("large_modern", "--dry-run").stdout)
+    words = set(chain["large_modern_vanilla"])
+    assert {"ORA_CONFIG=large_modern", "slurm/pretrain_large.sh"} <= words
+    assert "ORA_SOURCE=slimpajama" in chain["download"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
