@@ -47,9 +47,10 @@ def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:
         of_tokens = torch.empty(tokens, dtype=torch.float64, device="cuda")
         columns = torch.zeros(tokens, dtype=torch.int64, device="cuda")
         owned = torch.ones(tokens, dtype=torch.bool, device="cuda")
+    plain = output.LogitTerms()
     given: Any = {
-        output._log_sum: (logits, pieces),
-        output._to_gradient: (logits, of_tokens, owned, columns, pieces),
+        output._log_sum: (logits, pieces, plain),
+        output._to_gradient: (logits, of_tokens, owned, columns, pieces, plain),
     }
     for function, arguments in given.items():
         sources = re.findall(

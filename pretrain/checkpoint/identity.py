@@ -19,6 +19,7 @@ from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
 from pretrain.config.keys import KEYS, Change
+from pretrain.config.model import ModelSection
 from pretrain.config.resolved import Layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -29,7 +30,10 @@ DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.dat
 
 _DEFAULTS: dict[str, Any] = {
     **{f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES},
-    "model.vocab_multiple": 1,
+    **{
+        f"model.{key}": ModelSection.model_fields[key].default
+        for key in ("vocab_multiple", "norm", "mlp", "qk_norm", "init", "logit_softcap", "z_loss")
+    },
     "optimizer.kind": "adamw",
 }
 """Values that checkpoints mean by saying nothing: their keys are younger."""

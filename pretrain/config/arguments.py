@@ -8,7 +8,7 @@ import typer
 
 ConfigArgument = Annotated[
     str,
-    typer.Argument(help="A name in pretrain/configs (demo, large_modern, …) or a YAML file."),
+    typer.Argument(help="A name in pretrain/configs (demo, say) or a YAML file."),
 ]
 OverridesArgument = Annotated[
     list[str] | None,

@@ -112,7 +112,7 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
                 "synthesizer_factorized  init=default",
             ),
         ),
-        ("configs", ("large  335.4 M parameters", "demo   A small model")),
+        ("configs", ("large         335.4 M parameters", "demo          A small model")),
         (
             "grids",
             ("a1_init                       A1: what the frozen matrices are", "demo_structured"),

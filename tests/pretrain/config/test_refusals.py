@@ -82,8 +82,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 def test_unknown_names_of_configurations() -> None:
     assert (
         message("smal")
-        == "config 'smal' is neither a file nor one of the shipped configs: base, demo, large, "
-        "small"
+        == "config 'smal' is neither a file nor one of the shipped configs: base, base_modern, "
+        "demo, demo_modern, large, large_modern, small, small_modern"
     )
 
 
