@@ -66,10 +66,11 @@ class LogitTerms:
         return self.softcap is None and self.z_loss == 0.0
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits between −c and c."""
+        """Return logits between −c and c, in fp32 or wider."""
         if self.softcap is None:
             return logits
-        return torch.tanh(logits / self.softcap) * self.softcap
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return torch.tanh(wide / self.softcap) * self.softcap
 
     def slope(self, capped: torch.Tensor) -> torch.Tensor:
         """Return the derivative of capped logits by those before, of the capped ones."""
@@ -146,7 +147,7 @@ class OutputLayer(ColumnParallelLinear):
         """
         if labels is None:
             logits, bias = super().forward(input_, weight, runtime_gather_output)
-            return _without_padding(self.terms.capped(logits), self.pieces), bias
+            return _without_padding(self.terms.capped(logits).to(logits.dtype), self.pieces), bias
         weight = self.weight if weight is None else weight
         losses, normalisers = _TokenLosses.apply(
             input_,
@@ -279,7 +280,8 @@ def _in_slices(
     Logits that are given become these probabilities, if `with_gradients`.
     """
     wide = torch.promote_types(inputs.dtype, torch.float32)
-    at_label = inputs.new_empty(len(inputs), 1)
+    kept = inputs.dtype if terms.softcap is None else wide
+    at_label = inputs.new_empty(len(inputs), 1, dtype=kept)
     log_share = torch.empty_like(at_label, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
         some = inputs[rows] @ weight.t() if logits is None else logits[rows]

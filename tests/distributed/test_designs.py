@@ -181,7 +181,7 @@ def test_training_does_not_depend_on_the_layout(
 ) -> None:
     reference = single[case[0], SINGLE]
     assert len(report["loss"]) == STEPS
-    for quantity in ("loss", "gradient_norm", "validation"):
+    for quantity in ("loss", "gradient_norm", "z_loss", "validation"):
         assert report[quantity] == pytest.approx(reference[quantity], rel=2e-5), quantity
 
 

@@ -75,6 +75,11 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
         }
         for way, tied, alone in kinds
     ]
+    capped = layout(tensor_parallel, sequence_parallel) | {"model__logit_softcap": 0.5}
+    for way in ("in_place", "chunked"):
+        kinds.append((way, "capped", "false"))
+        own = ways("cross_entropy", "megatron", way)
+        cases.append({"overrides": overrides(**capped), "ways": own})
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
         assert report["loss"] < 1e-6 and report["gradients"] < 3e-6, (
@@ -86,6 +91,16 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
             assert megatrons["allreduce_"] - ours["allreduce_"] == 3
             assert ours["_allgather_base_"] - megatrons["_allgather_base_"] == 1
             assert ours.total() == megatrons.total() - 2
+
+
+def test_z_loss_has_one_gradient_in_both_forms() -> None:
+    own = layout(2, True) | {"model__z_loss": 0.1, "model__logit_softcap": 0.5}
+    case = {
+        "overrides": overrides(**own, data__reset_at_document_end="true"),
+        "ways": ways("cross_entropy", "in_place", "chunked"),
+    }
+    (report,) = compare(2, [case])
+    assert report["loss"] < 1e-6 and report["gradients"] < 3e-6, report
 
 
 def test_cross_entropy_keeps_less_for_backward() -> None:

@@ -53,6 +53,7 @@ def _train(overrides: list[str], after: int | None = None) -> dict[str, Any]:
     return {
         "loss": [record["loss/train"] for record in records],
         "gradient_norm": [record["optim/grad_norm"] for record in records],
+        "z_loss": [record["loss/z_loss"] for record in records if "loss/z_loss" in record],
         "validation": [record["loss/valid"] for record in records if "loss/valid" in record],
         "audit": json.loads((config.run_path / "audit.json").read_text()),
         "counted": {"trainable": counted.trainable, "frozen": counted.frozen},

@@ -354,6 +354,22 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["precision.grad_accum_dtype=bf16"],
             ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"],
         ),
+        (
+            ["model.z_loss=1e-4", "performance.cross_entropy=megatron"],
+            ["model.z_loss=0.0001", "performance.cross_entropy=in_place"],
+        ),
+        (
+            ["model.qk_norm=true", "attention.adapters=[qk_norm]"],
+            ["model.qk_norm=true", "attention.adapters"],
+        ),
+        (
+            ["model.qk_norm=true", "attention.variant=synthesizer_random"],
+            ["model.qk_norm=true", "synthesizer_random does not have"],
+        ),
+        (
+            ["model.qk_norm=true", "performance.recompute=query_key"],
+            ["saves no memory with model.qk_norm"],
+        ),
         (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
         (
             ["attention.construction=lu"],
