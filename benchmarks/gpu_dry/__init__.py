@@ -1,6 +1,5 @@
 """A training step counted without a GPU, against bounds, `make gpu-dry`: see `__main__`.
 
-answers    stand-ins for functions
 pretended  the GPU that is not there
 kernels    the compiled loss: what its kernels read and write
 layers     a compiled layer: what its kernels move, beside what `plan` says

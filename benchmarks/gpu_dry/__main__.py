@@ -26,8 +26,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from benchmarks.gpu_dry.answers import answering
-
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu-dry"
 KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
@@ -309,6 +307,7 @@ def put_in_place(gpu: Any) -> None:
     from megatron.core.tensor_parallel import random
     from torch.utils._python_dispatch import _disable_current_modes
 
+    from benchmarks.gpu_dry.pretended import answering
     from megatron_patches.attention import scores
     from pretrain.model.build import build_model
     from pretrain.training import engine, phase_engine

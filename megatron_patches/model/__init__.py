@@ -1,7 +1,7 @@
 """The model of a policy.
 
 gpt               megatron-core's GPTModel with our output layer
-parts             modules of the norms and MLPs that `recipe.parts` declares
+parts             modules of the norms and MLPs that `recipe.block` declares
 layer             attention and MLP behind norms; compiled, recomputed
 linear            parallel linear layers that a compiler can trace
 output            logits, and their cross-entropy without a copy in fp32

@@ -50,7 +50,7 @@ CrossEntropy = Literal["megatron", "in_place", "chunked"]
 
 @dataclass(frozen=True)
 class LogitTerms:
-    """What is done to logits beside their cross-entropy.
+    """Soft cap and z-loss of the logits.
 
     Attributes:
         softcap: c of c tanh(l / c); None: logits are as they are.

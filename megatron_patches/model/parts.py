@@ -1,4 +1,4 @@
-"""Modules of the parts that `megatron_patches.recipe.parts` declares, by their names there.
+"""Modules of the parts that `megatron_patches.recipe.block` declares, by their names there.
 
 Version-sensitive: has the constructor that megatron-core gives to a norm, and the settings of its
 MLP.

@@ -2,7 +2,8 @@
 
 policy    the axes of a variant, and the table of named variants
 axes      declaration of an axis: meaning, range, rules
-parts     declarations of the norms, MLPs and other parts: tensors, costs, names
+parts     what a part of the model and a tensor of it declare
+block     declarations of the norms, MLPs, embeddings and projections: tensors, costs
 adapters  declarations of the adapters: weights and costs of each
 phases    notation of layers; schedule of layers that become trainable in the course of a run
 recipes   policy and sizes -> recipe of its Query/Key bank, or of its score matrices

@@ -17,22 +17,24 @@ from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
 from megatron_patches.recipe.adapters import FP32, AdapterSizes, Corrections, HeadTrace
-from megatron_patches.recipe.parts import (
+from megatron_patches.recipe.block import (
     MLPS,
     NORMS,
     Embeddings,
+    Output,
+    Projection,
+    matrix,
+    norm_vector,
+)
+from megatron_patches.recipe.parts import (
     Kind,
     ModelShape,
-    Output,
     Part,
     Place,
-    Projection,
     Start,
     Storage,
     Tensor,
     Trace,
-    matrix,
-    norm_vector,
 )
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_patches.recipe.parts import MLPS, ModelShape
+from megatron_patches.recipe.block import MLPS
+from megatron_patches.recipe.parts import ModelShape
 from pretrain.config.keys import KEYS
 from pretrain.config.model import ModelSection
 from pretrain.config.types import setting_of

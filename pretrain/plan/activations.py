@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 
 from megatron_patches.recipe.adapters import HeadTrace
-from megatron_patches.recipe.parts import MLPS, NORMS, Projection, Storage, Trace
+from megatron_patches.recipe.block import MLPS, NORMS, Projection
+from megatron_patches.recipe.parts import Storage, Trace
 from megatron_patches.recipe.tensors import QueryKeyNorm, adapter_sizes
 from pretrain.plan.workload import FP32, LayerHeads, Workload
 

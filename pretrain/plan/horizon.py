@@ -34,7 +34,7 @@ _VOCABULARY = ("embedding", "output_layer")
 
 @dataclass(frozen=True)
 class Horizon:
-    """What the rules say of a model, and what of it the layout of a run can have.
+    """Tokens, batch and rate by the rules, and the nearest that the layout of a run can have.
 
     Attributes:
         parameters: all of the model with ordinary attention, frozen ones too; the tokens' N.

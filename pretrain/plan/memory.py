@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.matrices import AT_A_TIME, has_matrices, stacks
 from megatron_patches.recipe.optimizers import Rule, rule_of
-from megatron_patches.recipe.parts import MLPS, Place
+from megatron_patches.recipe.parts import Place
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 from pretrain.plan.activations import activation_bytes, inside_mlp, recomputed_bytes
 from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
@@ -197,19 +198,23 @@ def logit_bytes(work: Workload) -> int:
 
     By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a
     new weight gradient of the output layer, which is then added to the one that is there. The
-    others have no more than `LOGITS_AT_A_TIME` in fp32.
+    others have no more than `LOGITS_AT_A_TIME` in fp32, once or, for soft cap and z-loss, several
+    times. Compiled, `in_place` has none of these; this is not counted.
     """
     element = work.layout.element
     logits, weight = work.tokens * work.vocabulary, work.vocabulary * work.shape.hidden_size
     at_a_time = min(logits, LOGITS_AT_A_TIME)
     if work.performance.cross_entropy == "in_place":
         in_fp32 = 4 if element == FP32 else 8
+        if work.softcap or work.z_loss:
+            in_fp32 = 16 if work.softcap or element < FP32 else 12
         return logits * element + max(at_a_time * in_fp32, weight * element)
     if work.performance.cross_entropy == "chunked":
-        return at_a_time * 22 + weight * element
-    if work.layout.dtype == "bf16":
-        return logits * (FP32 + element)
-    return (logits + weight) * FP32
+        return at_a_time * (26 if work.softcap else 22) + weight * element
+    copies = element if work.layout.dtype == "bf16" else 0
+    if work.softcap:  # its tanh and its result, both in fp32
+        return logits * (3 * FP32 + copies)
+    return logits * (FP32 + copies) + (0 if copies else weight * FP32)
 
 
 def layer_gradient_bytes(work: Workload, rank: int) -> int:

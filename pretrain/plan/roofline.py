@@ -15,13 +15,14 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from megatron_patches.recipe.block import MLPS, NORMS
 from megatron_patches.recipe.counting import (
     forward_flops_per_token,
     multiplications,
     score_products,
 )
 from megatron_patches.recipe.optimizers import rule_of
-from megatron_patches.recipe.parts import MLPS, NORMS, Place
+from megatron_patches.recipe.parts import Place
 from megatron_patches.recipe.tensors import QueryKeyNorm, adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section

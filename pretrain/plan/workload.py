@@ -95,6 +95,8 @@ class Workload:
         optimizer: its rules, and the rate of each tensor.
         phase: the training phase in which most of the model trains.
         masked: documents of a sample must not see each other.
+        softcap: logits are capped.
+        z_loss: the square of their log-sum-exp is trained on.
         heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and
             vocabulary.
     """
@@ -107,6 +109,8 @@ class Workload:
     batch: int
     dropout: bool
     masked: bool
+    softcap: bool
+    z_loss: bool
     performance: PerformanceSection
     on_cuda: bool
     heads: int
@@ -206,6 +210,8 @@ def workload_of(resolved: Resolved, on_cuda: bool = True) -> Workload:
         batch=config.data.micro_batch_size,
         dropout=config.model.dropout > 0,
         masked=config.data.reset_at_document_end,
+        softcap=config.model.logit_softcap is not None,
+        z_loss=config.model.z_loss > 0,
         performance=config.performance,
         on_cuda=on_cuda,
         heads=shape.num_attention_heads // size,

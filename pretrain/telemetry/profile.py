@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from megatron_patches.recipe.parts import MLPS, NORMS
+from megatron_patches.recipe.block import MLPS, NORMS
 from pretrain.config.sections import ProfileSection
 
 MEMORY_ENTRIES = 200_000

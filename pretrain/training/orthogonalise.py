@@ -10,7 +10,7 @@ import torch
 from megatron_patches.recipe.matrices import halves
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-"""Of X, (X Xᵀ) X and (X Xᵀ)² X in an iteration (Jordan 2024): they drive singular values near 1."""
+"""Coefficients of X, (X Xᵀ) X and (X Xᵀ)² X (Jordan 2024), which drive singular values near 1."""
 EPSILON = 1e-7
 """Least norm that a matrix is divided by."""
 

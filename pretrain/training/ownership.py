@@ -1,4 +1,4 @@
-"""Which rank orthogonalises which matrix, and what ranks send each other for it.
+"""Owners of Muon's matrices, and the exchange of their pieces between ranks.
 
 Every matrix has one owner among all ranks. In an update the owner gets the pieces of it that other
 ranks hold (rows or columns by tensor parallelism, ranges by ZeRO), and sends back what became of
@@ -71,7 +71,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a rank has of the matrices of one parameter group."""
+    """A rank's pieces of the matrices of one parameter group."""
 
     data_parallel_rank: int
     pieces: tuple[Piece, ...]

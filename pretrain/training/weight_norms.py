@@ -22,7 +22,7 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.telemetry.records import WeightNorms
 
 ITERATIONS = 30
-"""Of a power iteration: an estimate from below, of a random matrix by some 3 %."""
+"""Power iterations; the estimate is low, for a random matrix by some 3 %."""
 
 
 def kind_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which process of several tells the user that Ctrl-C was heard; what nohup leaves ignored."""
+"""One rank tells the user that Ctrl-C was heard; a SIGHUP that nohup ignores stays ignored."""
 
 from __future__ import annotations
 

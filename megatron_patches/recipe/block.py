@@ -1,0 +1,274 @@
+"""Parts of the block: norms, MLPs, embeddings, output projection and output layer. No torch.
+
+The attention's queries, keys and values are in `tensors`, its adapters in `adapters`.
+`megatron_patches.model.parts` has the modules of the norms and MLPs by the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from typing_extensions import override
+
+from megatron_patches.recipe.parts import (
+    FP32,
+    ModelShape,
+    Part,
+    Place,
+    Start,
+    Storage,
+    Tensor,
+    Trace,
+)
+
+
+class Norm(Part):
+    """Norm of each token's hidden state; `passes` are of hidden states."""
+
+
+class Mlp(Part):
+    """Map of each token's hidden state by way of a wider one; `passes` are of the inner width."""
+
+    def width(self, hidden_size: int) -> int:
+        """Return the inner width where the configuration leaves it open."""
+        return 4 * hidden_size
+
+
+class LayerNorm(Norm):
+    """(x − mean) / sd ∘ weight + bias."""
+
+    name = "layernorm"
+    passes = (7, None)
+    kernels = r"layer_?norm"
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield weight and bias."""
+        yield norm_vector(at, "weight", shape.hidden_size, "ones")
+        yield norm_vector(at, "bias", shape.hidden_size, "zeros")
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, mean and standard deviation of each token."""
+        statistics = 2 * trace.between * trace.statistic
+        trace.save(trace.hidden, Storage(f"statistics of {trace.hidden.name}", statistics))
+        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
+
+
+class RMSNorm(Norm):
+    """x / √(mean x² + ε) ∘ weight."""
+
+    name = "rmsnorm"
+    passes = (7, None)
+    kernels = r"rms_?norm"
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the weight."""
+        yield norm_vector(at, "weight", shape.hidden_size, "ones")
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, and one fp32 scale of each token."""
+        trace.save(trace.hidden, Storage(f"scales of {trace.hidden.name}", FP32 * trace.between))
+        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
+
+
+class Gelu(Mlp):
+    """W_2 GELU(W_1 x)."""
+
+    name = "gelu"
+    passes = (5, None)
+    kernels = "gelu"
+    inside: ClassVar[tuple[str, str]] = ("before GELU", "after GELU")
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_1 and W_2."""
+        hidden, inner = shape.hidden_size, shape.ffn_hidden_size
+        yield matrix(
+            f"{at.module}.linear_fc1.weight", f"{at.stream}.fc1", (inner, hidden), at.layer
+        )
+        yield into_residual(
+            f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
+        )
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, and the inner width twice."""
+        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
+        trace.save(trace.hidden, *(Storage(name, inner) for name in self.inside))
+
+
+class SquaredRelu(Gelu):
+    """W_2 ReLU(W_1 x)²: the tensors of a GELU MLP."""
+
+    name = "relu2"
+    passes = (7, None)
+    kernels = "relu|pow"
+    inside = ("after ReLU", "squared")
+
+
+class SwiGlu(Mlp):
+    """W_2 (SiLU(W_gate x) ∘ W_up x); gate and up are one matrix of two parts."""
+
+    name = "swiglu"
+    passes = (9, None)
+    kernels = "silu"
+
+    @override
+    def width(self, hidden_size: int) -> int:
+        """Return 8/3 of the hidden size, with which three matrices have the elements of two.
+
+        Rounded up to a multiple of 128, or of 16 in a narrow model: ranks have equal shares.
+        """
+        multiple = 128 if hidden_size >= 384 else 16
+        return -(-8 * hidden_size // (3 * multiple)) * multiple
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_gate over W_up, and W_2."""
+        hidden, inner = shape.hidden_size, shape.ffn_hidden_size
+        yield Tensor(
+            f"{at.module}.linear_fc1.weight",
+            (2 * inner, hidden),
+            "ordinary",
+            cut=0,
+            parts=((f"{at.stream}.gate", inner), (f"{at.stream}.up", inner)),
+            layer=at.layer,
+        )
+        yield into_residual(
+            f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
+        )
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the input, gate and up, and their product."""
+        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
+        trace.save(trace.hidden, Storage("gate and up", 2 * inner), Storage("gated", inner))
+
+
+NORMS: Mapping[str, Norm] = {part.name: part for part in (LayerNorm(), RMSNorm())}
+MLPS: Mapping[str, Mlp] = {part.name: part for part in (Gelu(), SwiGlu(), SquaredRelu())}
+
+
+class Embeddings(Part):
+    """Vectors of tokens, and of positions where these are learned."""
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the table of tokens, and that of positions."""
+        word = f"{at.module}.word_embeddings.weight"
+        hidden = shape.hidden_size
+        tied, size = shape.tied_embeddings, (shape.vocab_size, hidden)
+        yield replace(matrix(word, f"{at.stream}.word", size, multiplied=tied), start="embedding")
+        if shape.learned_positions:
+            positions = f"{at.module}.position_embeddings.weight"
+            count = shape.sequence_length
+            stream = ((f"{at.stream}.position", count),)
+            yield Tensor(
+                positions,
+                (count, hidden),
+                "ordinary",
+                cut=None,
+                parts=stream,
+                multiplied=False,
+                start="embedding",
+            )
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save nothing but ids."""
+
+
+class Projection(Part):
+    """The attention's output projection."""
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield W_O."""
+        size = (shape.hidden_size, shape.query_size)
+        yield into_residual(f"{at.module}.weight", at.stream, size, at.layer)
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save the heads' context vectors."""
+        context = trace.tokens * (shape.query_size // trace.size) * trace.element
+        trace.save(Storage("context", context))
+
+
+class Output(Part):
+    """The output layer, where it has a weight of its own."""
+
+    @override
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        """Yield the weight."""
+        yield matrix(f"{at.module}.weight", at.stream, (shape.vocab_size, shape.hidden_size))
+
+    @override
+    def keep(self, trace: Trace, shape: ModelShape) -> None:
+        """Save nothing here: what logits need depends on `performance.cross_entropy`."""
+
+
+def matrix(
+    name: str,
+    stream: str,
+    shape: tuple[int, int],
+    layer: int | None = None,
+    *,
+    multiplied: bool = True,
+) -> Tensor:
+    """Return an ordinary matrix whose rows are cut into equal shares.
+
+    Args:
+        name: of the parameter.
+        stream: name of its random stream.
+        shape: `[rows, columns]`.
+        layer: its number, from 0.
+        multiplied: every token is multiplied by it.
+
+    Returns:
+        The tensor.
+    """
+    parts = ((stream, shape[0]),)
+    return Tensor(name, shape, "ordinary", cut=0, parts=parts, multiplied=multiplied, layer=layer)
+
+
+def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | None) -> Tensor:
+    """Return a matrix whose columns are cut and whose product is added to the residual stream.
+
+    Args:
+        name: of the parameter.
+        stream: name of its random stream.
+        shape: `[rows, columns]`.
+        layer: number of the layer, from 0.
+    """
+    parts = ((stream, shape[0]),)
+    return Tensor(name, shape, "ordinary", cut=1, parts=parts, start="residual", layer=layer)
+
+
+def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:
+    """Return a norm's vector, whole on every rank.
+
+    Its gradient is of the rank's slice of the sequence.
+
+    Args:
+        at: its place.
+        name: weight or bias.
+        size: width of the hidden states.
+        start: declared initial values.
+    """
+    return Tensor(
+        f"{at.module}.{name}",
+        (size,),
+        "norm",
+        cut=None,
+        parts=((f"{at.stream}.{name}", size),),
+        decay=False,
+        multiplied=False,
+        start=start,
+        partial="sequence",
+        layer=at.layer,
+    )
