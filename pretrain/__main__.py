@@ -36,7 +36,7 @@ from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import ladder, sweep, trial
+from pretrain.sweep.verb import MarginOption, Question, ladder, sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
@@ -286,6 +286,72 @@ def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> lis
         for name, run in runs
         for prompt, text in zip(prompts, texts[run.path], strict=True)
     ]
+
+
+class Unit(str, Enum):
+    """Unit of the losses that `compare-losses` is given."""
+
+    NATS = "nats"
+    BITS = "bits"
+
+
+@app.command("compare-losses")
+def compare_losses(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables with columns name, seed, loss (CSV, JSON lines, W&B exports), or metrics "
+            "of one run each (trainer_state.json, event files of TensorBoard, CSV, JSON lines), "
+            "named in their paths, as baseline-seed_1, or given as NAME:SEED=PATH."
+        ),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="Name the others are compared with; default: the first.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Name of the loss; default: the one of held-out text.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Column with the names; default: name, model, variant, run.")
+    ] = None,
+    unit: Annotated[
+        Unit | None, typer.Option(help="nats a token or bits a byte; default: bits for a bpb.")
+    ] = None,
+    question: Annotated[
+        Question | None, typer.Option(help="Are they better, worse, or within ± the margin?")
+    ] = None,
+    margin: MarginOption = 2.0,
+    sequential: Annotated[
+        bool,
+        typer.Option("--sequential", help="Judge after every pair: you may look at any time."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Directory for report.html and .md, comparison.json, the figure.")
+    ] = Path("comparison"),
+) -> None:
+    """Compare losses of anybody's runs, paired by seed: intervals, tests, equivalence, a trial.
+
+    Needs no run of this program.
+
+    Example: python -m pretrain compare-losses losses.csv --question within --margin 1
+    """
+    from dataclasses import replace
+
+    from pretrain.compare import losses
+    from pretrain.study.report import finish
+
+    comparison = losses.compare_losses(
+        files,
+        baseline,
+        metric=metric,
+        names=name,
+        unit=unit and unit.value,
+        question=question and question.value,
+        margin=margin,
+        sequential=sequential,
+    )
+    command = ("python", "-m", "pretrain", *sys.argv[1:])
+    finish(replace(comparison, command=command).document(), out, log_width=100)
 
 
 @app.command()

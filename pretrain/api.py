@@ -3,8 +3,9 @@
     from pretrain.api import FrozenAttention, compare, load_run
 
 These names stay as they are within a version 0.x; everything else in the packages may change.
-Importing this module imports neither megatron-core nor DeepSpeed. A mistake in what is asked for
-raises one sentence, as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
+Importing this module imports neither megatron-core nor DeepSpeed, and torch only where
+`FrozenAttention` or `bank_rows` is asked for. A mistake in what is asked for raises one sentence,
+as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron_patches.attention.module import FrozenAttention
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.bank.shards import bank_rows
 from megatron_patches.recipe.policy import ORDINARY
-from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun, read_finished_run
 
 if TYPE_CHECKING:
+    from megatron_patches.attention.module import FrozenAttention
+    from megatron_patches.bank.shards import bank_rows
     from pretrain.compare.comparison import Comparison
+    from pretrain.compare.losses import compare_losses
     from pretrain.plan.estimate import Plan
     from pretrain.study.gaps import PairedGap
 
@@ -33,12 +35,26 @@ __all__ = [
     "FrozenAttention",
     "bank_rows",
     "compare",
+    "compare_losses",
     "export",
     "load_run",
 ]
 __all__ += ["paired_gaps", "plan", "sample"]
 
 AnyPath = str | os.PathLike[str]
+_LATER = {
+    "FrozenAttention": "megatron_patches.attention.module",
+    "bank_rows": "megatron_patches.bank.shards",
+    "compare_losses": "pretrain.compare.losses",
+}
+"""{name: its module, which is imported when the name is first asked for}"""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what takes torch, or packages of an extra."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'pretrain.api' has no attribute '{name}'")
+    return getattr(import_module(_LATER[name]), name)
 
 
 def load_run(run: AnyPath) -> FinishedRun:
@@ -85,20 +101,9 @@ def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dic
     Raises:
         UserError: a model and the baseline have no seed in common.
     """
-    from pretrain.study.gaps import NATS, adjust, paired_gap
+    from pretrain.study import gaps
 
-    if baseline not in losses:
-        raise UserError(
-            f"there is no model '{baseline}' to compare with; there are {', '.join(losses)}"
-        )
-    others = [name for name in losses if name != baseline]
-    gaps = adjust([paired_gap(baseline, losses[name], losses[baseline], NATS) for name in others])
-    if None in gaps:
-        name = others[gaps.index(None)]
-        raise UserError(
-            f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
-        )
-    return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}
+    return gaps.paired_gaps(losses, baseline, gaps.NATS)
 
 
 def plan(

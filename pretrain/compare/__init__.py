@@ -11,6 +11,8 @@ ladder_report  cells of runs, sealed predictions and what came of them, report a
 tables         tables for the report and the terminal
 figures        figures of the training loss, the gap, the frontier and the trend
 content        JSON and CSV
+loss_files     losses of other trainers, from tables and metric files
+losses         these compared: questions, their answers, report
 report         the page, the terminal's summary, TensorBoard links; writes everything
 """
 

@@ -479,15 +479,6 @@ def _outcome(
     paths = {variant.name: {run.path for run in variant.runs} for variant in variants}
     for variant in variants:
         if design & paths[variant.name] and baseline & paths[variant.baseline]:
-            answer = _answer(hypothesis, variant.gap)
+            answer = variant.gap.answer(hypothesis) if variant.gap else None
             return hypothesis.outcome(answer, "not decided by these runs")
     return ""
-
-
-def _answer(hypothesis: Hypothesis, gap: PairedGap | None) -> str | None:
-    if gap is None or gap.n < FEWEST_SEEDS or gap.low is None or gap.high is None:
-        return None
-    answer = hypothesis.answer((gap.low, gap.high), (gap.low, gap.high))
-    one_sided = hypothesis.question != "within"
-    # The interval is not adjusted for the number of variants; the test is.
-    return None if answer == "yes" and one_sided and not gap.significance_claimed else answer

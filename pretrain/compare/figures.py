@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
-from pretrain.compare.comparison import Comparison
+from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
 from pretrain.compare.trend import Trend
 from pretrain.reporting.plots import (
@@ -31,7 +31,7 @@ from pretrain.reporting.plots import (
 )
 from pretrain.reporting.text import percent, share, signed
 from pretrain.runs.curves import Floats
-from pretrain.study.gaps import CONFIDENCE
+from pretrain.study.gaps import CONFIDENCE, PairedGap
 from pretrain.study.seeds import Group
 
 _POINTS = 240
@@ -54,10 +54,17 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     """Return a function for each figure; None of one means that there is nothing to show."""
     return {
         "loss": lambda: loss_figure(comparison),
-        "gap": lambda: gap_figure(comparison),
+        "gap": lambda: gap_figure(
+            {_row_name(own): own.gap for own in comparison.variants if own.gap is not None},
+            f"{comparison.gap_to} in nats per token",
+        ),
         "frontier": lambda: frontier_figure(comparison),
         "trend": lambda: trend_figure(comparison),
     }
+
+
+def _row_name(variant: Variant) -> str:
+    return f"{in_lines(variant.label)}\n{in_lines(variant.stratum)}".strip()
 
 
 # The training loss
@@ -210,13 +217,16 @@ def _draw_interval(axes: Axes, x: float, of: _HasEnds, colour: str) -> None:
         _draw_bar(axes, x, (of.low, of.high), colour)
 
 
-def gap_figure(comparison: Comparison) -> Figure | None:
-    """Draw each variant's gap with its 95 % interval, and the single pairs behind it."""
-    gaps = [(variant, variant.gap) for variant in comparison.variants if variant.gap is not None]
+def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
+    """Draw gaps with their 95 % intervals, and the single pairs behind them.
+
+    Args:
+        gaps: {name, broken into lines: gap}.
+        axis: label of the axis.
+    """
     if not gaps:
         return None
-    names = [f"{in_lines(v.label)}\n{in_lines(v.stratum)}".strip() for v, _ in gaps]
-    row_height = max(0.55, 0.18 * max(len(name.splitlines()) for name in names))  # inches
+    row_height = max(0.55, 0.18 * max(len(name.splitlines()) for name in gaps))  # inches
     figure = Figure(figsize=(WIDTH, 1.5 + row_height * len(gaps)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
@@ -230,13 +240,20 @@ def gap_figure(comparison: Comparison) -> Figure | None:
         "linewidth": 3,
         "label": "95 % interval of the mean",
     }
-    for row, (_, gap) in enumerate(gaps):
+    for row, gap in enumerate(gaps.values()):
+        factor = gap.scale.factor
         # First, so that the legend begins with the mean; drawn last, over the interval.
-        axes.plot([gap.mean], [row], "D", markersize=7, color="black", label="mean", zorder=3)
-        axes.plot(gap.differences, [row + 0.22] * gap.n, "o", markersize=4, **pair)
+        axes.plot(
+            [factor * gap.mean], [row], "D", markersize=7, color="black", label="mean", zorder=3
+        )
+        axes.plot(
+            np.multiply(factor, gap.differences), [row + 0.22] * gap.n, "o", markersize=4, **pair
+        )
         if gap.low is not None and gap.high is not None:
-            axes.plot([gap.low, gap.high], [row, row], solid_capstyle="butt", **bar)
-        text = f"{signed(gap.mean, 3)}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
+            ends = [factor * gap.low, factor * gap.high]
+            axes.plot(ends, [row, row], solid_capstyle="butt", **bar)
+        mean = signed(factor * gap.mean, 3)
+        text = f"{mean}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
         remark(
             axes,
             text.replace("-", "−"),
@@ -245,9 +262,9 @@ def gap_figure(comparison: Comparison) -> Figure | None:
             coordinates=("axes fraction", "data"),
             va="center",
         )
-    axes.set_yticks(range(len(gaps)), names)
+    axes.set_yticks(range(len(gaps)), [name.replace("$", r"\$") for name in gaps])
     axes.set_ylim(len(gaps) - 0.45, -0.55)
-    axes.set_xlabel(in_lines(f"{comparison.gap_to} in nats per token (right is worse)", 95))
+    axes.set_xlabel(in_lines(f"{axis} (right is worse)".replace("$", r"\$"), 95))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     legend_below(figure, axes)

@@ -287,6 +287,21 @@ def _origins(runs: Sequence[FinishedRun]) -> list[str]:
     return [f"{count} of {len(runs)} runs: {origin}" for origin, count in origins.most_common()]
 
 
+def gap_definitions(comparisons: int) -> list[str]:
+    """Return the formulas of gaps and their tests, where a report has so many comparisons."""
+    return [
+        "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
+        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
+        "of variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
+        "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, "
+        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant "
+        "by itself. That no difference is significant does not mean that there is none.",
+        "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm "
+        f"over all {comparisons} gaps of this report. A difference is called significant if the "
+        f"adjusted p of the t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
+    ]
+
+
 def definitions(comparisons: int, trends: int = 0) -> list[str]:
     """Return the formulas of a report; docs/comparison.md explains them.
 
@@ -304,15 +319,7 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "Validation loss is the mean over all tokens of the held-out text, in nats per token; "
         "perplexity is its exponential. ± is the standard deviation over seeds (n - 1 in the "
         "denominator).",
-        "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
-        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
-        "of variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
-        "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, "
-        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant "
-        "by itself. That no difference is significant does not mean that there is none.",
-        "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm "
-        f"over all {comparisons} gaps of this report. A difference is called significant if the "
-        f"adjusted p of the t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
+        *gap_definitions(comparisons),
         "Equal compute, of each seed: L(t) is the validation loss after t tokens, T are a run's "
         "tokens, c is the cost of a variant's token over one of the baseline (executed FLOPs by "
         "formula, or seconds). Tokens to the baseline's loss: t / T where the variant's L(t) is "

@@ -13,11 +13,15 @@ import pretrain.study.packages  # noqa: F401
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pretrain.errors import UserError
 from pretrain.reporting.text import interval, perplexity, signed
+
+if TYPE_CHECKING:
+    from pretrain.study.seal import Hypothesis
 
 CONFIDENCE = 0.95
 LEVEL = 0.05
@@ -53,6 +57,8 @@ class Scale:
 
 
 NATS = Scale("nats per token", of_losses=True)
+BITS = Scale("bits per byte", factor=1 / math.log(2), of_losses=True)
+"""Losses in nats per byte, shown in bits."""
 SCORES = Scale()
 """Any other number, shown as it is."""
 POINTS = Scale("points", factor=100, digits=2)
@@ -136,6 +142,18 @@ class PairedGap:
             return None
         return max(high - 1, 1 - low)
 
+    def answer(self, claim: Hypothesis) -> str | None:
+        """Return what runs whose number was fixed beforehand answer: "yes", "no", or None.
+
+        By the interval, from FEWEST_SEEDS pairs on; a one-sided "yes" also needs the test, which,
+        unlike the interval, is adjusted for the number of comparisons.
+        """
+        if self.n < FEWEST_SEEDS or self.low is None or self.high is None:
+            return None
+        answer = claim.answer((self.low, self.high), (self.low, self.high))
+        one_sided = claim.question != "within"
+        return None if answer == "yes" and one_sided and not self.significance_claimed else answer
+
     def _perplexity(self, difference: float | None) -> float | None:
         return perplexity(difference) if self.scale.of_losses and difference is not None else None
 
@@ -210,3 +228,30 @@ def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
         replace(gap, t_p_holm=t, wilcoxon_p_holm=w) if gap else None
         for gap, t, w in zip(gaps, by_t, by_wilcoxon, strict=True)
     ]
+
+
+def paired_gaps(
+    values: Mapping[str, Mapping[int, float]], baseline: str, scale: Scale
+) -> dict[str, PairedGap]:
+    """Return the gaps of all models to one, over the seeds in common, with Holm's correction.
+
+    Args:
+        values: {model: {seed: value}}.
+        baseline: one of the models.
+        scale: unit of the values.
+
+    Raises:
+        UserError: there is no such model, or one has no seed in common with it.
+    """
+    if baseline not in values:
+        raise UserError(
+            f"there is no model '{baseline}' to compare with; there are {', '.join(values)}"
+        )
+    others = [name for name in values if name != baseline]
+    gaps = adjust([paired_gap(baseline, values[name], values[baseline], scale) for name in others])
+    if None in gaps:
+        name = others[gaps.index(None)]
+        raise UserError(
+            f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
+        )
+    return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}

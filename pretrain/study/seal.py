@@ -98,6 +98,19 @@ class Hypothesis:
         }[self.question]
         return "yes" if shown else "no" if refuted else None
 
+    def answered(self, answer: str | None, undecided: str) -> str:
+        """Return question and answer, without a full stop.
+
+        Args:
+            answer: "yes", "no" or None.
+            undecided: what is said for None.
+        """
+        within = self.question == "within"
+        asked = f"within ± {self.margin:g} % of" if within else f"{self.question} than"
+        no = "No" if within else f"No, not by {self.margin:g} %"
+        said = {"yes": "Yes", "no": no, None: undecided}[answer]
+        return f"Is {self.design} {asked} {self.baseline}? {said}"
+
     def outcome(self, answer: str | None, undecided: str) -> str:
         """Return as a sentence whether the hypothesis held.
 

@@ -24,7 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from pretrain.study.gaps import FEWEST_SEEDS
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import NOTHING, number, percent, perplexity
+from pretrain.study.gaps import FEWEST_SEEDS, NATS, Scale
 from pretrain.study.seal import Hypothesis
 
 FIRST, LAST = FEWEST_SEEDS, 100
@@ -110,6 +112,46 @@ def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
         low=low,
         high=high,
     )
+
+
+def verdict(claim: Hypothesis, by: Decision, undecided: str) -> str:
+    """Return the outcome of a trial as one sentence, without its full stop.
+
+    Args:
+        claim: what was judged.
+        by: the decision.
+        undecided: what is said where there is no answer.
+    """
+    mean, low, high = (percent(perplexity(value)) for value in (by.mean, by.low, by.high))
+    return (
+        f"{claim.answered(by.answer, undecided)}: after n = {by.n} pairs its perplexity is {mean} "
+        f"(interval valid at any time {low} to {high}, each end wrong in at most 5 % of trials; "
+        f"margin {claim.margin:g} %)"
+    )
+
+
+def look_table(
+    claim: Hypothesis,
+    seeds: Sequence[int],
+    losses: Sequence[tuple[float, float]],
+    scale: Scale = NATS,
+) -> Table:
+    """Return the table of a trial: every pair, and the bounds after it.
+
+    Args:
+        claim: what was judged.
+        seeds: of the pairs.
+        losses: of the baseline and the design, in nats.
+        scale: how losses are shown.
+    """
+    differences = [design - baseline for baseline, design in losses]
+    rows = []
+    for n, (seed, pair) in enumerate(zip(seeds, losses, strict=True), start=1):
+        shown = (number(scale.factor * loss, scale.digits) for loss in pair)
+        ends = (NOTHING if n < FIRST else scale.signed(end) for end in bounds(differences[:n], YES))
+        rows.append((str(n), str(seed), *shown, scale.signed(differences[n - 1]), *ends))
+    header = ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to")
+    return Table(header, rows, text_columns=())
 
 
 def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:

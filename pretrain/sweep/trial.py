@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pretrain.errors import UserError
-from pretrain.reporting.tables import Table
-from pretrain.reporting.text import percent, perplexity
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.facts import read_facts
 from pretrain.runs.finished import FinishedRun, read_finished_run
@@ -24,11 +22,11 @@ from pretrain.study.sequential import (
     FIRST,
     LAST,
     STOPPING_RULE,
-    YES,
     Decision,
-    bounds,
     decide,
+    look_table,
     pairs_needed,
+    verdict,
 )
 from pretrain.sweep.grid import Grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
@@ -161,9 +159,9 @@ def carry_out(
         runs = planned(len(runs) // 2)
 
 
-def _differences(runs: Sequence[PlannedRun]) -> list[float]:
-    """Return the second's loss minus the first's of each pair, up to the first unfinished pair."""
-    found: list[float] = []
+def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
+    """Return the losses of each pair, baseline first, up to the first unfinished pair."""
+    found: list[tuple[float, float]] = []
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
@@ -175,30 +173,13 @@ def _differences(runs: Sequence[PlannedRun]) -> list[float]:
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; "
                 "no trial can use it"
             )
-        found.append(second - first)
+        found.append((first, second))
     return found
 
 
-def verdict(claim: Hypothesis, by: Decision, needed: int, cost: str) -> str:
-    """Return the outcome of a trial as one sentence.
-
-    Args:
-        claim: what was judged.
-        by: the decision.
-        needed: pairs that were planned.
-        cost: of the runs, as a clause.
-    """
-    within = claim.question == "within"
-    asked = f"within ± {claim.margin:g} % of" if within else f"{claim.question} than"
-    no = "No" if within else f"No, not by {claim.margin:g} %"
-    undecided = f"Undecided, and all {needed} planned pairs are made"
-    answer = {"yes": "Yes", "no": no, None: undecided}[by.answer]
-    mean, low, high = (percent(perplexity(value)) for value in (by.mean, by.low, by.high))
-    return (
-        f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its "
-        f"perplexity is {mean} (interval valid at any time {low} to {high}, each end wrong in at "
-        f"most 5 % of trials; margin {claim.margin:g} %); {cost}."
-    )
+def _differences(runs: Sequence[PlannedRun]) -> list[float]:
+    """Return the second's loss minus the first's of each pair, up to the first unfinished pair."""
+    return [second - first for first, second in _losses(runs)]
 
 
 def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Document:
@@ -217,19 +198,12 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
     cost = (
         f"it cost {len(done)} runs, {tokens:,} tokens, {seconds / 3600:.2f} hours of a rank's steps"
     )
-    sentence = verdict(claim, by, result.needed, cost)
+    undecided = f"Undecided, and all {result.needed} planned pairs are made"
+    sentence = f"{verdict(claim, by, undecided)}; {cost}."
     sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
     if seal is not None:
         sealed = f"{seal.statement(done)} {claim.outcome(by.answer, 'undecided')}"
-    differences = _differences(runs)
-    rows = []
-    for n, difference in enumerate(differences, start=1):
-        pair = done[2 * n - 2 : 2 * n]
-        losses = (f"{run.result.validation_loss:.4f}" for run in pair)
-        ends = ("–" if n < FIRST else f"{end:+.4f}" for end in bounds(differences[:n], YES))
-        rows.append((str(n), str(pair[0].seed), *losses, f"{difference:+.4f}", *ends))
-    header = ("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to")
-    table = Table(header, rows, text_columns=())
+    table = look_table(claim, [run.seed for run in done[::2]], _losses(runs))
     rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
     return Document(
         page=(f"# Trial: {claim}", sentence, sealed, table, rule),
@@ -238,7 +212,7 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
             "hypothesis": asdict(claim),
             **asdict(by),
             "planned_pairs": result.needed,
-            "differences": differences,
+            "differences": _differences(runs),
             "runs": [str(run.path) for run in runs],
             "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
             "seal": None if seal is None else str(seal.path),

@@ -1,0 +1,400 @@
+"""Losses of anybody's runs from files: what a trainer wrote, or a table made by hand.
+
+    table        CSV or JSON lines with a column of names: each row is the result of one run
+    chart        CSV as W&B exports a chart: a column `RUN - METRIC` for each run
+    metric file  of one run: trainer_state.json, TensorBoard event files, CSV or JSON lines without
+                 names
+
+Of a chart and a metric file the last value counts. Name and seed of such a run are in its path or
+name, as `baseline-seed_1`; those of a metric file may be given as NAME:SEED=PATH.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import UserError
+
+NAMES = ("name", "model", "variant", "run", "design", "arm")
+"""Columns that hold names, the first that is there."""
+HELD_OUT = frozenset(
+    f"{part}{of}"
+    for part in ("val", "eval", "valid", "validation", "test")
+    for of in ("loss", "bpb")
+) | {"lossvalidation", "lossval", "losseval", "bpb", "bitsperbyte"}
+"""Names of losses of held-out text, without what is between their words."""
+STEPS = frozenset(
+    {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
+)
+STATE = "trainer_state.json"
+_FORMATS = (
+    "a CSV or JSON lines, with columns name, seed, loss or of one run's metrics, nor Hugging "
+    f"Face's {STATE}, nor an event file of TensorBoard"
+)
+_LARGEST = 1e6
+"""No loss in nats or bits is larger; squares of such numbers are finite."""
+_SEED = re.compile(r"[-_./ (]*(?<![A-Za-z0-9])seed[-_= ]?(\d{1,18})(?!\d)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Final loss of one run.
+
+    Attributes:
+        name: of the model, the same for all its seeds.
+        seed: of the run.
+        value: as the file has it.
+        metric: name of the loss in the file.
+        step: at which it was measured; None where the file does not say.
+        place: file and line, for messages.
+    """
+
+    name: str
+    seed: int
+    value: float
+    metric: str
+    step: Any
+    place: str
+
+    @property
+    def in_bits(self) -> bool:
+        """Return whether the name says that the loss is in bits per byte."""
+        return _plain(self.metric).endswith(("bpb", "bitsperbyte"))
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Row of a table, or one record of metrics."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+def read_losses(
+    given: Sequence[str | os.PathLike[str]], metric: str | None = None, column: str | None = None
+) -> list[Loss]:
+    """Read the losses of runs, in the order of the files.
+
+    Args:
+        given: paths, of one run's metrics also as NAME:SEED=PATH.
+        metric: name of the loss; None: the only one of held-out text.
+        column: with the names of a table; None: the first of NAMES.
+
+    Raises:
+        UserError: a file is of no known format or lacks something, a run is there twice, a number
+            is not finite, or the losses are not of one kind.
+    """
+    losses = [loss for one in given for loss in _losses_of(os.fspath(one), metric, column)]
+    runs: dict[tuple[str, int], Loss] = {}
+    for loss in losses:
+        other = runs.setdefault((loss.name, loss.seed), loss)
+        if other is not loss:
+            raise UserError(
+                f"{other.place} and {loss.place} are both '{loss.name}' with seed {loss.seed}; "
+                "give one of them, or name a metric file as NAME:SEED=PATH"
+            )
+        if _plain(losses[0].metric) != _plain(loss.metric):
+            raise UserError(
+                f"{losses[0].place} has {losses[0].metric} and {loss.place} has {loss.metric}; "
+                "choose one for all with --metric"
+            )
+    return losses
+
+
+def by_model(losses: Sequence[Loss]) -> dict[str, dict[int, float]]:
+    """Return {model: {seed: loss}}, as the files have them."""
+    found: dict[str, dict[int, float]] = {one.name: {} for one in losses}
+    for one in losses:
+        found[one.name][one.seed] = one.value
+    return found
+
+
+def number(value: Any, what: str) -> float:
+    """Return a loss as a number.
+
+    Args:
+        value: as a file or a program gives it.
+        what: place and name of the loss, for the message.
+
+    Raises:
+        UserError: it is not a finite number.
+    """
+    try:
+        found = float("" if isinstance(value, bool) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(
+            f"{what} is {str(value)[:40]!r}, which is not a number; write it as 3.312"
+        ) from None
+    if not abs(found) <= _LARGEST:
+        raise UserError(
+            f"{what} is {found:g}, not a finite loss, and no mean has it; leave this seed out of "
+            "all models, and say so"
+        )
+    return found
+
+
+def _losses_of(given: str, metric: str | None, column: str | None) -> list[Loss]:
+    path = Path(given)
+    named = None if os.path.exists(path) else re.fullmatch(r"(.+?):(\d{1,18})=(.+)", given)
+    if named:
+        path = Path(named[3])
+    records = _read(path)
+    keys = list(dict.fromkeys(key for record in records for key in record.values))
+    by_word = {_plain(key): key for key in reversed(keys)}
+    names = column or next((by_word[word] for word in NAMES if word in by_word), None)
+    charted = {key: key.rpartition(" - ") for key in keys if " - " in key}
+    charted = {key: cut for key, cut in charted.items() if not cut[2].endswith(("__MIN", "__MAX"))}
+    if names is not None and names not in keys:
+        raise UserError(f"{path} has no column '{names}'; it has {_listed(keys)}")
+    if named and (names or charted):
+        raise UserError(f"{path} has names of its own; give it without {named[1]}:{named[2]}=")
+    if names:
+        return _of_table(records, keys, names, metric, path=path)
+    if charted:
+        chosen = _metric(list(dict.fromkeys(cut[2] for cut in charted.values())), metric, path)
+        return [
+            _last(records, key, metric=chosen, run=_run_of([cut[0]], f"{path}: '{cut[0]}'"))
+            for key, cut in charted.items()
+            if cut[2] == chosen
+        ]
+    if not STEPS & by_word.keys():
+        raise UserError(
+            f"{path} has no column of names ({', '.join(NAMES)}; or say --name COLUMN); "
+            f"it has {_listed(keys)}"
+        )
+    chosen = _metric(keys, metric, path)
+    run = (named[1], int(named[2])) if named else _run_of(_parts(path), str(path))
+    return [_last(records, chosen, metric=chosen, run=run)]
+
+
+def _of_table(
+    records: Sequence[_Record], keys: Sequence[str], names: str, metric: str | None, *, path: Path
+) -> list[Loss]:
+    """Return the loss of each row; a seed may stand in the name where it has no column."""
+    others = [key for key in keys if key != names]
+    seeds = [key for key in others if key.lower() == "seed"]
+    seeds = seeds or [key for key in others if re.split(r"[./]", key.lower())[-1] == "seed"]
+    if len(seeds) > 1:
+        raise UserError(f"{path} has several columns of seeds, {_listed(seeds)}; leave one")
+    chosen = _metric([key for key in others if key not in seeds], metric, path, table=True)
+    losses = []
+    for record in records:
+        text = " ".join(str(record.values.get(names) or "").split())
+        if not text or not text.isprintable():
+            raise UserError(f"{record.place} has no readable '{names}'; give the model a name")
+        if seeds:
+            seed = _whole(record.values.get(seeds[0]), record.place)
+            alone, found = split_seed(text)
+            name = alone if found == seed and alone else text
+        else:
+            name, seed = _run_of([text], f"{record.place}: there is no column seed, and '{text}'")
+        losses.append(_loss(record, chosen, metric=chosen, run=(name, seed)))
+    return losses
+
+
+def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, int]) -> Loss:
+    """Return the loss of the last record that has one."""
+    having = [record for record in records if record.values.get(key) not in (None, "")]
+    return _loss((having or records)[-1], key, metric=metric, run=run)
+
+
+def _loss(record: _Record, key: str, *, metric: str, run: tuple[str, int]) -> Loss:
+    value = record.values.get(key)
+    if value in (None, ""):
+        raise UserError(f"{record.place} has no {metric}; add it, or leave the run out")
+    steps = [key for key in record.values if _plain(key) in STEPS]
+    steps.sort(key=lambda key: _plain(key) == "epoch")  # the last: a step says more
+    return Loss(
+        name=run[0],
+        seed=run[1],
+        value=number(value, f"{record.place}: {metric}"),
+        metric=metric,
+        step=record.values[steps[0]] if steps else None,
+        place=record.place,
+    )
+
+
+def _metric(keys: Sequence[str], wanted: str | None, path: Path, *, table: bool = False) -> str:
+    """Return the name of the loss; a plain `loss` only in tables: a trainer's is of training."""
+    if wanted is not None:
+        found = [key for key in keys if key == wanted] or [
+            key for key in keys if _plain(key) == _plain(wanted)
+        ]
+    else:
+        found = [key for key in keys if _plain(key) in HELD_OUT]
+        if table and not found:
+            found = [key for key in keys if _plain(key) == "loss"]
+    if len(found) == 1:
+        return found[0]
+    asked = f"'{wanted}'" if wanted else "column 'loss'" if table else "loss of held-out text"
+    problem = f"has several of this kind, {_listed(found)}" if found else f"has no {asked}"
+    remedy = "" if found else f"; it has {_listed(keys)}"
+    raise UserError(f"{path} {problem}: choose one with --metric{remedy}")
+
+
+def split_seed(text: str) -> tuple[str, int | None]:
+    """Return a run's name without its seed, and the seed: `baseline-seed_1`; None without one."""
+    found = _SEED.search(text)
+    if not found:
+        return text, None
+    return (text[: found.start()] + text[found.end() :]).strip("-_./ ()"), int(found[1])
+
+
+def _run_of(parts: Sequence[str], what: str) -> tuple[str, int]:
+    """Return name and seed of a run by the first of some texts that has a seed.
+
+    A text that is a seed and nothing else has its name in the next one: `baseline/seed_1`.
+    """
+    for place, part in enumerate(parts):
+        name, seed = split_seed(part)
+        if seed is not None:
+            name = name or next(iter(parts[place + 1 :]), "")
+            if name:
+                return name, seed
+    raise UserError(f"{what} does not say name and seed, as 'baseline-seed_1' does; add them")
+
+
+def _parts(path: Path) -> list[str]:
+    """Return the names in a path, the last first; without the file's where TensorBoard gave it."""
+    parts = [*reversed(path.absolute().parts)]
+    if "tfevents" in parts[0]:
+        return parts[1:]
+    return parts if path.is_dir() else [path.stem, *parts[1:]]
+
+
+def _whole(value: Any, place: str) -> int:
+    """Return a seed as a whole number; pandas writes 1.0."""
+    text = "" if isinstance(value, bool) else str(value).strip()
+    if found := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
+        return int(found[1])
+    raise UserError(f"{place}: the seed is {text[:40]!r}, which is not a whole number")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names for a message, at most twelve."""
+    more = [f"{len(names) - 12} more"] if len(names) > 12 else []
+    return ", ".join([*names[:12], *more]) or "nothing"
+
+
+def _read(path: Path) -> list[_Record]:
+    """Read a file of any format.
+
+    Raises:
+        UserError: it cannot be read, is of no known format, or has no record.
+    """
+    if os.path.isdir(path):
+        events = sorted(path.glob("*tfevents*"))
+        if not events and not (path / STATE).is_file():
+            raise UserError(
+                f"{path} is a directory with neither event files of TensorBoard nor a {STATE}; "
+                "give a file"
+            )
+        return _events(events) if events else _read(path / STATE)
+    if "tfevents" in path.name and os.path.isfile(path):
+        return _events([path])
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8, so it is neither {_FORMATS}") from None
+    if "\0" in text:
+        raise UserError(f"{path} is neither {_FORMATS}")
+    records = _of_json(text, path) if text.lstrip().startswith(("{", "[")) else _of_csv(text, path)
+    if not records:
+        raise UserError(f"{path} has no record; give a file with losses")
+    return records
+
+
+def _of_json(text: str, path: Path) -> list[_Record]:
+    """Return the objects of JSON lines, of a list, or of the history of a trainer's state."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        lines = enumerate(text.split("\n"), start=1)
+        return [
+            _record(_object(line), f"{path}, line {place}") for place, line in lines if line.strip()
+        ]
+    history = whole.get("log_history", [whole]) if isinstance(whole, dict) else whole
+    if not isinstance(history, list):
+        raise UserError(f"{path}: log_history is not a list; give a {STATE} of Hugging Face")
+    return [_record(one, f"{path}, record {place}") for place, one in enumerate(history, start=1)]
+
+
+def _object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _record(value: Any, place: str) -> _Record:
+    if not isinstance(value, dict):
+        raise UserError(f'{place} is not a JSON object, such as {{"name": …, "seed": …}}')
+    return _Record(place, value)
+
+
+def _of_csv(text: str, path: Path) -> list[_Record]:
+    """Return the rows of a CSV, separated by commas, semicolons or tabs."""
+    first = text.lstrip().partition("\n")[0]
+    reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=first.count))
+    rows = _rows(reader, path)
+    header = next(rows, (0, []))[1]
+    if len(header) < 2:
+        raise UserError(f"{path} is neither {_FORMATS}")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{path} has several columns '{twice[0]}'; rename all but one")
+    records = []
+    for line, row in rows:
+        if len(row) != len(header):
+            raise UserError(
+                f"{path}, line {line} has {len(row)} cells, but the first line has {len(header)}; "
+                "make them equal"
+            )
+        records.append(_Record(f"{path}, line {line}", dict(zip(header, row, strict=True))))
+    return records
+
+
+def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and cells; empty lines are left out."""
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, [cell.strip() for cell in row]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}; mend the CSV") from None
+
+
+def _events(paths: Sequence[Path]) -> list[_Record]:
+    """Return every scalar of event files, by step: of two at one step the later file's is last."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found: list[tuple[int, _Record]] = []
+    for path in paths:
+        try:
+            for event in EventFileLoader(str(path)).Load():
+                for value in event.summary.value:
+                    if value.metadata.plugin_data.plugin_name == "scalars":
+                        values = {"step": event.step, value.tag: make_ndarray(value.tensor).item()}
+                        found.append((event.step, _Record(f"{path}, step {event.step}", values)))
+        except (OSError, DecodeError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a readable event file of TensorBoard ({error})"
+            ) from None
+    if not found:
+        raise UserError(f"{paths[0]} has no scalar; give the event file of a run")
+    return [record for _, record in sorted(found, key=lambda pair: pair[0])]
