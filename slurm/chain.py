@@ -205,7 +205,7 @@ def parser() -> argparse.ArgumentParser:
         "--shards", type=_path, help="directory of the tokens; default: data.directory"
     )
     parser.add_argument(
-        "--runs", type=_path, default="runs", help="their directory; default: %(default)s"
+        "--runs", type=_path, help="their directory; default: ORA_RUN_DIRECTORY, else runs"
     )
     parser.add_argument(
         "--tasks", type=_positive, default=32, help="of tokenize's array (%(default)s)"
@@ -214,5 +214,7 @@ def parser() -> argparse.ArgumentParser:
     several: dict[str, Any] = {"action": "append", "default": [], "metavar": "STEP=WORDS"}
     parser.add_argument("--sbatch", **several, help="options of sbatch; STEP all: every job")
     parser.add_argument("--args", **several, help="arguments of a step's script")
-    parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be submitted; submit nothing"
+    )
     return parser

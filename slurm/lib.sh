@@ -8,6 +8,9 @@
 #
 #   for every script
 #   ORA_ROOT                  checkout of ora-pretrain, the same on every node           directory where sbatch was called
+#   ORA_CODE                  copy of the checkout's code that the job runs: what         a copy that slurm/submit.py makes, else the
+#                             $(bash slurm/pin.sh) prints; $ORA_ROOT: the checkout       job's first start (slurm/code)
+#                             itself, whose edits reach the job's restarts
 #   ORA_SITE                  site file                                                  $ORA_ROOT/slurm/site.sh if it exists
 #   ORA_PYTHON                Python of the environment                                  $ORA_ROOT/.venv/bin/python
 #   ORA_PREFIX                words put before ORA_PYTHON: "apptainer exec --nv ora.sif" none
@@ -58,8 +61,10 @@ ora_fail() {
 # Working directory, site file, environment; traps. Called once by every script.
 ora_start() {
   [ -n "${SLURM_JOB_ID:-}" ] || ora_fail "no Slurm job: submit this script with sbatch"
+  local code site=${ORA_SITE:-$ORA_ROOT/slurm/site.sh}
+  code=$(cd "$ORA_CODE" && pwd) || ora_fail "ORA_CODE=$ORA_CODE is not a directory on $(hostname)"
+  ORA_CODE=$code
   cd "$ORA_ROOT" || ora_fail "ORA_ROOT=$ORA_ROOT is not a directory on $(hostname)"
-  local site=${ORA_SITE:-$ORA_ROOT/slurm/site.sh}
   if [ -e "$site" ]; then # /dev/null: none
     # shellcheck source=slurm/site.example.sh
     . "$site" || ora_fail "the site file $site failed"
@@ -69,11 +74,16 @@ ora_start() {
   if declare -F ora_environment >/dev/null; then
     ora_environment || ora_fail "ora_environment of $site failed"
   fi
+  if declare -F ora_every_node >/dev/null; then
+    ora_on_every_node || ora_fail "ora_every_node of $site failed: a node's own words are above"
+  fi
   # A path is made absolute, so that srun's shells find it; a bare name is looked up in PATH.
   ORA_PYTHON=${ORA_PYTHON:-$ORA_ROOT/.venv/bin/python}
   read -r -a ORA_PREFIX_WORDS <<<"${ORA_PREFIX:-}"
   read -r -a ORA_SRUN_WORDS <<<"${ORA_SRUN_OPTIONS:-}"
-  ORA_COMMAND=(${ORA_PREFIX_WORDS[@]+"${ORA_PREFIX_WORDS[@]}"} "$ORA_PYTHON")
+  ORA_COMMAND=(${ORA_PREFIX_WORDS[@]+"${ORA_PREFIX_WORDS[@]}"} "$ORA_PYTHON" "$ORA_CODE/slurm/run.py")
+  # For the Python processes that those of the job start: the copy before the working directory (Python 3.11 and later).
+  export PYTHONSAFEPATH=1 PYTHONPATH="$ORA_CODE${PYTHONPATH:+:$PYTHONPATH}"
   if [ ${#ORA_SRUN_WORDS[@]} -eq 0 ] && ! command -v "${ORA_COMMAND[0]}" >/dev/null; then
     ora_fail "${ORA_COMMAND[0]} is not on $(hostname): run 'make' once, or set ORA_PYTHON in $site"
   fi
@@ -87,6 +97,25 @@ ora_start() {
   trap ora_on_usr1 USR1
   trap ora_on_term TERM
   ora_say "$SLURM_JOB_NAME: job $ORA_JOB, restart ${SLURM_RESTART_COUNT:-0}, on ${SLURM_JOB_NODELIST:-?}"
+  ora_say_code
+}
+
+# Which code this job runs; + after a commit stands for uncommitted changes.
+ora_say_code() {
+  local commit
+  if [ "$ORA_CODE" -ef . ]; then
+    ora_say "code: the checkout itself, whose edits reach this job's restarts"
+  else
+    commit=$(cat "$ORA_CODE/git_commit" 2>/dev/null)
+    ora_say "code: copy $ORA_CODE${commit:+, commit $commit}"
+  fi
+}
+
+# The site file's ora_every_node, once on every node of the job.
+ora_on_every_node() {
+  export ORA_ROOT
+  srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --overlap --kill-on-bad-exit=0 \
+    bash -c "$(declare -f ora_every_node); ora_every_node"
 }
 
 # One Python process on this node. Where Python is in a container that only srun can start, srun starts it.

@@ -2,7 +2,7 @@
 """Submit a study: download -> tokenizer -> tokenize (array) -> merge -> pretrain -> compare.
 
     python slurm/submit.py large              # SlimPajama, vanilla and orthogonal, then comparison
-    python slurm/submit.py large --dry-run    # the same commands, printed
+    python slurm/submit.py large --dry-run    # what that would submit: in words, and as commands
     python slurm/submit.py large --from pretrain --sbatch pretrain="--nodes=2 --time=24:00:00"
 
 Every script is first given to `sbatch --test-only`; nothing is submitted unless all would run here.
@@ -25,16 +25,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from chain import ROOT, Job, SubmitError, parser, plan
+from words import in_words
 
 SBATCH_TIMEOUT = 120
+PIN = ROOT / "slurm" / "pin.sh"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Submit or print a chain; return the exit code: 0, or 2 for all that the user can fix."""
     options = parser().parse_intermixed_args(arguments)
     try:
-        jobs = plan(options)
         site = site_settings()
+        own_place = site.pop("ORA_RUN_DIRECTORY", "")
+        options.runs = options.runs or own_place or os.environ.get("ORA_RUN_DIRECTORY") or "runs"
+        jobs = plan(options)
         if options.dry_run:
             _print_plan(jobs, site)
             return 0
@@ -46,15 +50,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory.mkdir(parents=True, exist_ok=True)
         for job in _one_of_each_script(jobs):
             _test(job, site)
-        _print_submitted(jobs, submit(jobs, site), options)
+        code = os.environ.get("ORA_CODE") or pinned_code()
+        ids = submit(jobs, site | {"ORA_CODE": code})
+        _print_submitted(jobs, ids, options, code)
     except SubmitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def pinned_code() -> str:
+    """Return the copy of this checkout's code that the jobs run, whatever is edited later.
+
+    Raises:
+        SubmitError: it cannot be made.
+    """
+    done = subprocess.run(["bash", str(PIN)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SubmitError(f"{PIN} failed: {done.stderr.strip().removeprefix('error: ')}")
+    return done.stdout.strip()
+
+
 def site_settings() -> dict[str, str]:
-    """Return SBATCH_* variables of the site file (partition, account).
+    """Return SBATCH_* variables of the site file (partition, account), and its ORA_RUN_DIRECTORY.
 
     Raises:
         SubmitError: the file fails.
@@ -74,7 +92,11 @@ def site_settings() -> dict[str, str]:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise SubmitError(f"the site file {path} failed: {reason}")
     pairs = (entry.partition("=") for entry in done.stdout.split("\0"))
-    return {name: value for name, _, value in pairs if name.startswith("SBATCH_")}
+    return {
+        name: value
+        for name, _, value in pairs
+        if name.startswith("SBATCH_") or name == "ORA_RUN_DIRECTORY"
+    }
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
@@ -161,12 +183,19 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _print_plan(jobs: Sequence[Job], site: dict[str, str]) -> None:
-    """Commands that a shell takes, with the job ids as its variables."""
+    """What would be submitted, in words, and commands that a shell takes.
+
+    The words are the shell's comments, the job ids its variables.
+    """
+    for line in in_words(jobs, os.environ | site):
+        print(f"# {line}")
     print(f"cd {shlex.quote(str(ROOT))}")
     for directory in log_directories(jobs):
         print(f"mkdir -p {shlex.quote(os.path.relpath(directory, ROOT))}")
     for name, value in site.items():
         print(f"export {name}={shlex.quote(value)}")
+    if not os.environ.get("ORA_CODE"):
+        print("export ORA_CODE=$(bash slurm/pin.sh)")
     for job in _one_of_each_script(jobs):
         print(_line(job, ["sbatch", "--test-only", *_sbatch_words(replace(job, after=()), {})]))
     names = {job.name: "$" + re.sub(r"\W", "_", job.name) for job in jobs}
@@ -182,14 +211,18 @@ def _line(job: Job, command: list[str]) -> str:
     return " ".join([*settings, shlex.join(command)])
 
 
-def _print_submitted(jobs: Sequence[Job], ids: dict[str, str], options: argparse.Namespace) -> None:
+def _print_submitted(
+    jobs: Sequence[Job], ids: dict[str, str], options: argparse.Namespace, code: str
+) -> None:
     width = max(len(job.name) for job in jobs)
     for job in jobs:
         before = ", ".join(ids[name] for name in job.after)
         after = f"after {before}" if before else "as soon as there is room"
         print(f"{ids[job.name]:>10}  {job.name:<{width}}  {after}")
     every = ",".join(ids.values())
-    print(f"\nqueue:   squeue --jobs={every} --start")
+    given = "as ORA_CODE says" if os.environ.get("ORA_CODE") else "whatever is edited or pulled now"
+    print(f"\ncode:    {os.path.relpath(code)}, {given}")
+    print(f"queue:   squeue --jobs={every} --start")
     print(f"logs:    tail -F {os.path.relpath(log_directories(jobs)[0])}/ora-*")
     if any(job.step == "pretrain" for job in jobs):
         print(f"curves:  tensorboard --logdir {options.runs}")

@@ -38,6 +38,7 @@ FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchm
 NOT_IN_THE_CHECKOUT = (
     "slurm/site.sh",
     "slurm/logs",
+    "slurm/code",
     "slurm/ora",
     "tests/distributed/workers/mine.py",
 )

@@ -130,6 +130,15 @@ def test_python_finds_the_installed_program_and_not_the_checkout(installed: Inst
     assert all(Path(file).is_relative_to(home) for file in files), files
 
 
+def test_a_missing_extra_is_named_by_its_packages(installed: Installed) -> None:
+    """Not by the program's own name, which whoever registers it on an index would own."""
+    program = "from data_pipeline.errors import how_to_install as how\nprint(how('eval'))\n"
+    said = installed.output("python", "-c", program)
+    assert " install " in said and "ora-pretrain" not in said and "extra" not in said
+    for package in ("matplotlib>=", "pyarrow>=", "transformers>=5", "'lm-eval<0.5,>=0.4.13'"):
+        assert package in said
+
+
 def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
     shown = installed.output("ora-pretrain", "show", "large")
     assert "hidden_size" in shown and "large.yaml:" in shown

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def check_megatron_core_version(installed: str | None = None) -> None:
     if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
         raise MethodError(
             f"megatron-core {installed} is installed but this program was written against "
-            f"{oldest} to {newest}; install with `pip install -c constraints.txt`"
+            f"{oldest} to {newest}; pip install megatron-core=={oldest}"
         )
 
 
@@ -96,8 +97,21 @@ def prepare_imports() -> None:
     logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(
         lambda record: not record.getMessage().startswith("GPTModel IS DEPRECATED")
     )
+    quiet_extension_lookup()
     with without_unused_packages():
         import megatron.core  # noqa: F401
+
+
+def quiet_extension_lookup() -> None:
+    """Let torch say nothing when an import of DeepSpeed makes it look for compilers for GPUs.
+
+    A build for GPUs says on a machine without one that it finds no runtime, at every start.
+    """
+    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
+
+
+def _is_no_missing_runtime(record: logging.LogRecord) -> bool:
+    return not re.match("No (CUDA|ROCm) runtime is found", record.getMessage())
 
 
 @contextlib.contextmanager

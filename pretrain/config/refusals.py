@@ -10,6 +10,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
+from data_pipeline.errors import how_to_install
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
 from pretrain.config.schedule import last_stable_step
@@ -381,5 +382,5 @@ def require_wandb() -> None:
     if spec is None or spec.origin is None:
         raise UserError(
             "telemetry.wandb=true but the package wandb is not installed; "
-            "pip install 'ora-pretrain[wandb]', or set telemetry.wandb=false"
+            f"{how_to_install('wandb')}, or set telemetry.wandb=false"
         )

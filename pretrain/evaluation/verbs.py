@@ -90,6 +90,7 @@ def tasks(
     kept, left_out = leave_out_others(runs, models=True)
     if left_out:
         typer.echo(left_out, err=True)
+    typer.echo("importing transformers and lm-evaluation-harness, which takes a while")
     require_transformers("evaluate tasks")
     from pretrain.finetuning.models import open_pretrained
 

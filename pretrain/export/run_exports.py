@@ -97,7 +97,7 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
         dtype: as in `export_run`.
 
     Returns:
-        The line that it printed.
+        The last line that it printed.
 
     Raises:
         UserError: as `export_run`, or it took too long.
@@ -121,7 +121,7 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise UserError(last.removeprefix("error: "))
-    return done.stdout.strip()
+    return done.stdout.strip().rpartition("\n")[2]
 
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:

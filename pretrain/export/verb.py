@@ -36,6 +36,7 @@ def export(
     """
     from pretrain.export.run_exports import export_on_cpu
 
+    typer.echo(f"exporting {run}; the imports take a while")
     facts = export_on_cpu(run, out, step, dtype.value if dtype else None)
     logits, tokenizer = facts["logits"], facts["tokenizer"]
     typer.echo(
@@ -66,6 +67,7 @@ def import_(
 
     Example: python -m pretrain import exported/orthogonal --out imported --config demo
     """
+    typer.echo(f"importing {directory}; a start takes a while")
     from megatron_patches.engine.compat import prepare_imports
 
     prepare_imports()

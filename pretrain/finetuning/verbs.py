@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def glue(
     from pretrain.finetuning.classification_data import find_tasks, read_task
 
     data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
+    typer.echo("importing transformers, which takes a while")
     require_packages("evaluate glue", "accelerate", "sklearn")
     from pretrain.finetuning.glue import Plan, run_glue
     from pretrain.finetuning.models import group_models, open_pretrained
@@ -134,7 +136,7 @@ def require_packages(verb: str, *names: str) -> None:
         except ImportError as error:
             package = {"sklearn": "scikit-learn"}.get(name, name)
             raise UserError(
-                f"{verb} needs the package {package} ({error}): pip install 'ora-pretrain[eval]'"
+                f"{verb} needs the package {package} ({error}): {how_to_install('eval')}"
             ) from error
 
 

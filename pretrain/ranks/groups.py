@@ -170,7 +170,7 @@ def import_deepspeed() -> ModuleType:
     if not ours.startswith(SUPPORTED_DEEPSPEED):
         raise UserError(
             f"deepspeed {ours} is installed but this program was written against "
-            f"{SUPPORTED_DEEPSPEED}x; install with `pip install -c constraints.txt`"
+            f"{SUPPORTED_DEEPSPEED}x; pip install 'deepspeed=={SUPPORTED_DEEPSPEED}*'"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     with without_unused_packages():

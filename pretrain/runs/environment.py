@@ -52,9 +52,13 @@ def package_version(package: str) -> str | None:
 def git_commit() -> str | None:
     """Return the commit of the program's own checkout, with `+` if it has uncommitted changes.
 
-    Asked once a process: a later commit is not of the code that runs.
+    Asked once a process: a later commit is not of the code that runs. A copy that a job runs
+    (slurm/pin.sh) has it in a file.
     """
     here = Path(__file__).parent
+    copied = here.parents[1] / "git_commit"
+    if copied.is_file():
+        return copied.read_text().strip() or None
     command = [
         "git",
         "-C",

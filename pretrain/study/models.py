@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 
 WEIGHTS = ("*.safetensors",)
@@ -96,11 +97,14 @@ def require_transformers(verb: str) -> None:
         UserError: transformers is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from megatron_patches.engine.compat import quiet_extension_lookup
+
+    quiet_extension_lookup()
     try:
         from transformers.utils import logging
     except ImportError as error:
         raise UserError(
-            f"{verb} needs the package transformers ({error}): pip install 'ora-pretrain[export]'"
+            f"{verb} needs the package transformers ({error}): {how_to_install('export')}"
         ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()

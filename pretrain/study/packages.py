@@ -6,11 +6,12 @@ reads `models` without them.
 
 from importlib.util import find_spec
 
+from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 
 for _package in ("matplotlib", "scipy"):
     if find_spec(_package) is None:
         raise UserError(
             f"compare and evaluate need the package {_package}, which is not installed: "
-            "pip install 'ora-pretrain[compare]'"
+            f"{how_to_install('compare')}"
         )

@@ -110,4 +110,4 @@ def test_a_missing_package_is_one_sentence_that_names_its_extra(
         monkeypatch.setitem(sys.modules, package, None)
     sentence = run(*command.split()).sentence()
     assert "needs a package that is not installed" in sentence
-    assert f"pip install 'ora-pretrain[{extra}]'" in sentence
+    assert f"pip install --constraint constraints.txt --editable '.[{extra}]'" in sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -136,10 +137,19 @@ class Drills:
         path.mkdir()
         return path
 
+    def new_checkout(self) -> Path:
+        """Return a copy of this checkout's code, which a drill may edit."""
+        copy = self.new_directory("checkout")
+        for folder in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm"):
+            no_caches = shutil.ignore_patterns("__pycache__", "code", "logs", "site.sh", "*.sif")
+            shutil.copytree(ROOT / folder, copy / folder, ignore=no_caches)
+        return copy
+
     def environment(self, values: Mapping[str, object]) -> dict[str, str]:
         """Return the settings that a user of this machine would make, and a drill's own."""
         settings = {
             "ORA_PYTHON": sys.executable,
+            "ORA_CODE": ROOT,  # no copy of each job's own is left in this checkout
             "ORA_SITE": ROOT
             / "tests/slurm/__init__.py",  # an empty one, whatever this checkout has
             "ORA_DOCTOR_OPTIONS": "--gpus 0",  # the nodes' GPUs are links to /dev/null

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.command_line import logged_steps
+from tests.ranks import ROOT
 from tests.slurm.drills import STEPS, Drills
 from tests.slurm.side_by_side import drill
 
@@ -54,11 +55,19 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
 
 @drill(nodes=3)
 def test_fewer_nodes(drills: Drills) -> None:
-    """A run on two of three nodes finishes on the last one when two go down for good."""
-    job = drills.train("fewer_nodes", "--nodes=1-3", settings={"HOLD_AT": 4})
+    """A run on two of three nodes finishes on the last one when two go down for good.
+
+    It is of a checkout that is edited meanwhile, and finishes with the code that it began with.
+    """
+    checkout = drills.new_checkout()
+    hold = ROOT / "tests/slurm/hold"
+    settings = {"HOLD_AT": 4, "ORA_ROOT": checkout, "ORA_CODE": "", "PYTHONPATH": hold}
+    job = drills.train("fewer_nodes", "--nodes=1-3", settings=settings)
     lost: list[str] = []
     try:
         job.wait_for_step(3)
+        for file in ("slurm/lib.sh", "slurm/pin.sh", "pretrain/__init__.py"):
+            (checkout / file).write_text("exit(9)\n")
         head, *lost = drills.cluster.nodes_of(job.number)
         assert len(lost) == 2, job.describe()
         drills.cluster.lose_nodes(lost)
@@ -72,6 +81,8 @@ def test_fewer_nodes(drills: Drills) -> None:
         "divisible by data.micro_batch_size=2 times 3 data-parallel ranks\n"
     ) in job.log
     assert [(one["progress"], one["ranks"]) for one in job.segments()] == [(0, 2), (2, 1)]
+    code = f" code: copy {checkout}/slurm/code/"
+    assert job.log.count(code) == 2, job.log
     history = json.loads((job.run / "environment.json").read_text())["segments"]
     assert [(one["first_step"], one["world_size"]) for one in history] == [(1, 2), (3, 1)]
     drills.assert_finished_up_to_rounding(job, exact_steps=2)

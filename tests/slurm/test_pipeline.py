@@ -152,7 +152,7 @@ def test_the_chain_of_submit_on_the_demo_corpus(drills: Drills) -> None:
     options += [f"--sbatch=all=--cpus-per-task=1 --output={place}/%x.log {drills.here}"]
     options += ["--sbatch=pretrain=--nodes=2 --ntasks-per-node=1"]
     command = [sys.executable, "slurm/submit.py", "demo", *overrides, "model.vocab_size=4096"]
-    environment = drills.environment({"ORA_DOCTOR": 0})
+    environment = drills.environment({"ORA_DOCTOR": 0, "ORA_CODE": ""})
     done = cluster.run(*command, *options, environment=environment)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^ *(\d+)  (\S+)", done.stdout, re.MULTILINE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,7 @@ def test_shellcheck(shellcheck: str) -> None:
         ),
         (
             "pretrain_small.sh",
-            {"ORA_ROOT": "/nowhere"},
+            {"ORA_ROOT": "/nowhere", "ORA_CODE": ""},
             "error: /nowhere is no checkout of ora-pretrain",
         ),
         (
@@ -130,3 +132,35 @@ def test_outside_a_job_the_scripts_say_so() -> None:
         ["bash", "slurm/pretrain_small.sh"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "submit this script with sbatch" in done.stderr
+
+
+def pinned(checkout: Path, *arguments: str) -> Path:
+    done = subprocess.run(
+        ["bash", "slurm/pin.sh", *arguments], cwd=checkout, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return Path(done.stdout.strip())
+
+
+def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
+    """Of a checkout with one module, in a directory that holds another of the same name."""
+    checkout = tmp_path / "checkout"
+    for name in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm/code"):
+        (checkout / name).mkdir(parents=True)
+    for name in ("pin.sh", "run.py"):
+        shutil.copy(ROOT / "slurm" / name, checkout / "slurm")
+    own = checkout / "pretrain/words.py"
+    own.write_text("import sys\nprint('submitted', sys.argv[1:])\n")
+    first = pinned(checkout)
+    assert pinned(checkout, "7") == first and first.parent == checkout / "slurm/code"
+    own.write_text("print('edited')\n")
+    assert pinned(checkout, "8") != first
+
+    def run(code: Path) -> str:
+        command = [sys.executable, code / "slurm/run.py", "-m", "pretrain.words", "-m", "a b"]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True).stdout
+
+    assert run(checkout / "slurm/code/job-7") == "submitted ['-m', 'a b']\n"
+    assert run(checkout / "slurm/code/job-8") == run(checkout) == "edited\n"
+    assert not list(checkout.glob("slurm/code/new-*"))
+    assert pinned(checkout, "") == checkout  # outside a job nothing is copied

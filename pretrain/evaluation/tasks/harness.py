@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.scores import TaskScores, task_scores
 from pretrain.study.models import require_trust
@@ -102,8 +103,7 @@ def require_harness(device: str) -> dict[str, str]:
         from transformers.utils import logging as chatter
     except ImportError as error:
         raise UserError(
-            f"evaluate tasks needs lm-evaluation-harness ({error}): pip install "
-            "'ora-pretrain[eval]'"
+            f"evaluate tasks needs lm-evaluation-harness ({error}): {how_to_install('eval')}"
         ) from error
     for name in ("lm_eval", "datasets", "accelerate"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -136,6 +136,6 @@ def test_a_missing_package_is_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(
-        UserError, match=r"evaluate glue needs the package accelerate .*'ora-pretrain\[eval\]'"
+        UserError, match=r"evaluate glue needs the package accelerate .* pip install .*'\.\[eval\]'"
     ):
         glue(models=[exports / "vanilla-1"], data=exports / "data", out=tmp_path)

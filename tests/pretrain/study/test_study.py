@@ -183,6 +183,6 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_missing_package_is_one_sentence(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        UserError, match=rf"need the package {package}, .*pip install 'ora-pretrain\[compare\]'"
+        UserError, match=rf"need the package {package}, .*pip install .*'\.\[compare\]'"
     ):
         importlib.reload(pretrain.study.packages)
