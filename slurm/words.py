@@ -43,9 +43,10 @@ def in_words(jobs: Sequence[Job], environment: Mapping[str, str]) -> Iterator[st
         asked, others = _options(job, environment)
         what = WHAT[job.step].format_map(job.settings)
         given = f", with {shlex.join(job.arguments)}" if job.arguments else ""
+        log = asked.output.replace("%x", f"ora-{job.name}")
         when = f"after {' and '.join(job.after)}" if job.after else "as soon as there is room"
         yield f"{number}. {job.name}: {what}{given}"
-        yield f"   {when}; {_resources(asked)}; log {asked.output}"
+        yield f"   {when}; {_resources(asked)}; log {log}"
         if others:
             yield f"   and for sbatch {shlex.join(others)}"
 
@@ -74,7 +75,11 @@ def _options(job: Job, environment: Mapping[str, str]) -> tuple[argparse.Namespa
         for word in shlex.split(line.removeprefix("#SBATCH "), comments=True)
     ]
     asked, _ = parser.parse_known_args(header)
-    site = [f"{option}={environment[name]}" for name, option in FROM_ENVIRONMENT.items() if name in environment]
+    site = [
+        f"{option}={environment[name]}"
+        for name, option in FROM_ENVIRONMENT.items()
+        if name in environment
+    ]
     parser.parse_args(site, asked)
     return parser.parse_known_args(list(job.options), asked)
 

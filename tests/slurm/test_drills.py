@@ -91,7 +91,11 @@ def test_fewer_nodes(drills: Drills) -> None:
 @drill(nodes=2)
 def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     """Tensor parallel within a node, data parallel across."""
+    nodes_seen = drills.new_directory("nodes_seen")
+    site = nodes_seen.with_suffix(".sh")
+    site.write_text(f"ora_every_node() {{ touch {nodes_seen}/$SLURMD_NODENAME; }}\n")
     settings = {
+        "ORA_SITE": site,
         "ORA_DOCTOR": 1,
         "ORA_PREFIX": "env ORA_TEST=1",
         "ORA_INTERFACE": "eth0" if drills.cluster.isolated else "lo",
@@ -105,6 +109,7 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     nodes = [path.stem.split("-")[1] for path in sorted(logs.glob("rank_*.log"))]
     # Ranks 0 and 1 share the layers.
     assert len(nodes) == 4 and nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    assert sorted(path.name for path in nodes_seen.iterdir()) == sorted(set(nodes))
     layout = json.loads((job.run / "environment.json").read_text())
     assert (layout["tensor_model_parallel_size"], layout["data_parallel_size"]) == (2, 2)
     assert json.loads((logs / "doctor.json").read_text())["bad_nodes"] == []

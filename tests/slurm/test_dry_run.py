@@ -98,7 +98,7 @@ def test_the_dry_run_says_in_words_what_would_be_submitted(tmp_path: Path) -> No
     assert chain[:2] == [
         "1. download: fetches tinystories into data/tinystories-text",
         "   as soon as there is room; 1 node, 8 CPUs a task, at most 48:00:00 at a time, partition "
-        "gpu; log slurm/logs/%x-%j.log",
+        "gpu; log slurm/logs/ora-download-%j.log",
     ]
     assert "   after tokenizer; array 0-7%8, each task on 1 node, " in chain[5]
     assert "partition cpu" in chain[7]
@@ -106,7 +106,7 @@ def test_the_dry_run_says_in_words_what_would_be_submitted(tmp_path: Path) -> No
         "5. small-gaussian: trains small in /scratch/runs, with run.name=small-gaussian "
         "attention.variant=gaussian data.directory=data/tinystories model.dropout=0.1",
         "   after merge; 2 nodes, gpu:8 on each, 8 CPUs a task, at most 01:00:00 at a time, "
-        "partition gpu; log slurm/logs/%x-%j.log",
+        "partition gpu; log slurm/logs/ora-small-gaussian-%j.log",
         "   and for sbatch --comment=x",
     ]
     assert "its report is /scratch/runs/comparison-small/report.md" in chain[11]

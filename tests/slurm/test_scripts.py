@@ -136,7 +136,11 @@ def test_outside_a_job_the_scripts_say_so() -> None:
 
 def pinned(checkout: Path, *arguments: str) -> Path:
     done = subprocess.run(
-        ["bash", "slurm/pin.sh", *arguments], cwd=checkout, capture_output=True, text=True, timeout=60
+        ["bash", "slurm/pin.sh", *arguments],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return Path(done.stdout.strip())
@@ -149,6 +153,7 @@ def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
         (checkout / name).mkdir(parents=True)
     for name in ("pin.sh", "run.py"):
         shutil.copy(ROOT / "slurm" / name, checkout / "slurm")
+    (checkout / "pretrain/__init__.py").touch()
     own = checkout / "pretrain/words.py"
     own.write_text("import sys\nprint('submitted', sys.argv[1:])\n")
     first = pinned(checkout)

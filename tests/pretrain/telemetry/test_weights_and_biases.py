@@ -26,14 +26,13 @@ BLOCK, HEADER = 32768, 7
 def test_without_the_package_it_is_refused_in_one_sentence() -> None:
     config = load_config("demo", ["telemetry.wandb=true", "parallel.tensor_model_parallel_size=1"])
     with pytest.raises(
-        UserError, match=r"telemetry\.wandb=true but the package wandb is not installed; .*pip install"
+        UserError,
+        match=r"telemetry\.wandb=true but the package wandb is not installed; .*pip install",
     ):
         resolve(config, 1)
 
 
-@pytest.mark.skipif(
-    not THERE, reason="needs the optional package wandb: pip install '.[wandb]'"
-)
+@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
 def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
