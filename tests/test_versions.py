@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from megatron_patches.engine.compat import (
     TESTED_MEGATRON_CORE,
     TESTED_TORCH,
     check_megatron_core_version,
+    quiet_extension_lookup,
     untested_torch,
 )
 from megatron_patches.errors import MethodError
@@ -169,3 +171,19 @@ def test_the_version_has_one_owner_and_is_printed() -> None:
     (line,) = run("-m", "pretrain", "--version").stdout.splitlines()
     python = sys.version.split()[0]
     assert line.startswith(f"ora-pretrain {pretrain.__version__} (Python {python}, torch 2.")
+
+
+def test_a_build_for_gpus_does_not_say_at_each_start_that_there_is_none() -> None:
+    """What else torch's lookup of compilers says is heard."""
+    quiet_extension_lookup()
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    logger.addHandler(handler)
+    try:
+        logger.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
+        logger.warning("Error checking compiler version for %s", "c++")
+    finally:
+        logger.removeHandler(handler)
+    assert heard == ["Error checking compiler version for c++"]
