@@ -140,9 +140,9 @@ class Drills:
     def new_checkout(self) -> Path:
         """Return a copy of this checkout's code, which a drill may edit."""
         copy = self.new_directory("checkout")
+        own = ("__pycache__", "code", "logs", "site.sh")
         for folder in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm"):
-            no_caches = shutil.ignore_patterns("__pycache__", "code", "logs", "site.sh", "*.sif")
-            shutil.copytree(ROOT / folder, copy / folder, ignore=no_caches)
+            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*own))
         return copy
 
     def environment(self, values: Mapping[str, object]) -> dict[str, str]:
