@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.recipe.policy import QKPolicy
+
+TRAINED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
+"""Names of the rows that train, or of the factors in their place."""
 
 
 class HeadRows(torch.nn.Module):
@@ -35,6 +39,8 @@ class HeadRows(torch.nn.Module):
         trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
             place of all rows, or None.
         trained_left_query_key: parameter `[m, a, a]`, or None.
+        kept: the three above are frozen as they were trained: non-persistent buffers, not a number
+            until a checkpoint or the engine before gives them values.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
             heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
@@ -45,6 +51,10 @@ class HeadRows(torch.nn.Module):
     query_key_weight: torch.Tensor | None
     query_key_right: torch.Tensor | None
     query_key_left: torch.Tensor | None
+    trained_query_key: torch.Tensor | None
+    trained_right_query_key: torch.Tensor | None
+    trained_left_query_key: torch.Tensor | None
+    kept: bool
 
     def _add_frozen_rows(
         self,
@@ -58,6 +68,7 @@ class HeadRows(torch.nn.Module):
         place: tuple[int, int] = (0, 1),
         dtype: torch.dtype,
         device: Any,
+        kept: bool = False,
     ) -> None:
         """Add the frozen rows of this rank's heads, the first step of a constructor.
 
@@ -72,8 +83,10 @@ class HeadRows(torch.nn.Module):
             place: tensor-parallel rank, and how many there are.
             dtype: of rows and parameters.
             device: of rows and parameters.
+            kept: the rows of the other heads have been trained and are frozen now.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
+        self.kept = kept
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
@@ -120,9 +133,35 @@ class HeadRows(torch.nn.Module):
         return Factors(self.query_key_right, self.query_key_left)
 
     def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors in memory of this rank's frozen rows."""
+        """Return the tensors in memory of this rank's frozen rows, kept ones included."""
         frozen = self.frozen()
-        return frozen if isinstance(frozen, Factors) else (frozen,)
+        drawn = frozen if isinstance(frozen, Factors) else (frozen,)
+        return *drawn, *self.kept_tensors().values()
+
+    def kept_tensors(self) -> dict[str, torch.Tensor]:
+        """Return {name: buffer} of the rows, or factors, that are frozen as they were trained."""
+        return self._trained_tensors() if self.kept else {}
+
+    def _trained_tensors(self) -> dict[str, torch.Tensor]:
+        """Return {name: tensor} of rows, or factors, that train or have trained."""
+        held = {name: getattr(self, name) for name in TRAINED_ROWS}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+    def trained_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+        """Yield the rows of this rank's heads that train or have trained, queries, then keys.
+
+        Yields:
+            (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
+            factors have for them side by side.
+        """
+        held = [tensor.detach().flatten(1) for tensor in self._trained_tensors().values()]
+        if not held:
+            return
+        values = torch.cat(held, dim=1)
+        query, key = (self.heads.trainable[role] for role in ROLES)
+        queries = values.size(0) * len(query) // (len(query) + len(key))
+        yield "query", query, values[:queries]
+        yield "key", key, values[queries:]
 
     def frozen_shards(
         self, exact: bool = False
@@ -181,19 +220,26 @@ class HeadRows(torch.nn.Module):
         self.adapted_groups = torch.tensor(mine, dtype=torch.long, device=device)
 
     def _add_trained_rows(self, device: Any) -> None:
-        self.trained_query_key: torch.nn.Parameter | None = None
-        self.trained_right_query_key: torch.nn.Parameter | None = None
-        self.trained_left_query_key: torch.nn.Parameter | None = None
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
-        if not count or not self.policy.has_rows:
-            return
         rows = count * self.head_dim
-        if self.policy.trains_factors:
+        shapes: dict[str, tuple[int, ...]] = {}
+        if rows and self.policy.trains_factors:
             a, b = block_sizes(self.input_size, self.head_dim)
-            self.trained_right_query_key = self._parameter((rows // a, a, b), device)
-            self.trained_left_query_key = self._parameter((rows // a, a, a), device)
-            return
-        self.trained_query_key = self._parameter((rows, self.input_size), device)
+            shapes = {
+                "trained_right_query_key": (rows // a, a, b),
+                "trained_left_query_key": (rows // a, a, a),
+            }
+        elif rows and self.policy.has_rows:
+            shapes = {"trained_query_key": (rows, self.input_size)}
+        for name in TRAINED_ROWS:
+            shape = shapes.get(name)
+            if shape is None:
+                self.register_parameter(name, None)
+            elif self.kept:
+                unknown = torch.full(shape, math.nan, device=device, dtype=self.dtype)
+                self.register_buffer(name, unknown, persistent=False)
+            else:
+                self.register_parameter(name, self._parameter(shape, device))
 
     def _add_adapters(self, device: Any) -> None:
         self.adapters: HeadAdapters | None = None

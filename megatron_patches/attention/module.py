@@ -29,7 +29,7 @@ from megatron_patches.recipe.recipes import bank_recipe
 KNOWN = tuple(
     name
     for name, policy in VARIANTS.items()
-    if not (policy.synthesizer or policy.frozen_heads or policy.unfreeze or policy.penalty)
+    if not (policy.synthesizer or policy.frozen_heads or policy.phases or policy.penalty)
     and policy.init != "pretrained"
 )
 """The variants that FrozenAttention knows: those that say all of a layer, from first to last."""

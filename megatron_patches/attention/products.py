@@ -35,6 +35,7 @@ def column_parallel_products(
     weights: Sequence[torch.Tensor],
     tile: Tile | None = None,
     factors_train: bool = False,
+    kept: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """Multiply the input `[seq(/tp), batch, hidden]` by every weight `[rows of this rank, hidden]`.
 
@@ -43,9 +44,10 @@ def column_parallel_products(
         frozen: weight that gets no gradient, or its factors; None: there is none.
         tp_group: the tensor-parallel ranks.
         sequence_parallel: activations outside the products are slices of the sequence.
-        weights: trained weights `[rows of this rank, hidden]`.
+        weights: further weights `[rows of this rank, hidden]`, those that train before the others.
         tile: tile of `monarch.project` as a kernel; None: as two products.
         factors_train: what stands in the place of the frozen weight are factors that train.
+        kept: how many of the last `weights` get no gradient.
 
     Returns:
         `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
@@ -59,6 +61,7 @@ def column_parallel_products(
             tile,
             len(parts),
             factors_train,
+            len(weights) - kept,
             *parts,
             *weights,
         )
@@ -110,7 +113,7 @@ def _products(
 
 
 class _ColumnParallelProducts(torch.autograd.Function):
-    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for W_f.
+    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and the first W_i, not for W_f.
 
     W_f is none, one or two of the operands (see `_parts`); two may train.
     """
@@ -124,6 +127,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         tile: Tile | None,
         num_frozen: int,
         factors_train: bool,
+        num_trained: int,
         *operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         # The local slice is kept for backward, not the gathered sequence: the memory sequence
@@ -134,6 +138,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.tile = tile
         ctx.num_frozen = num_frozen
         ctx.factors_train = factors_train
+        ctx.num_trained = num_trained
         frozen = _whole(operands[:num_frozen])
         weights = operands[num_frozen:]
         return _products(
@@ -161,13 +166,15 @@ class _ColumnParallelProducts(torch.autograd.Function):
         input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
         inputs = hidden_states.flatten(0, 1)
         learned = grads[len(grads) - len(weights) :]
-        weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in learned]
+        trained = learned[: ctx.num_trained]
+        weight_grads: list[torch.Tensor | None] = [g.flatten(0, 1).t() @ inputs for g in trained]
+        weight_grads += [None] * (len(weights) - len(trained))
         frozen_grads: Sequence[torch.Tensor | None] = [None] * ctx.num_frozen
         if ctx.factors_train:
             assert isinstance(frozen, Factors)
             frozen_grads = factor_grads(grads[0], inputs, frozen)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, None, None, None, None, None, *frozen_grads, *weight_grads
+        return input_grad, None, None, None, None, None, None, *frozen_grads, *weight_grads
 
 
 def _input_grad(

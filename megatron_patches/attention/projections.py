@@ -50,6 +50,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             none.
         frozen_groups: global numbers of this layer's frozen key heads; their query heads are frozen
             with them.
+        kept: the rows of the other heads have been trained and are frozen now.
 
     Attributes:
         recomputes_query_key: recompute structured queries and keys in backward instead of keeping
@@ -69,6 +70,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         policy: QKPolicy,
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
+        kept: bool = False,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
@@ -88,6 +90,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             policy=policy,
             recipe=recipe,
             frozen_groups=frozen_groups,
+            kept=kept,
             layer=layer_number - 1,
         )
         super().__init__(
@@ -184,6 +187,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         layer: int,
+        kept: bool = False,
     ) -> None:
         super().__init__()
         assert not (bias or gather_output or is_expert), (
@@ -203,6 +207,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
             place=(tp_group.rank(), tp_group.size()),
             dtype=config.params_dtype,
             device=device,
+            kept=kept,
         )
         self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
         self._add_trained(device)
@@ -258,7 +263,9 @@ class FrozenQueryKeyValueLinear(HeadRows):
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
         own = {"value": self.value_weight, "trained": self.trained_query_key}
         own |= {name: getattr(self, name) for name in self.shared_adapters}
-        learned = {name: weight for name, weight in own.items() if weight is not None}
+        if self.kept:
+            own["trained"] = own.pop("trained")  # what does not train comes last
+        weights = {name: weight for name, weight in own.items() if weight is not None}
         factors = self.trained_factors()
         first = "frozen" if factors is None else "trained"
         made = column_parallel_products(
@@ -266,9 +273,10 @@ class FrozenQueryKeyValueLinear(HeadRows):
             self._rows_if_any() if factors is None else factors,
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
-            weights=[*learned.values()],
+            weights=[*weights.values()],
+            kept=int(self.kept and self.trained_query_key is not None),
             tile=self.tile,
-            factors_train=factors is not None,
+            factors_train=factors is not None and not self.kept,
         )
-        names = [first, *learned] if len(made) > len(learned) else [*learned]
+        names = [first, *weights] if len(made) > len(weights) else [*weights]
         return dict(zip(names, made, strict=True))

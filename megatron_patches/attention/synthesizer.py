@@ -188,6 +188,14 @@ class SynthesizerCoreAttention(MegatronModule):
         """Return the score matrices in memory that do not learn."""
         return tuple(matrix for _, _, matrix in self.frozen_shards())
 
+    def trained_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
+        """Yield nothing: there are no rows of queries and keys."""
+        yield from ()
+
+    def kept_tensors(self) -> dict[str, torch.Tensor]:
+        """Return nothing: score matrices are frozen from the start or never."""
+        return {}
+
     def logits(self, length: int) -> torch.Tensor:
         """Return S of this rank's heads for the first `length` positions.
 

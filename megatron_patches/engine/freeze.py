@@ -32,11 +32,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer groups of the trainable parameters, none of them empty.
 
-    Parameters with the same mark `optimizer_group` form a group after the others: weights that
-    become trainable later have a step count of their own, and leave the earlier groups as they
-    were. The mark `optimizer_rule` keeps apart what different rules update. Weight decay is for
-    matrices without the mark `no_weight_decay`. Marks follow from the inventory, see
-    `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
+    Parameters with the same mark `optimizer_group` form groups of their own: weights that become
+    trainable later have a step count of their own, and what comes or goes in the course of the run
+    leaves the other groups as they were. The mark `optimizer_rule` keeps apart what different rules
+    update. Weight decay is for matrices without the mark `no_weight_decay`. Marks follow from the
+    inventory, see `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
 
     Args:
         model: with parameters that require gradients.
@@ -48,15 +48,15 @@ def parameter_groups(
         Groups of torch's optimizers; each says its factor of the learning rate under `rate_factor`,
         and the name of its rule under `rule`.
     """
-    members: dict[tuple[int, str, bool, float, float], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[tuple[int, int], str, bool, float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
-            number = getattr(parameter, "optimizer_group", 0)
+            span = getattr(parameter, "optimizer_group", (0, 0))
             rule = getattr(parameter, "optimizer_rule", ADAMW.name)
             rate = factor_of_name(name, rate_factors or {})
             decay = factor_of_name(name, decay_factors or {}) if decayed else 0.0
-            members.setdefault((number, rule, not decayed, rate, decay), []).append(parameter)
+            members.setdefault((span, rule, not decayed, rate, decay), []).append(parameter)
     return [
         {
             "params": members[key],
@@ -97,7 +97,10 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
 
 @runtime_checkable
 class HoldsFrozenWeights(Protocol):
-    """Module with weights that never train: regenerated, never saved."""
+    """Module with weights that do not train.
+
+    They are regenerated and never saved, or kept as they were trained.
+    """
 
     layer: int
 
@@ -105,8 +108,16 @@ class HoldsFrozenWeights(Protocol):
         """Yield (role, global head numbers, this rank's weights `[heads * rows, columns]`)."""
         ...
 
+    def trained_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
+        """Yield the same of rows that train, or are frozen as they were trained."""
+        ...
+
     def frozen_tensors(self) -> Sequence[torch.Tensor]:
-        """Return the tensors in memory: these weights, or the factors of them."""
+        """Return the tensors in memory: all weights that do not train, or the factors of them."""
+        ...
+
+    def kept_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return {name: tensor in memory} of the weights that are frozen as they were trained."""
         ...
 
 
@@ -115,6 +126,19 @@ def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeig
     for name, module in model.named_modules():
         if isinstance(module, HoldsFrozenWeights):
             yield name, module
+
+
+def lasting_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, weight) of all that no seed makes again: parameters, and kept rows."""
+    yield from model.named_parameters()
+    yield from kept_weights(model)
+
+
+def kept_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, buffer) of the rows that are frozen as they were trained."""
+    for name, layer in frozen_layers(model):
+        for own, tensor in layer.kept_tensors().items():
+            yield f"{name}.{own}", tensor
 
 
 def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:

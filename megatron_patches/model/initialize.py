@@ -78,7 +78,7 @@ def mark(weight: torch.nn.Parameter, tensor: Tensor, sequence_parallel: bool) ->
     """
     marks = {
         "no_weight_decay": not tensor.decay,
-        "optimizer_group": tensor.phase,
+        "optimizer_group": tensor.span,
         "partial_gradient": tensor.partial == "heads"
         or (tensor.partial == "sequence" and sequence_parallel),
     }

@@ -59,13 +59,16 @@ def gpt_block_spec(
         MethodError: the policy names layers or heads that the model does not have.
     """
     norm: Any = NORMS[shape.norm]
+    sizes = shape.num_layers, shape.num_query_groups
+    kept = [begins is not None and begins <= phase for begins in policy.kept_from(*sizes)]
+    frozen = policy.frozen_groups(*sizes, phase)
     layers = [
         ModuleSpec(
             module=Layer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=norm,
                 self_attention=_self_attention_spec(
-                    policy, recipe, frozen_groups, rotary, qk_norm=shape.qk_norm
+                    policy, recipe, frozen_groups, rotary, qk_norm=shape.qk_norm, kept=layer_kept
                 ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
@@ -73,7 +76,7 @@ def gpt_block_spec(
                 mlp_bda=get_bias_dropout_add,
             ),
         )
-        for frozen_groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
+        for frozen_groups, layer_kept in zip(frozen, kept, strict=True)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
@@ -84,6 +87,7 @@ def _self_attention_spec(
     frozen_groups: tuple[int, ...],
     rotary: RotaryAngles | None,
     qk_norm: bool,
+    kept: bool,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -96,7 +100,8 @@ def _self_attention_spec(
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
     patched = is_patched(policy, frozen_groups)
     if patched:
-        params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
+        params |= {"policy": policy, "recipe": recipe}
+        params |= {"frozen_groups": frozen_groups, "kept": kept}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     norm: Any = RMSNorm if qk_norm else None

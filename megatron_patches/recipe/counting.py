@@ -39,7 +39,7 @@ class ParameterCount:
 
 
 def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> ParameterCount:
-    """Return the parameters of the whole model, in a phase of the unfreezing.
+    """Return the parameters of the whole model, in a training phase.
 
     For ordinary attention, untied embeddings and rotary positions
 
@@ -52,7 +52,7 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
     Args:
         shape: sizes of the model.
         policy: kind of attention.
-        phase: of the schedule that makes frozen layers trainable, from 0.
+        phase: of the policy's schedule, from 0.
     """
     every = tensors(shape, policy, phase)
     total = sum(tensor.elements for tensor in every)
@@ -94,7 +94,7 @@ def executed_flops_per_token(
     Args:
         shape: sizes of the model.
         policy: kind of attention.
-        phase: of the schedule that makes frozen layers trainable, from 0.
+        phase: of the policy's schedule, from 0.
         causal_share: c, the share of the score matrix that is counted.
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
@@ -116,7 +116,7 @@ def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> 
         policy: kind of attention.
         steps: optimizer steps of the run.
     """
-    bounds = pairwise([0, *last_steps(policy.unfreeze, steps), steps])
+    bounds = pairwise([0, *last_steps(policy.phases, steps), steps])
     costs = (round(executed_flops_per_token(shape, policy, phase)) for phase in count())
     return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=False))
 
@@ -133,7 +133,7 @@ def forward_flops_per_token(
     Args:
         shape: sizes of the model.
         policy: kind of attention.
-        phase: of the schedule that makes frozen layers trainable, from 0.
+        phase: of the policy's schedule, from 0.
         causal_share: c, the share of the score matrix that is counted.
     """
     products = 1 if policy.synthesizer else 2  # of probabilities with values; of queries with keys

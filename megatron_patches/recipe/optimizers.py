@@ -115,16 +115,16 @@ def factor_of_name(name: str, factors: Mapping[str, float]) -> float:
 
 
 def checkpoint_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
-    """Return the bytes that trainable tensors take in a checkpoint, headers of files not counted.
+    """Return the bytes that tensors take in a checkpoint, headers of files not counted.
 
     Args:
-        some: tensors of the inventory; buffers among them take nothing.
+        some: tensors of the inventory; of what does not train, only kept rows take any.
         rules: of the run's optimizer, in the order in which they choose their tensors.
     """
     return sum(
-        tensor.elements * rule_of(tensor, rules).checkpoint_bytes
+        tensor.elements * (rule_of(tensor, rules).checkpoint_bytes if tensor.trains else FP32)
         for tensor in some
-        if tensor.trains
+        if tensor.stored
     )
 
 

@@ -20,9 +20,10 @@ from typing import ClassVar, Literal, NamedTuple
 FP32 = 4
 """Bytes of a number in fp32."""
 
-Kind = Literal["ordinary", "norm", "frozen", "adapter", "penalised", "scores"]
-"""Weights of the ordinary model; its norms; a frozen bank; adapters; W_QKV under the orthogonality
-penalty; score matrices of a synthesizer, trained or frozen.
+Kind = Literal["ordinary", "norm", "frozen", "kept", "adapter", "penalised", "scores"]
+"""Weights of the ordinary model; its norms; a frozen bank; rows of queries and keys that have been
+trained and are frozen now; adapters; W_QKV under the orthogonality penalty; score matrices of a
+synthesizer, trained or frozen.
 """
 
 Start = Literal[
@@ -124,6 +125,7 @@ class Tensor:
         groups: for each key head whether the tensor has rows of it, or of its query heads: ranks
             may have unequal shares. None: every rank has an equal share.
         phase: the training phase from which the tensor trains; None: a buffer.
+        until: the training phase from which it is frozen as it is then; None: never.
         decay: weight decay applies.
         multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
         start: initial values, see Start.
@@ -150,11 +152,25 @@ class Tensor:
     partial: Partial | None = None
     head_rows: int | None = None
     layer: int | None = None
+    until: int | None = None
 
     @property
     def trains(self) -> bool:
         """Return True for a parameter, False for a buffer."""
         return self.phase is not None
+
+    @property
+    def stored(self) -> bool:
+        """Return whether a checkpoint holds the values, which no seed makes again."""
+        return self.trains or self.kind == "kept"
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Return the phases from which and until which a parameter trains; until 0: to the end.
+
+        An optimizer group has parameters of one span, so that it comes and goes as a whole.
+        """
+        return self.phase or 0, self.until or 0
 
     @property
     def elements(self) -> int:

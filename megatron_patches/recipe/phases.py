@@ -1,11 +1,12 @@
-"""Schedule that makes frozen Query/Key layers trainable in the course of a run, phase by phase.
+"""Schedule by which rows of queries and keys begin and cease to train in the course of a run.
 
-    phase 0        steps 1 … s_1          every layer frozen, learning rate × 1
-    phase i        steps s_i + 1 … s_i+1  layers of entry i trainable too, learning rate × factor_i
+    phase 0   steps 1 … s_1          as the variant says, learning rate × 1
+    phase i   steps s_i + 1 … s_i+1  layers of entry i begin to train, or are frozen as they are,
+                                     learning rate × factor_i
 
-with s_i = the part `at` of the run's steps, rounded. A layer that has become trainable stays so,
-and starts from its frozen rows. The factor multiplies the whole learning-rate schedule, in place of
-the factor before.
+with s_i = the part `at` of the run's steps, rounded. A layer that begins to train starts from its
+frozen rows. A layer that is frozen in the course of the run stays so. The factor multiplies the
+whole learning-rate schedule, in place of the factor before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_patches.errors import MethodError
 
@@ -22,9 +24,9 @@ _RANGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(%?)(?:-(\d{1,9}(?:\.\d{1,9})?)(%?)
 def layer_range(text: str, num_layers: int) -> range:
     """Return the layers that `text` names, counted from 0.
 
-    "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the layers between these parts
-    of the depth, each end rounded to a whole number of layers, so that "0%-50%" and "50%-100%"
-    share none.
+    "all" is every layer, "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the
+    layers between these parts of the depth, each end rounded to a whole number of layers, so that
+    "0%-50%" and "50%-100%" share none.
 
     Args:
         text: the notation.
@@ -33,9 +35,11 @@ def layer_range(text: str, num_layers: int) -> range:
     Raises:
         MethodError: the text is no such notation, or the model does not have these layers.
     """
+    if text.strip() == "all":
+        return range(num_layers)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
-        raise MethodError(f"'{text}' names no layers; write 4, 4-7 or 50%-100%")
+        raise MethodError(f"'{text}' names no layers; write all, 4, 4-7 or 50%-100%")
     first, percent, last, last_percent = match.groups()
     if last is not None and percent != last_percent:
         raise MethodError(f"'{text}' mixes layer numbers and percent; write 4-7 or 50%-100%")
@@ -82,93 +86,115 @@ def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Unfreeze:
+class PhaseStart:
     """Entry of the schedule: the beginning of a phase.
 
     Attributes:
         at: part of the run's steps after which the phase begins, between 0 and 1.
-        layers: the layers that become trainable, in the notation of `layers`; layers that already
-            are may be named again.
+        freeze: the layers whose rows are frozen as they are, in the notation of `layer_range`;
+            layers that already are may be named again. None: none.
+        train: the layers that become trainable, likewise.
         learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
             one before.
     """
 
     at: float
-    layers: str
+    freeze: str | None = None
+    train: str | None = None
     learning_rate_factor: float = 1.0
 
+    def named(self, what: Literal["freeze", "train"], num_layers: int) -> range:
+        """Return the layers that the entry freezes or trains.
 
-def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int | None]:
-    """Return for each layer the phase (from 1) in which the layer becomes trainable.
+        Args:
+            what: is done with them.
+            num_layers: layers of the model.
+
+        Raises:
+            MethodError: the model does not have these layers.
+        """
+        text = self.freeze if what == "freeze" else self.train
+        if text is None:
+            return range(0)
+        try:
+            return layer_range(text, num_layers)
+        except MethodError as error:
+            raise MethodError(f"attention.phases: {error}") from None
+
+
+def training_begins(schedule: Sequence[PhaseStart], num_layers: int) -> list[int | None]:
+    """Return for each layer the phase (from 1) in which its frozen rows become trainable.
 
     None: never.
 
     Args:
-        schedule: entries of attention.unfreeze.
+        schedule: entries of attention.phases.
         num_layers: layers of the model.
+
+    Raises:
+        MethodError: the model does not have the layers of an entry.
     """
-    phases: list[int | None] = [None] * num_layers
+    begins: list[int | None] = [None] * num_layers
     for phase, entry in enumerate(schedule, start=1):
-        for layer in _layers(entry, num_layers):
-            if phases[layer] is None:
-                phases[layer] = phase
-    return phases
+        for layer in entry.named("train", num_layers):
+            if begins[layer] is None:
+                begins[layer] = phase
+    return begins
 
 
-def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -> list[int]:
-    """Return the layers that become trainable at the beginning of a phase.
-
-    Args:
-        schedule: entries of attention.unfreeze.
-        phase: from 1.
-        num_layers: layers of the model.
-    """
-    return [
-        layer
-        for layer, begin in enumerate(phases_of_layers(schedule, num_layers))
-        if begin == phase
-    ]
-
-
-def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:
+def last_steps(schedule: Sequence[PhaseStart], total_steps: int) -> list[int]:
     """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1.
 
     Args:
-        schedule: entries of attention.unfreeze.
+        schedule: entries of attention.phases.
         total_steps: optimizer steps of the run.
     """
     return [round(entry.at * total_steps) for entry in schedule]
 
 
-def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> None:
+def check_phases(
+    schedule: Sequence[PhaseStart],
+    begins: Sequence[int | None],
+    ends: Sequence[int | None],
+    total_steps: int,
+) -> None:
     """Refuse a schedule with an entry that changes nothing, or at no step of the run.
 
     Args:
-        schedule: entries of attention.unfreeze.
-        num_layers: layers of the model.
+        schedule: entries of attention.phases.
+        begins: for each layer the phase in which it becomes trainable, as `training_begins` says.
+        ends: for each layer the phase from which it is frozen as it was trained.
         total_steps: optimizer steps of the run.
 
     Raises:
         MethodError: which entry, and why.
     """
-    steps = last_steps(schedule, total_steps)
     before = 0
+    steps = last_steps(schedule, total_steps)
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):
+        place = f"attention.phases entry {phase}"
         if not before < step < total_steps:
             raise MethodError(
-                f"attention.unfreeze entry {phase} (at: {entry.at}) is after step {step} of "
-                f"{total_steps}; each entry needs a later step than the one before, inside the run"
-            )
-        if not newly_trainable(schedule, phase, num_layers):
-            raise MethodError(
-                f"attention.unfreeze entry {phase} (layers: {entry.layers}) makes no further "
-                f"layer of the {num_layers} trainable; name others, or leave it out"
+                f"{place} (at: {entry.at}) is after step {step} of {total_steps}; each entry needs "
+                "a later step than the one before, inside the run"
             )
         before = step
-
-
-def _layers(entry: Unfreeze, num_layers: int) -> range:
-    try:
-        return layer_range(entry.layers, num_layers)
-    except MethodError as error:
-        raise MethodError(f"attention.unfreeze: {error}") from None
+        if entry.freeze is None and entry.train is None:
+            raise MethodError(f"{place} (at: {entry.at}) names no layers; give freeze or train")
+        if entry.train is not None and phase not in begins:
+            raise MethodError(
+                f"{place} (train: {entry.train}) makes no further layer of the {len(begins)} "
+                "trainable; name others, or leave it out"
+            )
+        if entry.freeze is not None and phase not in ends:
+            raise MethodError(
+                f"{place} (freeze: {entry.freeze}) freezes no layer of the {len(ends)} that "
+                "trains; name others, or leave it out"
+            )
+        for layer in entry.named("train", len(ends)):
+            end = ends[layer]
+            if end is not None and end <= phase:
+                raise MethodError(
+                    f"{place} (train: {entry.train}) trains layer {layer}, which entry {end} "
+                    "freezes; rows that are frozen in the course of a run stay frozen"
+                )

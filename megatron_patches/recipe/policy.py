@@ -17,7 +17,7 @@ from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Ro
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
-from megatron_patches.recipe.phases import Unfreeze, layer_range, phases_of_layers, spread
+from megatron_patches.recipe.phases import PhaseStart, layer_range, spread, training_begins
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
 FrozenRoles = Literal["both", "query", "key"]
@@ -124,9 +124,9 @@ class QKPolicy:
             "attention.frozen_roles does not apply to variant '{variant}', which freezes nothing",
         ),
         Rule(
-            lambda policy, value: value == "both" or not (policy.shared or policy.unfreeze),
-            "attention.frozen_roles={value} contradicts attention.shared and attention.unfreeze; "
-            "remove it",
+            lambda policy, value: value == "both" or not (policy.shared or policy.trains_later),
+            "attention.frozen_roles={value} contradicts attention.shared and layers that begin to "
+            "train (attention.phases); remove it",
         ),
     )
     # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
@@ -198,14 +198,20 @@ class QKPolicy:
         ),
         ge=1,
     )
-    # The layers start to train from the rows they were frozen with.
-    unfreeze: tuple[Unfreeze, ...] = axis(
+    # Layers begin to train from the rows they were frozen with, and are frozen as they are.
+    phases: tuple[PhaseStart, ...] = axis(
         (),
-        "When which frozen layers become trainable: a list of {at, layers, "
-        "learning_rate_factor}; unset: the variant's own.",
+        "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
+        "list of {at, freeze, train, learning_rate_factor}; unset: the variant's own.",
         Rule(
-            lambda policy, _: bool(policy.unfreeze),
-            "attention.unfreeze does not apply to variant '{variant}'; use unfreeze",
+            lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
+            "attention.phases does not apply to variant '{variant}': it needs rows of queries and "
+            "keys, without a penalty",
+        ),
+        Rule(
+            lambda policy, value: not policy.trainable or not any(one.train for one in value),
+            "attention.phases cannot train layers of variant '{variant}', which train from the "
+            "start; leave train out, or use a variant that freezes them",
         ),
         min_length=1,
         max_length=100,
@@ -218,17 +224,26 @@ class QKPolicy:
                 f"attention.construction is '{self.construction}'; known constructions: {known}"
             )
         self._check_adapters()
-        if self.unfreeze and (
-            self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)
-        ):
-            raise MethodError(
-                "attention.unfreeze is for whole layers, without adapters; leave "
-                "attention.adapters unset, and give attention.frozen_heads 0 or 1 for its layers"
-            )
+        self._check_trained_later()
         if self.frozen_roles != "both" and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(
                 f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; "
                 "give attention.frozen_heads 0 or 1 for its layers"
+            )
+
+    def _check_trained_later(self) -> None:
+        if not self.trains_later:
+            return
+        if self.adapters or any(0 < share < 1 for _, share in self.frozen_heads):
+            raise MethodError(
+                "attention.phases trains whole layers, without adapters; leave "
+                "attention.adapters unset, and give attention.frozen_heads 0 or 1 for its layers"
+            )
+        if self.structured or self.shared or self.frozen_roles != "both":
+            raise MethodError(
+                "attention.phases trains layers whose rows of queries and keys are frozen as whole "
+                "matrices; leave attention.shared and attention.frozen_roles unset, and use "
+                "monarch_trainable for factors that train"
             )
 
     def _check_adapters(self) -> None:
@@ -243,6 +258,11 @@ class QKPolicy:
             raise MethodError(
                 "attention.adapters names low_rank, which variant low_rank is made of already"
             )
+
+    @property
+    def trains_later(self) -> bool:
+        """Return whether frozen layers begin to train in the course of the run."""
+        return any(entry.train is not None for entry in self.phases)
 
     @property
     def synthesizer(self) -> bool:
@@ -269,7 +289,7 @@ class QKPolicy:
         other = (
             self.synthesizer
             or self.penalty
-            or self.unfreeze
+            or self.trains_later
             or self.init in ("pretrained", "low_rank")
         )
         return not other
@@ -329,10 +349,11 @@ class QKPolicy:
         Args:
             num_layers: layers of the model.
             num_groups: key heads of a layer.
-            phase: of the schedule that makes frozen layers trainable, from 0.
+            phase: of `phases`, from 0. Rows that are frozen in the course of the run are not among
+                these, see `kept_from`.
 
         Raises:
-            MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole
+            MethodError: `frozen_heads` or `phases` names no layers, a layer twice, or no whole
                 number of heads.
         """
         if self.trainable or self.synthesizer:
@@ -343,11 +364,32 @@ class QKPolicy:
                 frozen = self._frozen_parts(num_layers, num_groups)
             except MethodError as error:
                 raise MethodError(f"attention.frozen_heads: {error}") from None
-        begins = phases_of_layers(self.unfreeze, num_layers)
+        begins = training_begins(self.phases, num_layers)
         return [
             () if begin is not None and begin <= phase else groups
             for begin, groups in zip(begins, frozen, strict=True)
         ]
+
+    def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
+        """Return for each layer the phase from which its trained rows are frozen as they are.
+
+        None: never, or there are none that train.
+
+        Args:
+            num_layers: layers of the model.
+            num_groups: key heads of a layer.
+
+        Raises:
+            MethodError: as `frozen_groups`.
+        """
+        kept: list[int | None] = [None] * num_layers
+        for phase, entry in enumerate(self.phases, start=1):
+            frozen = self.frozen_groups(num_layers, num_groups, phase - 1)
+            for layer in entry.named("freeze", num_layers):
+                some_train = len(frozen[layer]) < num_groups or self.frozen_roles != "both"
+                if kept[layer] is None and some_train:
+                    kept[layer] = phase
+        return kept
 
     def _frozen_parts(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
         frozen: list[tuple[int, ...] | None] = [None] * num_layers
@@ -389,12 +431,15 @@ VARIANTS: dict[str, QKPolicy] = {
         trainable=False,
         gaussian_std=0.02,
         frozen_heads=(("50%-100%", 1.0),),
-        unfreeze=(Unfreeze(0.1, "50%-100%"),),
+        phases=(PhaseStart(0.1, train="50%-100%"),),
     ),
     "unfreeze": QKPolicy(
         init="orthogonal",
         trainable=False,
-        unfreeze=(Unfreeze(0.3, "50%-100%", 0.5), Unfreeze(0.6, "0%-100%", 0.2)),
+        phases=(
+            PhaseStart(0.3, train="50%-100%", learning_rate_factor=0.5),
+            PhaseStart(0.6, train="0%-100%", learning_rate_factor=0.2),
+        ),
     ),
     "hybrid": QKPolicy(
         init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))

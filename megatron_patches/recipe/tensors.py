@@ -36,7 +36,7 @@ from megatron_patches.recipe.parts import (
     Tensor,
     Trace,
 )
-from megatron_patches.recipe.phases import phases_of_layers
+from megatron_patches.recipe.phases import training_begins
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
@@ -45,12 +45,12 @@ LOGITS_AT_A_TIME = 2**23
 
 
 def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor, ...]:
-    """Return every tensor of the model, in the order of its layers, in a phase of the unfreezing.
+    """Return every tensor of the model, in the order of its layers, in a training phase.
 
     Args:
         shape: sizes of the model, and its parts.
         policy: kind of attention.
-        phase: of the schedule that makes frozen layers trainable, from 0.
+        phase: of the policy's schedule, from 0.
 
     Returns:
         Parameters and buffers.
@@ -74,7 +74,7 @@ def parts_of_model(
     Args:
         shape: sizes of the model, and its parts.
         policy: kind of attention.
-        phase: of the schedule that makes frozen layers trainable, from 0.
+        phase: of the policy's schedule, from 0.
 
     Yields:
         (part, place). Raises MethodError as `tensors`.
@@ -82,12 +82,14 @@ def parts_of_model(
     norm, mlp = NORMS[shape.norm], MLPS[shape.mlp]
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
+    kept = policy.kept_from(shape.num_layers, shape.num_query_groups)
     for layer, groups in enumerate(frozen):
+        rows = QueryKeyValue(policy, groups, until=kept[layer], phase=phase)
         name = f"decoder.layers.{layer}"
         stream = f"layer.{layer}"
         attention = f"{name}.self_attention"
         yield norm, Place(f"{name}.input_layernorm", f"{stream}.norm1", layer)
-        yield QueryKeyValue(policy, groups), Place(attention, f"{stream}.attention", layer)
+        yield rows, Place(attention, f"{stream}.attention", layer)
         if shape.qk_norm:
             yield QueryKeyNorm(), Place(attention, f"{stream}.attention", layer)
         yield Projection(), Place(f"{attention}.linear_proj", f"{stream}.attention.proj", layer)
@@ -101,7 +103,7 @@ def parts_of_model(
 def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     """Return True if a layer has W_V apart from W_Q and W_K; else megatron-core's fused W_QKV.
 
-    A layer that becomes trainable later keeps the class of its attention, and so the names of its
+    A layer of a run with several phases keeps the class of its attention, and so the names of its
     weights.
 
     Args:
@@ -112,7 +114,7 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
         return False
     other_rows = policy.shared or policy.trains_factors or not policy.has_rows
     adapted = policy.trainable and bool(policy.adapters)
-    return bool(frozen_groups or policy.unfreeze or other_rows or adapted)
+    return bool(frozen_groups or policy.phases or other_rows or adapted)
 
 
 def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
@@ -132,10 +134,14 @@ class QueryKeyValue(Part):
     Args:
         policy: kind of attention.
         frozen_groups: key heads of the layer that are frozen, with their query heads.
+        until: the phase from which the rows that train are frozen as they are; None: never.
+        phase: of the policy's schedule, from 0.
     """
 
     policy: QKPolicy
     frozen_groups: tuple[int, ...]
+    until: int | None = None
+    phase: int = 0
 
     @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
@@ -230,11 +236,11 @@ class QueryKeyValue(Part):
     def _trained(
         self, at: Place, shape: ModelShape, left: Mapping[str, int], groups: tuple[bool, ...]
     ) -> Iterator[Tensor]:
-        """Yield rows that train, or the factors that train in their place."""
+        """Yield rows that train or have trained, or the factors in their place."""
         name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
-        phases = phases_of_layers(self.policy.unfreeze, shape.num_layers)
-        begins = phases[at.layer or 0]
+        begins = training_begins(self.policy.phases, shape.num_layers)[at.layer or 0]
+        kept = self.until is not None and self.until <= self.phase
         factors = self.policy.trains_factors
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
         parts = self._parts(at, shape, left, head_dim // a)
@@ -252,14 +258,16 @@ class QueryKeyValue(Part):
             yield Tensor(
                 f"{name}.{own}",
                 size,
-                "ordinary",
+                "kept" if kept else "ordinary",
                 cut=0,
                 parts=parts,
                 groups=groups,
-                phase=begins or 0,
-                start=start,
+                phase=None if kept else begins or 0,
+                decay=not kept,
+                start="own" if kept else start,
                 head_rows=None if factors else head_dim,
                 layer=at.layer,
+                until=self.until,
             )
 
     def _frozen(

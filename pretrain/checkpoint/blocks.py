@@ -43,14 +43,14 @@ class Part:
 
 
 def parts_of_rank(inventory: Iterable[Tensor], rank: int, size: int) -> dict[str, tuple[Part, ...]]:
-    """Return {parameter's name: its parts} for a tensor-parallel rank.
+    """Return {name of a stored tensor: its parts} for a tensor-parallel rank.
 
     Args:
         inventory: the whole model's tensors.
         rank: the tensor-parallel rank.
         size: number of tensor-parallel ranks.
     """
-    return {tensor.name: tuple(_parts(tensor, rank, size)) for tensor in inventory if tensor.trains}
+    return {tensor.name: tuple(_parts(tensor, rank, size)) for tensor in inventory if tensor.stored}
 
 
 def overlaps(

@@ -6,10 +6,11 @@ A resume refuses another identity. It may use another layout; the differences ar
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from data_pipeline.shards.blend import Blend
@@ -18,6 +19,7 @@ from megatron_patches.bank.shards import head_digests, role_digest
 from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
+from pretrain.config.attention import phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change
 from pretrain.config.model import ModelSection
 from pretrain.config.resolved import Layout
@@ -37,6 +39,9 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer.kind": "adamw",
 }
 """Values that checkpoints mean by saying nothing: their keys are younger."""
+
+
+_STEPS = "the steps after which attention.phases applies"
 
 
 def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
         len(config.phases) > 1
     ):  # their fractions are of the run's length, which may otherwise change
         steps = [phase.first_step - 1 for phase in config.phases[1:]]
-        keys["the steps after which attention.unfreeze applies"] = steps
+        keys[_STEPS] = steps
     return {
         "keys": keys,
         "data": blend.describe(),
@@ -88,9 +93,10 @@ def accept_identity(
         UserError: names all differences of the data, or the first setting that differs, or the
             difference of the frozen bank's recipe.
     """
+    known = _with_phases(saved.keys)
     for key, value in live["keys"].items():
-        was = saved.keys.get(key)
-        younger = key not in saved.keys and value in (None, _DEFAULTS.get(key))
+        was = known.get(key)
+        younger = key not in known and value in (None, _DEFAULTS.get(key))
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         raise UserError(
@@ -115,6 +121,16 @@ def accept_identity(
         )
     _check_recipe(checkpoint, saved.frozen_bank, live["frozen_bank"])
     return changes
+
+
+def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's settings, those of attention.unfreeze as attention.phases has them."""
+    known = dict(keys)
+    former = known.pop("attention.unfreeze", None)
+    if former is not None:
+        known["attention.phases"] = phases_of_unfreeze(former)
+        known[_STEPS] = known.pop("the steps after which attention.unfreeze applies", None)
+    return known
 
 
 def _fixed_by_weights(key: str, saved: About) -> bool:
@@ -207,34 +223,73 @@ def _word(value: Any) -> str:
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
-    """Return the SHA-256 of the live frozen bank for every (layer, role) (collective).
+    """Return the SHA-256 of all live frozen rows for every (layer, role) (collective).
 
     Args:
-        model: with the bank in its buffers.
+        model: with the bank, and rows that are frozen as they were trained, in its buffers.
         context: this rank's place in the layout.
 
     Raises:
-        UserError: on every rank, if two ranks hold different banks.
+        UserError: on every rank, if two ranks hold different rows.
     """
-    own: dict[tuple[int, str], dict[int, str]] = {}
-    for _, layer in frozen_layers(model):
-        for role, heads, weight in layer.frozen_shards():
-            rows = weight.size(0) // max(1, len(heads))
-            digests = head_digests(weight.cpu(), rows) if heads else []
-            own[layer.layer, role] = dict(zip(heads, digests, strict=True))
-    shards: list[Any] = [None] * context.tensor_parallel_size
-    dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
-    bank = {}
-    for layer_number, role in own:
-        by_head = {
-            head: digest for shard in shards for head, digest in shard[layer_number, role].items()
-        }
-        bank[f"layer={layer_number} role={role}"] = role_digest(
-            by_head[head] for head in sorted(by_head)
-        )
+    layers = [layer for _, layer in frozen_layers(model)]
+    bank = _digests(
+        [
+            (f"layer={layer.layer} role={role}", heads, weight)
+            for layer in layers
+            for role, heads, weight in layer.frozen_shards()
+        ],
+        context,
+    )
+    kept = {layer.layer for layer in layers if layer.kept_tensors()}
+    return bank | trained_digests(model, context, kept)
+
+
+def trained_digests(
+    model: Any, context: ParallelContext, layers: Collection[int]
+) -> dict[str, str]:
+    """Return the SHA-256 of rows that train, or are frozen as they were trained (collective).
+
+    Args:
+        model: the model.
+        context: this rank's place in the layout.
+        layers: numbers of the layers whose rows these are.
+
+    Returns:
+        {layer and role as text: SHA-256}.
+
+    Raises:
+        UserError: on every rank, if two ranks hold different rows.
+    """
+    return _digests(
+        [
+            (f"layer={layer.layer} role={role} as trained", heads, weight)
+            for _, layer in frozen_layers(model)
+            if layer.layer in layers
+            for role, heads, weight in layer.trained_shards()
+        ],
+        context,
+    )
+
+
+def _digests(
+    shards: Iterable[tuple[str, Sequence[int], torch.Tensor]], context: ParallelContext
+) -> dict[str, str]:
+    """Return {name: SHA-256 of all heads} of (name, this rank's heads, their rows) (collective)."""
+    own = {}
+    for name, heads, weight in shards:
+        rows = weight.size(0) // max(1, len(heads))
+        digests = head_digests(weight.cpu(), rows) if heads else []
+        own[name] = dict(zip(heads, digests, strict=True))
+    ranks: list[Any] = [None] * context.tensor_parallel_size
+    dist.all_gather_object(ranks, own, group=context.tensor_parallel_group)
+    found = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        by_head = {head: sha for rank in ranks for head, sha in rank.get(name, {}).items()}
+        found[name] = role_digest(by_head[head] for head in sorted(by_head))
     require_equal_on_all_ranks(
         "the frozen Query/Key bank",
-        json.dumps(bank),
+        json.dumps(found),
         "give every rank the same config, numpy version and CPU kind",
     )
-    return bank
+    return found

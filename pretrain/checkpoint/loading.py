@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from megatron_patches.engine.freeze import lasting_weights
 from megatron_patches.model.gpt import GPT
 from pretrain.checkpoint.blocks import overlaps, parts_of_rank
 from pretrain.checkpoint.format import (
@@ -163,9 +164,9 @@ def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
 def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, fp32 master weight) of every trained parameter, sorted by name.
 
-    Frozen Query/Key rows are not among them: they are regenerated. The trainable heads beside a
-    frozen bank are two parameters, `….trained_query` and `….trained_key`,
-    `[heads * head_dim, hidden]` in head order.
+    Rows of a frozen bank are not among them: they are regenerated. Rows that were frozen in the
+    course of the run are, as they were trained. The trainable heads beside a frozen bank are two
+    parameters, `….trained_query` and `….trained_key`, `[heads * head_dim, hidden]` in head order.
 
     Raises:
         UserError: the checkpoint is of another format, or damaged.
@@ -180,8 +181,8 @@ def load_weights(checkpoint: Path, model: GPT) -> None:
 
     Args:
         checkpoint: its directory.
-        model: with exactly the checkpoint's parameters; buffers, such as a frozen bank, are left
-            alone.
+        model: with exactly the checkpoint's parameters and kept rows; other buffers, such as a
+            frozen bank, are left alone.
 
     Raises:
         UserError: the checkpoint is of another model, of another format, or damaged.
@@ -204,7 +205,7 @@ class StoredState:
         self._size = size
 
     def give_weights(self, model: GPT) -> None:
-        """Overwrite every parameter of a model that DeepSpeed has not wrapped yet.
+        """Overwrite every parameter and kept row of a model that DeepSpeed has not wrapped yet.
 
         The model keeps its precision.
 
@@ -221,13 +222,13 @@ class StoredState:
                     "restore the run's own config.yaml"
                 )
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, weight in lasting_weights(model):
                 for part in parts[name]:
                     self._stored.parameter(part.name, part.shape)
                     values = self._stored.elements(
                         MASTER, part.name, block=part.block, start=0, length=part.numel
                     )
-                    parameter.view(-1).narrow(0, part.start, part.numel).copy_(values)
+                    weight.view(-1).narrow(0, part.start, part.numel).copy_(values)
 
     def give_optimizer(self, engine: Any) -> None:
         """Overwrite master weights, optimizer states and counters of an engine around that model.

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_patches.engine.freeze import kept_weights
 from pretrain.checkpoint.format import MASTER, Counters
 
 STEP = "step"
@@ -83,6 +84,17 @@ def slices_of_rank(engine: Any) -> list[Slice]:
             )
         )
     return slices
+
+
+def kept_slices(model: torch.nn.Module) -> list[Slice]:
+    """Return the rows that are frozen as they were trained, whole and without any state.
+
+    They are no part of an optimizer: every data-parallel rank has the same, in the model's type.
+    """
+    return [
+        Slice(name, 0, tensor.numel(), flat=tensor, offset=0, states=(), state={})
+        for name, tensor in kept_weights(model)
+    ]
 
 
 _Place = tuple[torch.nn.Parameter, int, torch.Tensor, int, int]

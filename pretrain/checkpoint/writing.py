@@ -18,7 +18,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from pretrain.checkpoint.format import (
     safetensors_header,
     tensor_key,
 )
-from pretrain.checkpoint.slices import Slice, slices_of_rank
+from pretrain.checkpoint.slices import Slice, kept_slices, slices_of_rank
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import MARKER, write_text_atomically
@@ -123,20 +123,27 @@ def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
         engine: a deepspeed.DeepSpeedEngine.
         context: this rank's place in the layout.
     """
+    own = _of_parts(slices_of_rank(engine), engine, context)
+    if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have the same slices
+        own = list(_share(own, context.data_parallel_rank, context.data_parallel_size))
+    if context.data_parallel_rank == 0:
+        own += _of_parts(kept_slices(engine.module), engine, context)
+    return own
+
+
+def _of_parts(sources: Iterable[Slice], engine: Any, context: ParallelContext) -> list[OwnSlice]:
+    """Return slices by the parts of their tensors, replicated ones on one rank alone."""
     parts = parts_of_rank(
         engine.module.inventory, context.tensor_parallel_rank, context.tensor_parallel_size
     )
-    own = [
+    return [
         OwnSlice(part, start, source, source_start, length=length)
-        for source in slices_of_rank(engine)
+        for source in sources
         for part, start, source_start, length in overlaps(
             source.start, source.length, parts[source.name]
         )
         if not part.replicated or context.tensor_parallel_rank == 0
     ]
-    if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have the same slices
-        own = list(_share(own, context.data_parallel_rank, context.data_parallel_size))
-    return own
 
 
 def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:

@@ -6,7 +6,7 @@ module adds how their values are written in YAML, and their records as configura
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, create_model
 
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
-from megatron_patches.recipe.phases import Unfreeze
+from megatron_patches.recipe.phases import PhaseStart
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.config.types import (
     SEED_MAX,
@@ -37,12 +37,17 @@ recipe."""
 _REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 
 
-class UnfreezeEntry(Section):
-    """An entry of attention.unfreeze."""
+class PhaseEntry(Section):
+    """An entry of attention.phases."""
 
     at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
-    layers: Layers = Field(
-        description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0."
+    freeze: Layers | None = Field(
+        default=None,
+        description="Layers whose rows of queries and keys are frozen as they are: all, 4, 4-7 or "
+        "50%-100%, counted from 0; unset: none.",
+    )
+    train: Layers | None = Field(
+        default=None, description="Frozen layers that become trainable, likewise; unset: none."
     )
     learning_rate_factor: float = Field(
         default=1.0,
@@ -51,8 +56,27 @@ class UnfreezeEntry(Section):
     )
 
 
+def phases_of_unfreeze(entries: Any) -> Any:
+    """Return the value of attention.unfreeze, a key of earlier versions, as attention.phases.
+
+    What is not a list of mappings is returned as it is.
+    """
+    if not isinstance(entries, (list, tuple)):
+        return entries
+    return [
+        {"train" if key == "layers" else key: value for key, value in entry.items()}
+        if isinstance(entry, Mapping)
+        else entry
+        for entry in entries
+    ]
+
+
 def _same(value: Any) -> Any:
     return value
+
+
+def _without_none(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -78,10 +102,10 @@ _FORMS: dict[Any, _Form] = {
         read=lambda shares: tuple(shares.items()),
         shown=lambda shares: dict(shares) or None,
     ),
-    tuple[Unfreeze, ...]: _Form(
-        Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)],
-        read=lambda entries: tuple(Unfreeze(**entry.model_dump()) for entry in entries),
-        shown=lambda entries: [asdict(entry) for entry in entries] or None,
+    tuple[PhaseStart, ...]: _Form(
+        Annotated[tuple[PhaseEntry, ...], BeforeValidator(as_tuple)],
+        read=lambda entries: tuple(PhaseStart(**entry.model_dump()) for entry in entries),
+        shown=lambda entries: [_without_none(asdict(entry)) for entry in entries] or None,
     ),
 }
 """{type of the policy: its written form}; types that are missing here are written as they are."""

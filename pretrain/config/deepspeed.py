@@ -93,8 +93,8 @@ def settings_name(config: Config, world_size: int) -> str:
     `auto` is the fastest that leaves memory alone. In fp32 ZeRO-1 costs copies of weights and
     gradients in every step; what it saves is AdamW's state beyond a rank's share. Up to
     `WHOLE_STATE_BYTES` of that, it is left out. bf16 needs it for its fp32 master weights, a run
-    that trains more on the way moves ZeRO's partitions, and who tunes ZeRO over several ranks wants
-    ZeRO.
+    that trains other weights on the way moves ZeRO's partitions, and who tunes ZeRO over several
+    ranks wants ZeRO.
 
     Args:
         config: `deepspeed` names the settings; precision and policy decide about `auto`.
@@ -108,7 +108,7 @@ def settings_name(config: Config, world_size: int) -> str:
     if stage in (0, 1, 2, 3) and not isinstance(stage, bool):
         return f"zero{stage}"  # the file that is made for the stage that somebody asks for
     tuned = bool(section) and config.data_parallel_size(world_size) > 1
-    whole = config.precision.dtype == "fp32" and not config.policy.unfreeze and not tuned
+    whole = config.precision.dtype == "fp32" and not config.policy.phases and not tuned
     return (
         "zero0"
         if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from data_pipeline.io.files import utf8
 from megatron_patches.errors import MethodError
+from pretrain.config.attention import phases_of_unfreeze
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
 from pretrain.config.sources import (
@@ -89,6 +90,7 @@ def config_from_draft(draft: Draft) -> Config:
     Raises:
         UserError: as `load_config`.
     """
+    _read_unfreeze(draft)
     _refuse_unknown_keys(draft)
     _unset_excluded(draft)
     try:
@@ -104,6 +106,29 @@ def config_from_draft(draft: Draft) -> Config:
     except MethodError as error:
         raise UserError(str(error)) from None
     return config
+
+
+def _read_unfreeze(draft: Draft) -> None:
+    """Read attention.unfreeze, a key of earlier versions, as attention.phases.
+
+    Raises:
+        UserError: both are given.
+    """
+    section = draft.values.get("attention")
+    if not isinstance(section, Mapping) or "unfreeze" not in section:
+        return
+    entries = section["unfreeze"]
+    draft.values["attention"] = {key: section[key] for key in section if key != "unfreeze"}
+    if entries is None:
+        return
+    if section.get("phases") is not None:
+        raise UserError(
+            "attention.unfreeze is the former name of attention.phases, which is given too; leave "
+            "attention.unfreeze out"
+        )
+    draft.values["attention"]["phases"] = phases_of_unfreeze(entries)
+    for path in [path for path in draft.origins if path[:2] == ("attention", "unfreeze")]:
+        draft.origins[("attention", "phases", *path[2:])] = draft.origins.pop(path)
 
 
 def _unset_excluded(draft: Draft) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from data_pipeline.errors import how_to_install
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.phases import check_unfreeze
+from megatron_patches.recipe.phases import check_phases, training_begins
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
@@ -152,7 +152,12 @@ def _check_query_key(config: Config) -> None:
         raise UserError(
             "attention.frozen_heads freezes no head; use attention.variant=vanilla for that"
         )
-    check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
+    check_phases(
+        policy.phases,
+        begins=training_begins(policy.phases, config.model.num_layers),
+        ends=policy.kept_from(config.model.num_layers, config.num_query_groups),
+        total_steps=config.total_steps,
+    )
     try:
         _ = config.recipe
     except MethodError as error:
@@ -184,8 +189,7 @@ def _check_z_loss(config: Config) -> None:
 
 def _check_factors(config: Config) -> None:
     """Refuse a pattern that names no weight beyond those of the patterns before it."""
-    optimizer, inventory = config.optimizer, config.inventories[-1]
-    trained = [tensor for tensor in inventory if tensor.trains]
+    optimizer, trained = config.optimizer, config.ever_trained
     decayed = [tensor for tensor in trained if tensor.decay and len(tensor.shape) > 1]
     factors = {
         "learning_rate_factors": (optimizer.learning_rate_factors, trained, "trained"),
@@ -198,7 +202,7 @@ def _check_factors(config: Config) -> None:
             if not named:
                 raise UserError(
                     f"optimizer.{key}: '{pattern}' matches no {kind} weight beyond those of the "
-                    f"patterns before it; weights have names such as {inventory[0].name}"
+                    f"patterns before it; weights have names such as {trained[0].name}"
                 )
             left = [name for name in left if name not in named]
 
@@ -279,8 +283,7 @@ def _check_spectral_norms(config: Config) -> None:
             "telemetry.spectral_norms are measured every telemetry.weights_every steps, which is "
             "0; set it, or leave the patterns out"
         )
-    inventory = config.inventories[-1]
-    names = [one.name for one in inventory if one.trains and len(one.shape) == 2]
+    names = [one.name for one in config.ever_trained if len(one.shape) == 2]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(
@@ -339,9 +342,9 @@ def check_stage(config: Config, stage: int) -> None:
         )
     if stage == 3:
         _check_same_parameters(config)
-    if policy.unfreeze and stage not in (1, 2):
+    if policy.phases and stage not in (1, 2):
         raise UserError(
-            "attention.unfreeze changes in the middle of the run what is trained, which is not "
+            "attention.phases changes in the middle of the run what is trained, which is not "
             f"possible here under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
         )
     if config.performance.compile == "layers" and stage == 3:

@@ -1,6 +1,6 @@
 """Learning rate and training phases as functions of the step: nothing to save, nothing to restore.
 
-In a later phase more weights train. A checkpoint belongs to the phase of its last step: a resume
+In another phase other weights train. A checkpoint belongs to the phase of its last step: a resume
 loads it into an engine of that phase, then changes phase as the uninterrupted run did
 (`training.phase_engine`).
 """
@@ -8,38 +8,60 @@ loads it into an engine of that phase, then changes phase as the uninterrupted r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_patches.recipe.phases import Unfreeze, last_steps, newly_trainable
+from megatron_patches.recipe.phases import last_steps, training_begins
+from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.sections import ScheduleSection
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps `first_step` to the one before the next phase's. Most runs have one phase, number 0."""
+    """Steps `first_step` to the one before the next phase's. Most runs have one phase, number 0.
+
+    Attributes:
+        number: from 0.
+        first_step: of the optimizer, counted from 1.
+        learning_rate_factor: of the whole schedule, within the phase.
+        newly_trainable: layers whose rows of queries and keys begin to train.
+        newly_kept: layers whose rows are frozen as they were trained.
+    """
 
     number: int
     first_step: int
     learning_rate_factor: float
-    newly_trainable: tuple[int, ...]
+    newly_trainable: tuple[int, ...] = ()
+    newly_kept: tuple[int, ...] = ()
+
+    @property
+    def change(self) -> str:
+        """Return what trains from here on and what no longer does, as a clause."""
+        begun = ", ".join(map(str, self.newly_trainable))
+        ended = ", ".join(map(str, self.newly_kept))
+        clauses = [f"also Query/Key of layer {begun}"] if begun else []
+        clauses += [f"no longer Query/Key of layer {ended}"] if ended else []
+        return ", ".join(clauses)
 
 
-def phases_of(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> tuple[Phase, ...]:
+def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tuple[Phase, ...]:
     """Return all phases of a run, in order.
 
     Args:
-        schedule: the entries of `attention.unfreeze`.
-        num_layers: layers of the model.
+        policy: has the entries of `attention.phases`.
+        sizes: layers of the model, and key heads of a layer.
         total_steps: optimizer steps of the run.
     """
-    phases = [Phase(0, 1, 1.0, ())]
-    for number, (entry, step) in enumerate(
-        zip(schedule, last_steps(schedule, total_steps), strict=True), start=1
-    ):
-        layers = tuple(newly_trainable(schedule, number, num_layers))
-        phases.append(Phase(number, step + 1, entry.learning_rate_factor, layers))
+    phases = [Phase(0, 1, 1.0)]
+    begins = training_begins(policy.phases, sizes[0])
+    ends = policy.kept_from(*sizes)
+    steps = last_steps(policy.phases, total_steps)
+    for number, (entry, step) in enumerate(zip(policy.phases, steps, strict=True), start=1):
+        trained, kept = (
+            tuple(layer for layer, phase in enumerate(changes) if phase == number)
+            for changes in (begins, ends)
+        )
+        phases.append(Phase(number, step + 1, entry.learning_rate_factor, trained, kept))
     return tuple(phases)
 
 

@@ -119,10 +119,9 @@ def _deepspeed_text(config: Config) -> str:
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
     count = count_parameters(config.shape, config.policy, phase.number)
-    layers = ", ".join(map(str, phase.newly_trainable))
     return (
         f"from step {phase.first_step:,} on",
-        f"{count.trainable:,} trainable (also Query/Key of layer {layers}), learning rate x "
+        f"{count.trainable:,} trainable ({phase.change}), learning rate x "
         f"{phase.learning_rate_factor:g}",
     )
 

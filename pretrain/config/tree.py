@@ -88,10 +88,11 @@ class Config(Section):
     @cached_property
     def _steps_of_flops(self) -> int:
         """Return the fewest steps that execute schedule.flops, found by bisection."""
-        # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs
-        # rise.
+        # FLOPs rise with the steps: one more moves some step into another phase at most once for
+        # each layer, and what training rows costs is a small part of a step.
         wanted = -(-(self.schedule.flops or 0) // self.tokens_per_step)
-        a_token = int(executed_flops_per_token(self.shape, self.policy))
+        phases = range(len(self.policy.phases) + 1)
+        a_token = int(min(executed_flops_per_token(self.shape, self.policy, n) for n in phases))
         lengths = range(1, -(-wanted // a_token) + 1)
         flops = partial(executed_flops_of_steps, self.shape, self.policy)
         return lengths[bisect_left(lengths, wanted, key=flops)]
@@ -190,8 +191,9 @@ class Config(Section):
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """Return the training phases in order: one, unless attention.unfreeze adds more."""
-        return phases_of(self.policy.unfreeze, self.model.num_layers, self.total_steps)
+        """Return the training phases in order: one, unless attention.phases adds more."""
+        sizes = self.model.num_layers, self.num_query_groups
+        return phases_of(self.policy, sizes, self.total_steps)
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase of optimizer step `step` (from 1); step 0 is the start of phase 0."""
@@ -201,6 +203,18 @@ class Config(Section):
     def inventories(self) -> tuple[tuple[Tensor, ...], ...]:
         """Return the tensors of the whole model, by the number of the training phase."""
         return tuple(tensors(self.shape, self.policy, phase.number) for phase in self.phases)
+
+    @property
+    def fullest_phase(self) -> int:
+        """Return the number of the phase in which most weights train, the last of equal ones."""
+        trained = [sum(t.elements for t in every if t.trains) for every in self.inventories]
+        return max(range(len(trained)), key=lambda number: (trained[number], number))
+
+    @property
+    def ever_trained(self) -> tuple[Tensor, ...]:
+        """Return the tensors that train in some phase of the run, each once, in their order."""
+        every = (tensor for inventory in self.inventories for tensor in inventory if tensor.trains)
+        return tuple({tensor.name: tensor for tensor in every}.values())
 
     @property
     def embedding_rows(self) -> int:

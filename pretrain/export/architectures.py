@@ -8,7 +8,7 @@ and the file with the subclasses is copied into the export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.orthonormal import ROLES, Role
 from megatron_patches.model.gpt import GPT
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -143,12 +143,15 @@ class Architecture:
                 for vector in (vector for vector in ("weight", "bias") if f"{key}.{vector}" in own):
                     yield _whole(f"{name}.{vector}", own[f"{key}.{vector}"])
 
-    def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
+    def row_ranges(
+        self, layer: int, groups: tuple[int, ...], roles: Collection[Role] | None = None
+    ) -> dict[str, list[list[int]]]:
         """Return the rows of W (in W x) that are Q or K of some key heads of a layer.
 
         Args:
             layer: number of the layer, from 0.
             groups: numbers of the key heads.
+            roles: of which rows are meant; None: those of the policy's bank.
 
         Returns:
             {tensor: [first, end] of each range of rows}.
@@ -157,7 +160,7 @@ class Architecture:
         heads = {"query": [group * queries + head for group in groups for head in range(queries)]}
         heads["key"] = list(groups)
         policy = self.config.policy
-        frozen = ROLES if policy.shared else policy.frozen_row_roles
+        frozen = roles or (ROLES if policy.shared else policy.frozen_row_roles)
         by_tensor: dict[str, list[list[int]]] = {}
         for role in (role for role in ROLES if role in frozen):
             module, parts = self.model_class.module_of(layer, role)

@@ -106,10 +106,10 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
         UserError: the bank is not the one of the training, or the weights are not of this model.
     """
     model = build_model(run.config, context, run.config.phase_at(run.step).number)
+    load_weights(run.checkpoint, model)
     recipe = run.config.recipe
     live = {"recipe": recipe.as_dict() if recipe else None, "sha256": bank_digests(model, context)}
     check_bank(str(run.checkpoint), run.frozen_bank, live)
-    load_weights(run.checkpoint, model)
     return model.eval()
 
 

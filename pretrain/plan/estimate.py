@@ -113,8 +113,32 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class PhaseCost:
+    """Sizes and costs of one training phase.
+
+    Attributes:
+        first_step: of the optimizer, counted from 1.
+        steps: of the phase.
+        checkpoint_bytes: of a checkpoint in the phase.
+    """
+
+    first_step: int
+    steps: int
+    parameters: ParameterCount
+    memory: Memory
+    flops: Flops
+    seconds: StepSeconds
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """Memory, time and costs with one variant of attention."""
+    """Memory, time and costs with one variant of attention.
+
+    Attributes:
+        parameters, memory, flops, seconds: of the phase in which most weights train.
+        phases: of each phase of the run.
+    """
 
     variant: str
     parameters: ParameterCount
@@ -123,6 +147,7 @@ class Estimate:
     seconds: StepSeconds
     speed: Speed
     saving: Saving
+    phases: tuple[PhaseCost, ...]
 
 
 @dataclass(frozen=True)
@@ -184,42 +209,69 @@ def estimate(resolved: Resolved, gpu: Gpu, request: Request) -> Estimate:
         request: prices and rates that the user gave.
     """
     config = resolved.config
-    work = workload_of(resolved)
-    passes = config.gradient_accumulation_steps(request.gpus)
-    memory = memory_of(work)
-    trainable = rank_tensors(work, 0).trainable
-    seconds = step_seconds(work, gpu, passes, memory.states, trainable=trainable)
-    tokens = config.tokens_per_step
-    executed = executed_flops_per_token(work.shape, work.policy, work.phase)
-    flops = Flops(
-        model=tokens * model_flops_per_token(work.shape, work.policy),
-        model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
-        executed=tokens * (executed + flops_again_per_token(work)),
-        update=update_flops(work),
-    )
+    phases = tuple(phase_cost(resolved, gpu, request, n) for n in range(len(config.phases)))
+    fullest = phases[config.fullest_phase]
+    seconds = sum(phase.steps * phase.seconds.total for phase in phases)
+    step = fullest.seconds.total
     return Estimate(
         variant=config.attention.variant,
-        parameters=count_parameters(work.shape, work.policy, work.phase),
-        memory=memory,
-        flops=flops,
-        seconds=seconds,
-        speed=_speed(config, gpu, request, flops, step=seconds.total),
+        parameters=fullest.parameters,
+        memory=fullest.memory,
+        flops=fullest.flops,
+        seconds=fullest.seconds,
+        speed=_speed(config, gpu, request, fullest.flops, step=step, run=seconds),
         saving=saving(
-            checkpoint_bytes(work.tensors(), work.rules),
+            fullest.checkpoint_bytes,
             every=config.checkpoint.every,
-            step_seconds=seconds.total,
+            step_seconds=step,
             nodes=_nodes(request.gpus, gpu),
             write_gb_s=request.write_gb_s,
             mtbf_hours=request.mtbf_hours,
         ),
+        phases=phases,
     )
 
 
-def _speed(config: Config, gpu: Gpu, request: Request, flops: Flops, step: float) -> Speed:
-    """Return the rates of a run whose step takes `step` seconds."""
+def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> PhaseCost:
+    """Return sizes and costs of one training phase.
+
+    Args:
+        resolved: a configuration that fits its ranks.
+        gpu: the card.
+        request: prices and rates that the user gave.
+        number: of the phase, from 0.
+    """
+    config = resolved.config
+    bounds = [*(phase.first_step for phase in config.phases), config.total_steps + 1]
+    work = workload_of(resolved, phase=number)
+    passes = config.gradient_accumulation_steps(request.gpus)
+    memory = memory_of(work)
+    trainable = rank_tensors(work, 0).trainable
+    tokens = config.tokens_per_step
+    executed = executed_flops_per_token(work.shape, work.policy, number)
+    return PhaseCost(
+        first_step=bounds[number],
+        steps=bounds[number + 1] - bounds[number],
+        parameters=count_parameters(work.shape, work.policy, number),
+        memory=memory,
+        flops=Flops(
+            model=tokens * model_flops_per_token(work.shape, work.policy),
+            model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
+            executed=tokens * (executed + flops_again_per_token(work)),
+            update=update_flops(work),
+        ),
+        seconds=step_seconds(work, gpu, passes, memory.states, trainable=trainable),
+        checkpoint_bytes=checkpoint_bytes(work.tensors(), work.rules),
+    )
+
+
+def _speed(
+    config: Config, gpu: Gpu, request: Request, flops: Flops, *, step: float, run: float
+) -> Speed:
+    """Return the rates of a run whose step takes `step` seconds, and all steps `run`."""
     in_bf16 = config.precision.dtype == "bf16"
     peak = request.gpus * gpu.peak_tflops * 1e12 * step if in_bf16 else None
-    hours = config.total_steps * step / 3600
+    hours = run / 3600
     gpu_hours = hours * request.gpus
     return Speed(
         tokens_per_second=config.tokens_per_step / step,

@@ -23,8 +23,8 @@ CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill.
 """
 
-Group = tuple[Rule, int, bool, float]
-"""A group of the optimizer: the rule of its update, the phase in which its weights begin to train,
+Group = tuple[Rule, tuple[int, int], bool, float]
+"""A group of the optimizer: the rule of its update, the phases in which its weights train,
 whether weight decay leaves them alone, the factor of their learning rate.
 """
 
@@ -62,7 +62,7 @@ def rank_tensors(work: Workload, rank: int) -> RankTensors:
         else:
             rule = rule_of(tensor, work.rules)
             factor = work.optimizer.rate_factor(tensor)
-            weights.append((elements, (rule, tensor.phase, not tensor.decay, factor)))
+            weights.append((elements, (rule, tensor.span, not tensor.decay, factor)))
     return RankTensors(tuple(weights), frozen)
 
 

@@ -60,7 +60,7 @@ def render(plan: Plan) -> str:
     with console.capture() as capture:
         for line in _headline(plan):
             console.print(_in_width(line), markup=False)
-        for table in (_memory(plan), _step(plan), _run(plan)):
+        for table in (_memory(plan), _step(plan), _run(plan), *_phases(plan)):
             console.print()
             console.print(rich_table(table, bare=True))
         assumed = ["Assumed:", *(f"  {line}" for line in assumptions(plan))]
@@ -158,6 +158,36 @@ def _run(plan: Plan) -> Table:
         rows.append((ESTIMATE, "cost", "speed.run_cost", 1, 2))
     tokens = config.tokens_per_step * config.total_steps
     return _table(plan, f"the run: {config.total_steps:,} steps, {tokens:,} tokens", rows)
+
+
+def _phases(plan: Plan) -> list[Table]:
+    """Return a table of the training phases, for each variant that has several."""
+    header = [
+        "from step",
+        f"{EXACT} trained, M",
+        f"{EXACT} states, GB",
+        f"{ESTIMATE} peak, GB",
+        f"{EXACT} TFLOP",
+        f"{ESTIMATE} ms a step",
+    ]
+    return [
+        Table(
+            [f"{one.variant} {header[0]}", *header[1:]],
+            [
+                [
+                    f"{phase.first_step:,}",
+                    number(phase.parameters.trainable / 1e6, 2),
+                    number(phase.memory.states.total / 1e9, 3),
+                    number(phase.memory.peak / 1e9, 3),
+                    number(phase.flops.executed / 1e12, 3),
+                    number(phase.seconds.total * 1e3, 1),
+                ]
+                for phase in one.phases
+            ],
+        )
+        for one in _estimates(plan)
+        if len(one.phases) > 1
+    ]
 
 
 def _fit(plan: Plan) -> list[str]:
@@ -289,8 +319,22 @@ def _estimate_json(estimate: Estimate, states_name: str) -> dict[str, Any]:
     states[states_name] = states.pop("optimizer_states")
     updated = states.pop("own_elements")
     written = states.pop("autograd_gradients")
+    phases = [
+        {
+            "first_step": phase.first_step,
+            "steps": phase.steps,
+            "parameters": asdict(phase.parameters) | {"trainable": phase.parameters.trainable},
+            "states_bytes": phase.memory.states.total,
+            "peak_bytes": phase.memory.peak,
+            "flops_a_step": asdict(phase.flops),
+            "step_seconds": phase.seconds.total,
+            "checkpoint_bytes": phase.checkpoint_bytes,
+        }
+        for phase in estimate.phases
+    ]
     return {
         "variant": estimate.variant,
+        **({"phases": phases} if len(phases) > 1 else {}),
         "exact": {
             "parameters": {
                 "total": count.total,

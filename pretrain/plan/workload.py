@@ -93,7 +93,7 @@ class Workload:
 
     Attributes:
         optimizer: its rules, and the rate of each tensor.
-        phase: the training phase in which most of the model trains.
+        phase: the training phase.
         masked: documents of a sample must not see each other.
         softcap: logits are capped.
         z_loss: the square of their log-sum-exp is trained on.
@@ -178,12 +178,13 @@ class Workload:
         return tuple(layers)
 
 
-def workload_of(resolved: Resolved, on_cuda: bool = True) -> Workload:
+def workload_of(resolved: Resolved, on_cuda: bool = True, phase: int | None = None) -> Workload:
     """Return the workload of each rank.
 
     Args:
         resolved: a configuration that fits its ranks.
         on_cuda: whether the ranks are GPUs.
+        phase: number of the training phase; None: that in which most weights train.
     """
     config, settings = resolved.config, resolved.deepspeed
     zero = settings.get("zero_optimization", {})
@@ -205,7 +206,7 @@ def workload_of(resolved: Resolved, on_cuda: bool = True) -> Workload:
         shape=shape,
         policy=config.policy,
         optimizer=config.optimizer,
-        phase=len(config.phases) - 1,
+        phase=config.fullest_phase if phase is None else phase,
         layout=layout,
         batch=config.data.micro_batch_size,
         dropout=config.model.dropout > 0,

@@ -1,10 +1,12 @@
-"""The live engine, and its replacement where a run begins to train more weights.
+"""The live engine, and its replacement where a run begins to train other weights.
 
 DeepSpeed fixes what it trains when it is initialised, so a layer that only gets `requires_grad`
 later never moves. Here a new model and a new engine are built for the new phase and take over
-everything of the old ones, bit for bit: weights, fp32 masters, both moments and step counts,
-micro-step and sample counts. What has become trainable starts from the rows it was frozen with,
-with zero moments and a step count of its own.
+everything of the old ones, bit for bit: weights, fp32 masters, the optimizer's states and step
+counts, micro-step and sample counts. What has become trainable starts from the rows it was frozen
+with, with zero moments and a step count of its own. Rows that are frozen now are buffers with the
+bits that they were trained to; digests before and after prove it, and their masters and states are
+gone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import Any
 
 import torch
 
+from megatron_patches.engine.freeze import frozen_layers
+from megatron_patches.errors import MethodError
+from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
@@ -31,6 +36,9 @@ from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
+KEPT_ROWS = "kept_rows"
+"""Entry of the audit: digests of the rows that are frozen as they were trained."""
+
 
 class PhasedEngine:
     """The live engine of the current phase, its audit, and the change into the next phase.
@@ -40,8 +48,8 @@ class PhasedEngine:
     another one after `enter` has answered True. `structured_products`: how structured rows are
     multiplied by, chosen once; None: there have been none.
 
-    Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is
-    damaged or of another model, or a kernel that is asked for cannot be had.
+    Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
+    if the checkpoint is damaged or of another model, or a kernel that is asked for cannot be had.
     """
 
     def __init__(
@@ -74,12 +82,21 @@ class PhasedEngine:
         """
         if self.is_in(step):
             return False
+        new = self._config.phase_at(step)
         state = TrainingState.of(self.engine)
+        trained = trained_digests(self.engine.module, self._context, new.newly_kept)
         self.close()
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.phase = self._config.phase_at(step)
+        self.phase = new
         self._build(state)
+        kept = self.audit.get(KEPT_ROWS, {})
+        moved = [name for name, digest in trained.items() if kept.get(name) != digest]
+        if moved:
+            raise MethodError(
+                f"freezing changed the rows at {moved[0]}, so training was stopped before step "
+                f"{step}; this is an error of the program"
+            )
         return True
 
     def note_update(self) -> bool:
@@ -120,6 +137,9 @@ class PhasedEngine:
             with together():
                 state.give_weights(model)
         self.engine, self._reduction, self.audit = wrap_model(model, self._resolved, self._context)
+        layers = {layer.layer for _, layer in frozen_layers(model) if layer.kept_tensors()}
+        if kept := trained_digests(model, self._context, layers):
+            self.audit[KEPT_ROWS] = kept
         on_cuda = self._context.device.type == "cuda"
         if self._config.performance.compiles(on_cuda, self._resolved.layout.zero_stage):
             compile_layers(model, "inductor")
@@ -143,6 +163,7 @@ class PhasedEngine:
             "first_step": self.phase.first_step,
             "learning_rate_factor": self.phase.learning_rate_factor,
             "newly_trainable_layers": list(self.phase.newly_trainable),
+            "newly_frozen_layers": list(self.phase.newly_kept),
             **self.audit,
         }
         return {**self.audit, "phases": [*earlier, own]}

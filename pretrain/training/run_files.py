@@ -315,15 +315,14 @@ def headline(
 
 
 def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
-    """Return the line that names what a new phase trains.
+    """Return the line that names what a new phase trains, and what it no longer does.
 
     Args:
         phased: the engine of the new phase.
         facts: in that phase.
     """
-    layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
-        f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "
+        f"from step {phased.phase.first_step} on trains {phased.phase.change}: "
         f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen "
         f"parameters, learning rate x {phased.phase.learning_rate_factor:g}"
     )

@@ -1,8 +1,9 @@
-"""Transfer of the training state from one DeepSpeed engine into another that trains more weights.
+"""Transfer of the training state from one DeepSpeed engine into one that trains other weights.
 
 Groups that both engines have are made of the same parameters in the same order, hence cut alike:
 each rank copies its own slices, without arithmetic or communication. So every bit survives the
-move.
+move. What only the new engine trains keeps its start values; what it no longer trains leaves its
+weights, in the precision of the model, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from megatron_patches.engine.freeze import kept_weights, lasting_weights
 from pretrain.checkpoint.format import Counters
 from pretrain.checkpoint.slices import Slice, counters_of, set_counters, slices_of_rank
 
@@ -50,7 +52,7 @@ class SliceState:
 class TrainingState:
     """The trained state of an engine, in host memory; the engine may be destroyed.
 
-    `weights`: this rank's parameters by name, in the precision of the model.
+    `weights`: this rank's parameters and kept rows by name, in the precision of the model.
     """
 
     weights: dict[str, torch.Tensor]
@@ -60,16 +62,16 @@ class TrainingState:
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
         """Copy the state out of an engine of ZeRO stage 1 or 2."""
-        weights = {name: _host_copy(p) for name, p in engine.module.named_parameters()}
+        weights = {name: _host_copy(one) for name, one in lasting_weights(engine.module)}
         slices = {own.name: SliceState.of(own) for own in slices_of_rank(engine)}
         return cls(weights, slices, counters_of(engine))
 
     def give_weights(self, model: torch.nn.Module) -> None:
-        """Overwrite the parameters that the old model had too; others keep their start values.
+        """Overwrite the weights that the old model had too; others keep their start values.
 
         Raises RuntimeError: the new model lacks one of them, or has it in another shape.
         """
-        new = dict(model.named_parameters())
+        new = dict(lasting_weights(model))
         for name, weight in self.weights.items():
             if name not in new or new[name].shape != weight.shape:
                 shape = tuple(weight.shape)
@@ -83,17 +85,16 @@ class TrainingState:
         Raises RuntimeError: it cuts the parameters that this state is of in another way.
         """
         live = {own.name: own for own in slices_of_rank(engine)}
+        kept = {name for name, _ in kept_weights(engine.module)}
         for name, state in self.slices.items():
+            if name in kept:
+                continue
             own = live.get(name)
             if own is None or (own.start, own.length) != (state.start, state.length):
                 raise RuntimeError(
                     f"the engine of the new phase cuts '{name}' in another way than the old one"
                 )
             state.give(own)
-        if len(dict(engine.module.named_parameters())) <= len(self.weights):
-            raise RuntimeError(
-                "the engine of the new phase has nothing more to train than the old one"
-            )
         set_counters(engine, self.counters)
 
 

@@ -90,8 +90,18 @@ DESIGNS: dict[str, dict[str, str]] = {
         "model.logit_softcap": "2",
         "model.z_loss": "0.01",
     },
+    "vanilla-freezes": {
+        "variant": "vanilla",
+        "phases": "[{at: 0.2, freeze: 1}, {at: 0.5, freeze: all, learning_rate_factor: 0.5}]",
+    },
+    "monarch-freezes": {
+        "variant": "monarch_trainable",
+        "shared": "true",
+        "adapters": "[short_convolution, query_key_bias, channel_scale]",
+        "phases": "[{at: 0.4, freeze: all}]",
+    },
 }
-PHASED = ("unfreeze", "early_freeze")
+PHASED = ("unfreeze", "early_freeze", "vanilla-freezes", "monarch-freezes")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
 
 

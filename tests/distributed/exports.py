@@ -43,7 +43,12 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__adapters": "[low_rank, channel_scale]",
     },
-    "monarch-trained": {**PARALLEL, **GROUPED, "attention__variant": "monarch_trainable"},
+    "monarch-trained": {
+        **PARALLEL,
+        **GROUPED,
+        "attention__variant": "monarch_trainable",
+        "attention__phases": "[{at: 0.5, freeze: 1}]",
+    },
     "llama": {
         **PARALLEL,
         **GROUPED,

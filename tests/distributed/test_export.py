@@ -220,6 +220,7 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
         "normed",
         "normed-learned",
         "unfreeze",
+        "monarch-trained",
         "shared",
         "frozen-query",
         "convolved",

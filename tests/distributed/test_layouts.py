@@ -50,6 +50,8 @@ ON_TWO_RANKS = (
     ("thin", "fp32"),
     ("monarch_shared_conv", "bf16"),
     ("monarch_trainable", "fp32"),
+    ("vanilla-freezes", "bf16"),
+    ("monarch-freezes", "fp32"),
     ("synthesizer_random", "bf16"),
     ("synthesizer_factorized", "fp32"),
     ("orthogonal", "bf16 sums"),

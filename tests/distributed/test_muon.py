@@ -25,6 +25,7 @@ DESIGNS = (
     ("hybrid-three-adapters", "fp32 muon"),
     ("monarch_trainable", "fp32 muon"),
     ("unfreeze", "fp32 muon"),
+    ("monarch-freezes", "fp32 muon"),
     ("modern", "fp32 muon"),
     ("vanilla", "bf16 muon"),
 )

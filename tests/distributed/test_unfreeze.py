@@ -1,4 +1,4 @@
-"""unfreeze: layers become trainable on the way, and nothing else is disturbed.
+"""Phases: layers become trainable on the way or are frozen, and nothing else is disturbed.
 
 A resume is exact across it.
 """
@@ -36,6 +36,20 @@ RESUMED = {
     "zero1 fp32": {"model__dropout": 0.1},
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
 }
+FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
+FROZEN = {  # on two data-parallel ranks, but for the last
+    "zero1 fp32": FREEZES,
+    "zero2 bf16": {**FREEZES, "precision__dtype": "bf16", "deepspeed__config": "zero2"},
+    "tp2 zero1 bf16": {
+        **SHARDED,
+        "precision__dtype": "bf16",
+        "model__hidden_size": 36,
+        "attention__variant": "monarch_trainable",
+        "attention__shared": "true",
+        "attention__adapters": "[short_convolution, query_key_bias]",
+        "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
+    },
+}
 AFTER = (2, 3, 4, 6)  # before, at and after a change of phase, and at the second
 
 
@@ -68,8 +82,14 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         1,
         f"{worker}:one_rank",
         {
-            "curves": {name: overrides(name, **changes) for name, changes in ONE_RANK.items()},
-            "reference": overrides("reference"),
+            "curves": {
+                name: overrides(name, **changes)
+                for name, changes in {**ONE_RANK, "freezes": FREEZES}.items()
+            },
+            "references": {
+                "zero1": overrides("reference"),
+                "freezes": overrides("freezing reference", **FREEZES),
+            },
         },
     )
     two = run_ranks(
@@ -80,6 +100,9 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "watch": {
                 name: overrides(f"watch {name}", **changes) for name, changes in WATCHED.items()
             },
+            "freeze": {
+                name: overrides(f"freeze {name}", **changes) for name, changes in FROZEN.items()
+            },
             "resume": {
                 name: overrides(f"resume {name}", **changes, **kept)
                 for name, changes in RESUMED.items()
@@ -88,12 +111,33 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "longer": ["schedule.steps=20"],
         },
     )
-    return {**two, "reference": one["reference"], "curves": {**one["curves"], **two["curves"]}}
+    return {**two, "references": one["references"], "curves": {**one["curves"], **two["curves"]}}
 
 
-def test_training_is_that_of_plain_pytorch(found: dict[str, Any]) -> None:
-    for tag, values in found["reference"].items():
-        assert found["curves"]["zero1"][tag] == pytest.approx(values, rel=1e-5), tag
+@pytest.mark.parametrize("case", ["zero1", "freezes"])
+def test_training_is_that_of_plain_pytorch(found: dict[str, Any], case: str) -> None:
+    for tag, values in found["references"][case].items():
+        assert found["curves"][case][tag] == pytest.approx(values, rel=1e-5), tag
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
+    found: dict[str, Any], case: str
+) -> None:
+    freezes = found["freezes"][case]
+    names = ("trained_query_key",)
+    if "monarch" in FROZEN[case]["attention__variant"]:
+        names = ("trained_left_query_key", "trained_right_query_key")
+    layers = [1, 0][: len(freezes["changes"])]
+    assert [change.pop("step") for change in freezes["changes"]] == list(LAST_STEPS)[: len(layers)]
+    for change, layer in zip(freezes["changes"], layers, strict=True):
+        module = f"decoder.layers.{layer}.self_attention.linear_qkv"
+        assert change.pop("kept") == [f"{module}.{name}" for name in names]
+        assert all(change.values()), change
+    assert freezes["rows stayed"] and freezes["stored"]
+    assert freezes["audit"][-1]["frozen_in_zero"] == 0
+    sizes = [entry["model_frozen_parameters"] for entry in freezes["audit"]]
+    assert sizes[0] == 0 and sizes == [sizes[1] * n for n in range(len(sizes))]
 
 
 @pytest.mark.parametrize("case", [*list(ONE_RANK)[1:], *TWO_RANKS])
@@ -181,5 +225,5 @@ def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
 
 
 def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:
-    assert "the steps after which attention.unfreeze applies=[3, 6]" in found["refused"]
+    assert "the steps after which attention.phases applies=[3, 6]" in found["refused"]
     assert "this run has [6, 12]" in found["refused"]

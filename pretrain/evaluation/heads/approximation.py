@@ -101,7 +101,7 @@ class Grid:
             "parallel.tensor_model_parallel_size": 1,
         }
         config = load_config("demo", [f"{key}={value}" for key, value in values.items()])
-        if config.policy.penalty or config.policy.unfreeze:
+        if config.policy.penalty or config.policy.phases:
             raise UserError(
                 f"--variants has '{variant}', whose penalty or schedule belongs to the training "
                 "loop of a run and would do nothing in this experiment; leave it out"

@@ -20,7 +20,7 @@ from pretrain.ranks.groups import initialize_distributed, set_seeds, shutdown_di
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 
-ROWS = ("shape", "dimension that is cut", "phase", "weight decay")
+ROWS = ("shape", "dimension that is cut", "phases", "weight decay")
 
 
 def live_and_listed(payload: dict[str, Any]) -> list[dict[str, list[dict[str, Any]]]]:
@@ -52,7 +52,7 @@ def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
             tensor.name: [
                 list(tensor.rank_shape(rank, size)),
                 tensor.cut,
-                tensor.phase,
+                list(tensor.span) if tensor.trains else None,
                 tensor.decay if tensor.trains else None,
             ]
             for tensor in model.inventory
@@ -83,8 +83,8 @@ def _live(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         cut = (
             parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
         )
-        phase = getattr(parameter, "optimizer_group", 0)
-        rows[name] = [list(parameter.shape), cut, phase, decay[id(parameter)]]
+        span = list(parameter.optimizer_group)
+        rows[name] = [list(parameter.shape), cut, span, decay[id(parameter)]]
     for name, buffer in model.named_buffers():
         rows[name] = [list(buffer.shape), "buffer", None, None]
     return {name: row for name, row in rows.items() if all(row[0])}

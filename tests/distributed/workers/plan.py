@@ -97,7 +97,7 @@ def _model(config: Config) -> tuple[ParallelContext, torch.nn.Module]:
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
-    return context, build_model(config, context, len(config.phases) - 1)
+    return context, build_model(config, context, config.fullest_phase)
 
 
 def _loss(model: torch.nn.Module, config: Config) -> torch.Tensor:

@@ -17,8 +17,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
-from megatron_patches.engine.freeze import frozen_layers
+from megatron_patches.engine.freeze import frozen_layers, kept_weights, lasting_weights
 from pretrain.checkpoint.format import MASTER
+from pretrain.checkpoint.identity import bank_digests
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -39,7 +41,10 @@ def one_rank(payload: dict[str, Any]) -> dict[str, Any]:
     """Curves, the same training in plain PyTorch, and what happens at the changes of phase."""
     return {
         "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
-        "reference": _reference(load_config("demo", payload["reference"])),
+        "references": {
+            name: _reference(load_config("demo", overrides))
+            for name, overrides in payload["references"].items()
+        },
     }
 
 
@@ -47,6 +52,9 @@ def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
         "changes": {name: _watch(load_config("demo", o)) for name, o in payload["watch"].items()},
+        "freezes": {
+            name: _freezes(load_config("demo", o)) for name, o in payload["freeze"].items()
+        },
         "resumes": {name: _resumes(o, payload["after"]) for name, o in payload["resume"].items()},
         "refused": _refused(payload["resume"], payload["longer"]),
     }
@@ -97,10 +105,12 @@ def _next_model(
 ) -> tuple[torch.nn.Module, torch.optim.AdamW]:
     model = build_model(config, run.context, phase)
     if old is not None:
-        missing, unexpected = model.load_state_dict(old.state_dict(), strict=False)
-        assert not unexpected and all(name.endswith("trained_query_key") for name in missing), (
-            missing
-        )
+        new = dict(lasting_weights(model))
+        had = {name: weight.detach() for name, weight in lasting_weights(old)}
+        assert all(name.endswith("trained_query_key") for name in new.keys() ^ had.keys())
+        with torch.no_grad():
+            for name, weight in had.items():
+                new[name].copy_(weight)
     optimizer = plain_optimizer(model, config)
     for name, parameter in model.named_parameters():
         if name in states:
@@ -162,13 +172,7 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
         "masters by DeepSpeed": all(
             torch.equal(new_full[name], full) for name, full in old_full.items()
         ),
-        "masters, moments and steps": all(
-            a.start == b.start
-            and a.step == b.step
-            and a.values.keys() == b.values.keys()
-            and all(equal(a.values[kind], b.values[kind]) for kind in a.values)
-            for a, b in kept
-        ),
+        "masters, moments and steps": _same(kept),
         "moments are not zero": all(bool(tensor.any()) for tensor in moments)
         and len(moments) == 2 * len(kept) >= 4,
         "masters are not rounded": any(not torch.equal(a, b) for a, b in rounded),
@@ -182,11 +186,70 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
             _moved(run)[layer] == 0 for layer in run.phased.phase.newly_trainable
         ),
     }
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, report)
-    report = {key: all(other[key] for other in everywhere) for key in report}
+    report = _everywhere(report)
     report["new parameters"] = sorted(new.weights.keys() - old.weights.keys())
     return report
+
+
+def _same(states: list[tuple[SliceState, SliceState]]) -> bool:
+    return all(
+        a.start == b.start
+        and a.step == b.step
+        and a.values.keys() == b.values.keys()
+        and all(equal(a.values[kind], b.values[kind]) for kind in a.values)
+        for a, b in states
+    )
+
+
+def _freezes(config: Config) -> dict[str, Any]:
+    """Train step by step through changes that freeze rows; what they kept, and what is stored."""
+    changes: list[dict[str, Any]] = []
+    with open_run(config) as run:
+        position = run.position
+        while position.step < config.total_steps:
+            if run.phased.phase != config.phase_at(position.step + 1):
+                old, _, micro_steps = _all_state(run)
+                run.enter_phase_of(position.step + 1)
+                new, _, new_micro_steps = _all_state(run)
+                frozen = dict(kept_weights(run.engine.module))
+                left = [(old.slices[name], state) for name, state in new.slices.items()]
+                change = {
+                    "weights": new.weights.keys() == old.weights.keys()
+                    and all(equal(new.weights[name], one) for name, one in old.weights.items()),
+                    "masters, moments and steps": _same(left) and len(left) > 4,
+                    "states are gone": old.slices.keys() - new.slices.keys() <= frozen.keys(),
+                    "counters": micro_steps == new_micro_steps > 0,
+                }
+                layers = [f"layers.{layer}." for layer in run.phased.phase.newly_kept]
+                names = sorted(name for name in frozen if any(one in name for one in layers))
+                changes.append({**_everywhere(change), "kept": names, "step": position.step})
+                kept = {name: weight.clone() for name, weight in frozen.items()}
+            result, _ = train_step(run, position, StopSignals())
+            position = position.after_step(
+                config.data.global_batch_size,
+                config.tokens_per_step,
+                result.loss,
+                result.gradient_norm,
+            )
+        stayed = all(equal(kept[name], one) for name, one in kept_weights(run.engine.module))
+        run.save(position, in_background=False)
+        run.commit(good=True)
+        digests = bank_digests(run.engine.module, run.context)
+    stored = StoredCheckpoint(config.run_path / f"checkpoints/step_{config.total_steps:08d}")
+    rows = [one for one in stored.parameters.values() if one.step is None and not one.states]
+    return {
+        "changes": changes,
+        "rows stayed": stayed,
+        "stored": len(rows) >= len(kept) and stored.about.frozen_bank["sha256"] == digests,
+        "audit": _phases(config.run_path),
+    }
+
+
+def _everywhere(report: dict[str, Any]) -> dict[str, Any]:
+    """Return what is true on every rank."""
+    reports: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    return {key: all(other[key] for other in reports) for key in report}
 
 
 def _moments(state: SliceState) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.axes import Axis, Rule, axes_of
-from megatron_patches.recipe.phases import Unfreeze, newly_trainable, phases_of_layers
+from megatron_patches.recipe.phases import PhaseStart, training_begins
 from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy, policy_for
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.load import load_config, parse_config
@@ -27,7 +27,7 @@ GIVEN: dict[str, Any] = {
     "convolved": "key",
     "trainable": False,
     "synthesizer_rank": 3,
-    "unfreeze": (Unfreeze(0.5, "1"),),
+    "phases": (PhaseStart(0.5, freeze="1"),),
 }
 """A value of each axis that is no variant's own."""
 
@@ -65,7 +65,7 @@ APPLIES = {
     "convolved": {"monarch_shared_conv"},
     "trainable": {"synthesizer_random", "synthesizer_factorized"},
     "synthesizer_rank": {"synthesizer_factorized"},
-    "unfreeze": LATE,
+    "phases": {*FROZEN, *STARTED, *LATE} - {"low_rank"},
 }
 
 
@@ -124,7 +124,7 @@ def test_low_rank_is_judged_with_the_adapters_that_are_given_beside_it() -> None
 
 def test_an_empty_list_asks_for_nothing() -> None:
     assert (
-        policy_for("vanilla", {"adapters": (), "frozen_heads": (), "unfreeze": ()})
+        policy_for("vanilla", {"adapters": (), "frozen_heads": (), "phases": ()})
         == VARIANTS["vanilla"]
     )
     assert policy_for("hybrid", {"frozen_heads": ()}).frozen_heads == ()
@@ -173,16 +173,25 @@ def test_a_layer_may_be_named_once() -> None:
 
 
 def test_frozen_groups_follow_the_phase() -> None:
-    policy = policy_for("unfreeze", {"unfreeze": (Unfreeze(0.25, "3"), Unfreeze(0.5, "1-3"))})
+    schedule = (PhaseStart(0.25, train="3"), PhaseStart(0.5, train="1-3"))
+    policy = policy_for("unfreeze", {"phases": schedule})
     every = (0, 1)
     assert [policy.frozen_groups(4, 2, phase) for phase in range(3)] == [
         [every, every, every, every],
         [every, every, every, ()],
         [every, (), (), ()],
     ]
+    assert training_begins(schedule, 4) == [None, 2, 2, 1]
 
 
-def test_phases_of_layers() -> None:
-    schedule = (Unfreeze(0.25, "3"), Unfreeze(0.5, "1-3"))
-    assert phases_of_layers(schedule, 4) == [None, 2, 2, 1]
-    assert newly_trainable(schedule, 2, 4) == [1, 2]
+def test_rows_are_kept_from_the_first_entry_that_freezes_what_trains() -> None:
+    schedule = (
+        PhaseStart(0.1, freeze="0-1"),
+        PhaseStart(0.2, train="1-2"),
+        PhaseStart(0.3, freeze="all"),
+    )
+    assert policy_for("orthogonal", {"phases": schedule}).kept_from(4, 2) == [None, 3, 3, None]
+    frozen = {"phases": schedule[:1], "frozen_heads": (("0", 0.5), ("1", 1.0))}
+    assert policy_for("hybrid", frozen).kept_from(4, 2) == [1, None, None, None]
+    one_role = {"phases": schedule[:1], "frozen_roles": "key"}
+    assert policy_for("orthogonal", one_role).kept_from(4, 2) == [1, 1, None, None]

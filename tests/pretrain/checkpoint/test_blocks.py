@@ -33,7 +33,7 @@ def test_the_blocks_of_all_ranks_are_every_parameter_once(design: str) -> None:
                         assert part.start == start
                         start += part.numel
                         by_name.setdefault(part.name, []).append(part)
-                    assert start == (tensor.rank_elements(rank, size) if tensor.trains else 0)
+                    assert start == (tensor.rank_elements(rank, size) if tensor.stored else 0)
             for name, held in by_name.items():
                 if held[0].replicated:
                     assert len(held) == size and {part.numel for part in held} == {held[0].numel}

@@ -121,6 +121,6 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     assert found("attention.variant=vanilla")["frozen_bank"]["recipe"] is None
     assert found("parallel.tensor_model_parallel_size=2", "data.micro_batch_size=2") == plain
     assert found("run.seed=77") != plain != found("model.num_layers=3")
-    key = "the steps after which attention.unfreeze applies"
-    later = found("attention.variant=unfreeze", "attention.unfreeze=[{at: 0.25, layers: 1}]")
+    key = "the steps after which attention.phases applies"
+    later = found("attention.variant=unfreeze", "attention.phases=[{at: 0.25, train: 1}]")
     assert key not in plain["keys"] and later["keys"][key]

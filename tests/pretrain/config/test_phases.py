@@ -2,16 +2,18 @@
 
 import pytest
 
+from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.config.load import load_config, parse_config
 from pretrain.config.resolved import resolve
 from pretrain.config.show import render_show
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 UNFREEZE = "attention.variant=unfreeze"
 
 
-def schedule(*entries: str) -> list[str]:
-    return [UNFREEZE, f"attention.unfreeze=[{', '.join(entries)}]"]
+def schedule(*entries: str, variant: str = "unfreeze") -> list[str]:
+    return [f"attention.variant={variant}", f"attention.phases=[{', '.join(entries)}]"]
 
 
 def refusal(*overrides: str) -> str:
@@ -51,7 +53,7 @@ def test_other_variants_have_one_phase() -> None:
 
 
 def test_what_is_frozen_in_each_phase() -> None:
-    config = load_config("demo", schedule("{at: 0.25, layers: 3}", "{at: 0.5, layers: 1-3}"))
+    config = load_config("demo", schedule("{at: 0.25, train: 3}", "{at: 0.5, train: 1-3}"))
     frozen = [
         [layer for layer, heads in enumerate(config.policy.frozen_groups(4, 4, phase)) if heads]
         for phase in range(3)
@@ -61,11 +63,68 @@ def test_what_is_frozen_in_each_phase() -> None:
 
 
 def test_a_schedule_survives_config_yaml() -> None:
-    config = load_config("demo", schedule("{at: 0.25, layers: 3, learning_rate_factor: 2}"))
+    config = load_config("demo", schedule("{at: 0.25, train: 3, learning_rate_factor: 2}"))
     again = parse_config(config.as_dict())
     assert again.policy == config.policy
     assert again.phases == config.phases
     assert again.phases[1].learning_rate_factor == 2.0
+
+
+def test_the_former_key_is_read_as_entries_that_train() -> None:
+    former = load_config("demo", [UNFREEZE, "attention.unfreeze=[{at: 0.25, layers: 3}]"])
+    assert former.policy == load_config("demo", schedule("{at: 0.25, train: 3}")).policy
+    values = load_config("demo", [UNFREEZE]).as_dict()
+    values["attention"] |= {"unfreeze": None}  # as the config.yaml of any other variant had it
+    assert (
+        parse_config(values).as_dict()["attention"]
+        == load_config("demo", [UNFREEZE]).as_dict()["attention"]
+    )
+
+
+def kinds(config: Config, phase: int) -> list[set[str]]:
+    """The kinds of the tensors of queries and keys in each layer."""
+    found = [set[str]() for _ in range(4)]
+    for tensor in config.inventories[phase]:
+        if "query_key" in tensor.name and tensor.layer is not None:
+            found[tensor.layer].add(tensor.kind)
+    return found
+
+
+def test_layers_are_frozen_as_they_are_and_stay_so() -> None:
+    entries = ("{at: 0.25, freeze: 0%-50%}", "{at: 0.5, freeze: all, learning_rate_factor: 0.5}")
+    config = load_config("demo", schedule(*entries, variant="vanilla"))
+    assert [phase.newly_kept for phase in config.phases] == [(), (0, 1), (2, 3)]
+    trained, kept = {"ordinary"}, {"kept"}
+    assert [kinds(config, n) for n in range(3)] == [
+        [trained] * 4,
+        [kept, kept, trained, trained],
+        [kept] * 4,
+    ]
+    spans = {tensor.span for tensor in config.inventories[0] if "query_key" in tensor.name}
+    assert spans == {(0, 1), (0, 2)}
+    assert config.fullest_phase == 0
+    costs = [executed_flops_per_token(config.shape, config.policy, n) for n in range(3)]
+    assert costs[0] - costs[1] == costs[1] - costs[2] == 2 * 2 * 2 * 128 * 128
+
+
+def test_rows_may_be_trained_for_a_while_and_frozen_again() -> None:
+    entries = ("{at: 0.25, train: all}", "{at: 0.5, freeze: 0-1}")
+    config = load_config("demo", schedule(*entries, variant="orthogonal"))
+    assert [sorted(set().union(*kinds(config, n))) for n in range(3)] == [
+        ["frozen"],
+        ["ordinary"],
+        ["kept", "ordinary"],
+    ]
+    assert config.fullest_phase == 1
+
+
+def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
+    entries = ["attention.frozen_heads={0-1: 0.5}", "attention.adapters=[low_rank]"]
+    config = load_config("demo", [*schedule("{at: 0.5, freeze: all}", variant="hybrid"), *entries])
+    assert kinds(config, 0)[0] == {"frozen", "ordinary"} and kinds(config, 1)[0] == {
+        "frozen",
+        "kept",
+    }
 
 
 def test_show_lists_the_phases() -> None:
@@ -75,6 +134,9 @@ def test_show_lists_the_phases() -> None:
     )
     assert halfway in shown
     assert "from step 145 on 1,313,024 trainable" in shown  # all there are
+    frozen = schedule("{at: 0.25, freeze: 0-1}", variant="vanilla")
+    shown = " ".join(render_show("demo", frozen).split())
+    assert "from step 61 on 1,247,488 trainable (no longer Query/Key of layer 0, 1)" in shown
 
 
 @pytest.mark.parametrize(
@@ -84,28 +146,49 @@ def test_show_lists_the_phases() -> None:
             [UNFREEZE, "deepspeed.config=zero3"],
             "ZeRO stage 3; set deepspeed.config=auto, zero1 or zero2",
         ),
-        (schedule("{at: 0.001, layers: 1}"), "entry 1 (at: 0.001) is after step 0 of 240"),
-        (schedule("{at: 0.999, layers: 1}"), "entry 1 (at: 0.999) is after step 240 of 240"),
+        (schedule("{at: 0.001, train: 1}"), "entry 1 (at: 0.001) is after step 0 of 240"),
+        (schedule("{at: 0.999, train: 1}"), "entry 1 (at: 0.999) is after step 240 of 240"),
         (
-            schedule("{at: 0.5, layers: 1}", "{at: 0.4, layers: 2}"),
+            schedule("{at: 0.5, train: 1}", "{at: 0.4, train: 2}"),
             "entry 2 (at: 0.4) is after step 96 of",
         ),
         (
-            schedule("{at: 0.5, layers: 1}", "{at: 0.501, layers: 2}"),
+            schedule("{at: 0.5, train: 1}", "{at: 0.501, train: 2}"),
             "entry 2 (at: 0.501) is after step 120",
         ),
         (
-            schedule("{at: 0.5, layers: 1-2}", "{at: 0.6, layers: 2}"),
-            "entry 2 (layers: 2) makes no further",
+            schedule("{at: 0.5, train: 1-2}", "{at: 0.6, train: 2}"),
+            "entry 2 (train: 2) makes no further",
         ),
-        (schedule("{at: 0.5, layers: 4}"), "attention.unfreeze: layers '4' do not exist"),
-        (schedule("{at: 0.5, layers: upper}"), "attention.unfreeze: 'upper' names no layers"),
-        (schedule("{at: 1.5, layers: 1}"), "attention.unfreeze"),
-        (schedule("{at: 0.5, layers: 1, factor: 2}"), "factor"),
-        (schedule("{at: 0.5, layers: 1, learning_rate_factor: 0}"), "learning_rate_factor"),
-        (["attention.unfreeze=[{at: 0.5, layers: 1}]"], "does not apply to variant 'orthogonal'"),
+        (schedule("{at: 0.5, train: 4}"), "attention.phases: layers '4' do not exist"),
+        (schedule("{at: 0.5, train: upper}"), "attention.phases: 'upper' names no layers"),
+        (schedule("{at: 1.5, train: 1}"), "attention.phases"),
+        (schedule("{at: 0.5, train: 1, factor: 2}"), "factor"),
+        (schedule("{at: 0.5, train: 1, learning_rate_factor: 0}"), "learning_rate_factor"),
+        (schedule("{at: 0.5}"), "entry 1 (at: 0.5) names no layers; give freeze or train"),
+        (schedule("{at: 0.5, freeze: all}"), "(freeze: all) freezes no layer of the 4 that trains"),
+        (
+            schedule("{at: 0.5, train: 1-2}", "{at: 0.6, freeze: 2}", "{at: 0.7, train: all}"),
+            "entry 3 (train: all) trains layer 2, which entry 2 freezes",
+        ),
+        (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
+        (schedule("{at: 0.5, train: 1}", variant="monarch"), "frozen as whole matrices"),
+        (schedule("{at: 0.5, train: 1}", variant="orthogonal_shared"), "frozen as whole matrices"),
+        *(
+            (schedule("{at: 0.5, freeze: 1}", variant=variant), "needs rows of queries and keys")
+            for variant in ("low_rank", "synthesizer_random", "orthogonal_penalty")
+        ),
+        (
+            [*schedule("{at: 0.5, freeze: 1}", variant="vanilla"), "deepspeed.config=zero0"],
+            "attention.phases changes in the middle of the run what is trained",
+        ),
+        (
+            [*schedule("{at: 0.5, train: 1}"), "attention.unfreeze=[{at: 0.5, layers: 1}]"],
+            "attention.unfreeze is the former name of attention.phases",
+        ),
+        (["attention.unfreeze=[{at: 0.5, layers: 9}]"], "attention.phases: layers '9'"),
         ([UNFREEZE, "attention.adapters=[qk_norm]"], "without adapters"),
-        ([UNFREEZE, "attention.frozen_heads={'0': 0.5}"], "attention.unfreeze is for whole layers"),
+        ([UNFREEZE, "attention.frozen_heads={'0': 0.5}"], "attention.phases trains whole layers"),
         (["attention.penalty=1"], "attention.penalty does not apply to variant 'orthogonal'"),
         (["attention.variant=orthogonal_penalty", "attention.penalty=0"], "attention.penalty"),
         (["attention.variant=dct", "attention.construction=qr"], "contradicts variant 'dct'"),

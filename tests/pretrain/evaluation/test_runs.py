@@ -36,7 +36,11 @@ FOUR_RANKS: dict[str, dict[str, Any]] = {
         "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
         "attention__adapters": "[logit_scale, channel_scale, low_rank]",
     },
-    "unfreeze": {**PARALLEL, "attention__variant": "unfreeze"},
+    "unfreeze": {
+        **PARALLEL,
+        "attention__variant": "unfreeze",
+        "attention__phases": "[{at: 0.25, train: all}, {at: 0.5, freeze: 1}]",
+    },
     "zero3": {**PARALLEL, "deepspeed__config": "zero3", "model__tied_embeddings": "false"},
 }
 MODELS = [
