@@ -128,7 +128,8 @@ def _read_unfreeze(draft: Draft) -> None:
         )
     draft.values["attention"]["phases"] = phases_of_unfreeze(entries)
     for path in [path for path in draft.origins if path[:2] == ("attention", "unfreeze")]:
-        draft.origins[("attention", "phases", *path[2:])] = draft.origins.pop(path)
+        phases = ("attention", "phases", *path[2:])
+        draft.origins[phases] = draft.origins.pop(path)
 
 
 def _unset_excluded(draft: Draft) -> None:
