@@ -19,7 +19,7 @@ from megatron_patches.bank.shards import head_digests, role_digest
 from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
-from pretrain.config.attention import phases_of_unfreeze
+from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change
 from pretrain.config.model import ModelSection
 from pretrain.config.resolved import Layout
@@ -126,10 +126,10 @@ def accept_identity(
 def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's settings, those of attention.unfreeze as attention.phases has them."""
     known = dict(keys)
-    former = known.pop("attention.unfreeze", None)
+    former = known.pop(FORMER_PHASES, None)
     if former is not None:
         known["attention.phases"] = phases_of_unfreeze(former)
-        known[_STEPS] = known.pop("the steps after which attention.unfreeze applies", None)
+        known[_STEPS] = known.pop(f"the steps after which {FORMER_PHASES} applies", None)
     return known
 
 

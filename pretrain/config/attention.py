@@ -56,8 +56,12 @@ class PhaseEntry(Section):
     )
 
 
+FORMER_PHASES = "attention.unfreeze"
+"""Name of attention.phases in earlier versions, which had entries {at, layers, …} that train."""
+
+
 def phases_of_unfreeze(entries: Any) -> Any:
-    """Return the value of attention.unfreeze, a key of earlier versions, as attention.phases.
+    """Return the value of the former key, attention.unfreeze, as attention.phases has it.
 
     What is not a list of mappings is returned as it is.
     """

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from data_pipeline.io.files import utf8
 from megatron_patches.errors import MethodError
-from pretrain.config.attention import phases_of_unfreeze
+from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
 from pretrain.config.sources import (
@@ -114,21 +114,22 @@ def _read_unfreeze(draft: Draft) -> None:
     Raises:
         UserError: both are given.
     """
-    section = draft.values.get("attention")
-    if not isinstance(section, Mapping) or "unfreeze" not in section:
+    name, _, former = FORMER_PHASES.partition(".")
+    section = draft.values.get(name)
+    if not isinstance(section, Mapping) or former not in section:
         return
-    entries = section["unfreeze"]
-    draft.values["attention"] = {key: section[key] for key in section if key != "unfreeze"}
+    entries = section[former]
+    draft.values[name] = {key: section[key] for key in section if key != former}
     if entries is None:
         return
     if section.get("phases") is not None:
         raise UserError(
-            "attention.unfreeze is the former name of attention.phases, which is given too; leave "
-            "attention.unfreeze out"
+            f"{FORMER_PHASES} is the former name of attention.phases, which is given too; leave "
+            f"{FORMER_PHASES} out"
         )
-    draft.values["attention"]["phases"] = phases_of_unfreeze(entries)
-    for path in [path for path in draft.origins if path[:2] == ("attention", "unfreeze")]:
-        phases = ("attention", "phases", *path[2:])
+    draft.values[name]["phases"] = phases_of_unfreeze(entries)
+    for path in [path for path in draft.origins if path[:2] == (name, former)]:
+        phases = (name, "phases", *path[2:])
         draft.origins[phases] = draft.origins.pop(path)
 
 

@@ -61,7 +61,8 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
             tuple(layer for layer, phase in enumerate(changes) if phase == number)
             for changes in (begins, ends)
         )
-        phases.append(Phase(number, step + 1, entry.learning_rate_factor, trained, kept))
+        factor = entry.learning_rate_factor
+        phases.append(Phase(number, step + 1, factor, newly_trainable=trained, newly_kept=kept))
     return tuple(phases)
 
 

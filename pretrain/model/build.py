@@ -32,7 +32,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     Args:
         config: of the run.
         context: process groups and device of this rank.
-        phase: of a run in which layers become trainable on the way (see `config.schedule`).
+        phase: of a run in which other weights train later (see `config.schedule`).
     """
     recipe, policy = config.recipe, config.policy
     transformer = transformer_config(config)

@@ -161,33 +161,27 @@ def _run(plan: Plan) -> Table:
 
 
 def _phases(plan: Plan) -> list[Table]:
-    """Return a table of the training phases, for each variant that has several."""
+    """Return a table of the training phases, if there are several."""
     header = [
-        "from step",
+        "phase from step",
         f"{EXACT} trained, M",
         f"{EXACT} states, GB",
         f"{ESTIMATE} peak, GB",
         f"{EXACT} TFLOP",
         f"{ESTIMATE} ms a step",
     ]
-    return [
-        Table(
-            [f"{one.variant} {header[0]}", *header[1:]],
-            [
-                [
-                    f"{phase.first_step:,}",
-                    number(phase.parameters.trainable / 1e6, 2),
-                    number(phase.memory.states.total / 1e9, 3),
-                    number(phase.memory.peak / 1e9, 3),
-                    number(phase.flops.executed / 1e12, 3),
-                    number(phase.seconds.total * 1e3, 1),
-                ]
-                for phase in one.phases
-            ],
-        )
-        for one in _estimates(plan)
-        if len(one.phases) > 1
+    rows = [
+        [
+            f"{phase.first_step:,}",
+            number(phase.parameters.trainable / 1e6, 2),
+            number(phase.memory.states.total / 1e9, 3),
+            number(phase.memory.peak / 1e9, 3),
+            number(phase.flops.executed / 1e12, 3),
+            number(phase.seconds.total * 1e3, 1),
+        ]
+        for phase in plan.chosen.phases
     ]
+    return [Table(header, rows)] if len(rows) > 1 else []
 
 
 def _fit(plan: Plan) -> list[str]:

@@ -3,7 +3,7 @@
 loop            the program: forward, backward, update, record, validate, save, stop
 open_run        setup before step 1, and every refusal possible before it
 run_files       files and lines that describe a run at its start and end
-phase_engine    the live engine, and its successor where a run begins to train more weights
+phase_engine    the live engine, and its successor where a run begins to train other weights
 engine          model -> DeepSpeed engine, audited
 optimizers      the optimizers for DeepSpeed, and their clipping
 muon            Muon for the matrices of the layers, AdamW for the rest

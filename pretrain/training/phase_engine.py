@@ -79,6 +79,9 @@ class PhasedEngine:
 
         Returns:
             Whether that took a new engine; the old one is gone then.
+
+        Raises:
+            MethodError: freezing has changed rows.
         """
         if self.is_in(step):
             return False

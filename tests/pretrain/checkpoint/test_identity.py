@@ -121,6 +121,16 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     assert found("attention.variant=vanilla")["frozen_bank"]["recipe"] is None
     assert found("parallel.tensor_model_parallel_size=2", "data.micro_batch_size=2") == plain
     assert found("run.seed=77") != plain != found("model.num_layers=3")
+    former = "attention.unfreeze"
     key = "the steps after which attention.phases applies"
     later = found("attention.variant=unfreeze", "attention.phases=[{at: 0.25, train: 1}]")
     assert key not in plain["keys"] and later["keys"][key]
+    saved = dict(later["keys"])
+    saved[former] = [{"at": 0.25, "layers": "1", "learning_rate_factor": 1.0}]
+    saved[f"the steps after which {former} applies"] = saved.pop(key)
+    del saved["attention.phases"]
+    about = SimpleNamespace(keys=saved, data=DATA, frozen_bank=later["frozen_bank"])
+    assert accept_identity("step_1", cast(About, about), later, allow_data_change=False) == []
+    saved[former][0]["layers"] = "2"
+    with pytest.raises(UserError, match=r"was written with attention\.phases="):
+        accept_identity("step_1", cast(About, about), later, allow_data_change=False)

@@ -166,7 +166,7 @@ def test_an_override_unsets_the_key_of_the_file_that_it_excludes() -> None:
     assert load_config("demo", ["schedule.tokens=null"]).schedule.steps == 240
 
 
-FREEZES = "vanilla attention.phases=[{at:0.2,freeze:0-1},{at:0.7,freeze:all}]"
+FREEZES = "vanilla; attention.phases=[{at: 0.2, freeze: 0-1}, {at: 0.7, freeze: all}]"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ FREEZES = "vanilla attention.phases=[{at:0.2,freeze:0-1},{at:0.7,freeze:all}]"
 )
 @pytest.mark.parametrize("steps", [12, 37, 240, 241])
 def test_flops_are_rounded_up_to_the_fewest_whole_steps(variant: str, steps: int) -> None:
-    common = [*f"attention.variant={variant}".split(), "schedule.warmup_steps=2"]
+    common = [*f"attention.variant={variant}".split("; "), "schedule.warmup_steps=2"]
 
     def steps_of(flops: int) -> int:
         return load_config("demo", [*common, f"schedule.flops={flops}"]).total_steps

@@ -99,6 +99,31 @@ def test_freezing_takes_its_weight_gradients_and_nothing_else_of_the_products() 
     assert planned("large", "attention.variant=vanilla").baseline is None
 
 
+def test_every_phase_has_its_memory_its_flops_and_its_time() -> None:
+    freezes = ["attention.variant=vanilla", "attention.phases=[{at: 0.25, freeze: all}]"]
+    plan = planned("large", *freezes)
+    trained, frozen = plan.chosen.phases
+    assert (trained.first_step, trained.steps) == (1, round(plan.config.total_steps / 4))
+    assert frozen.first_step == trained.steps + 1
+    assert trained.steps + frozen.steps == plan.config.total_steps
+    vanilla, orthogonal = (
+        planned("large", f"attention.variant={name}").chosen for name in ("vanilla", "orthogonal")
+    )
+    assert plan.chosen.flops == trained.flops and trained.flops == vanilla.flops
+    assert frozen.flops == orthogonal.flops
+    assert trained.memory.states.weights == vanilla.memory.states.weights
+    assert frozen.memory.states == orthogonal.memory.states
+    rows = trained.parameters.trainable - frozen.parameters.trainable
+    assert trained.checkpoint_bytes - frozen.checkpoint_bytes == 8 * rows  # two moments
+    seconds = sum(phase.steps * phase.seconds.total for phase in plan.chosen.phases)
+    assert plan.chosen.speed.run_gpu_hours == pytest.approx(16 * seconds / 3600)
+    assert "phase from step" in report.render(plan)
+    assert [one["steps"] for one in report.as_json(plan)["chosen"]["phases"]] == [
+        trained.steps,
+        frozen.steps,
+    ]
+
+
 def test_the_run_follows_from_the_step() -> None:
     plan = planned("large", price=2.5)
     speed, step = plan.chosen.speed, plan.chosen.seconds.total
