@@ -441,8 +441,8 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
     known = [(variant, variant.theory) for variant in variants if variant.theory]
     if phased := [variant.name for variant, theory in known if theory.phases > 1]:
         notes.append(
-            f"Other weights of {', '.join(phased)} train in later phases: parameters and memory are "
-            "those of the last phase, FLOPs the mean over all steps."
+            f"Other weights of {', '.join(phased)} train in later phases: parameters and memory "
+            "are those of the last phase, FLOPs the mean over all steps."
         )
     for variant, theory in known:
         counted = variant.cost.size.trainable_parameters
