@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,9 +26,11 @@ from data_pipeline.sources.formats import Format, format_of
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-# A .txt of more characters, such as a novel, is cut at blank lines into documents up to this size.
+# A .txt of more characters, such as a novel, is cut into documents up to this size: at blank lines,
+# and at the end of a line where more text than this has no blank line.
 TEXT_CHARACTERS = 1 << 14
-_BLANK_LINES = re.compile(r"\r?\n(?:[ \t\r]*\n)+")
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
+_LINE_ENDS = re.compile(r"\n(?:[ \t]*\n)*")
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
@@ -80,8 +82,6 @@ class RecordReader:
         self.lines = 0
         self._file = file
         self._keys = keys
-        self._text_path = keys.text.split(".")
-        self._source_path = keys.source.split(".")
         self._stream: HashedStream | None = None
         self._rows = 0  # of a parquet file
         self._done = False
@@ -122,13 +122,14 @@ class RecordReader:
             self._file.check_unchanged()
         self._done = True
 
-    def _json_lines(self, lines: Iterator[bytes | DamageError]) -> Iterator[Document | Reject]:
+    def _json_lines(
+        self, lines: Iterable[bytes | DamageError], broken: bool = False
+    ) -> Iterator[Document | Reject]:
         first = True
-        broken = False  # what comes after damage may begin in the middle of a line
         for line in lines:
             if isinstance(line, DamageError):
                 yield Reject(self.lines + 1, line.reason, line.detail)
-                broken = True
+                broken = True  # what follows may begin in the middle of a line
                 continue
             if first:
                 line = line.removeprefix(_UTF8_MARK)
@@ -136,6 +137,10 @@ class RecordReader:
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
+                if b"\r" in line.strip():  # lines that end as on the old Mac
+                    yield from self._json_lines(line.split(b"\r"), broken)
+                    broken = False
+                    continue
                 if broken:
                     broken = False
                     continue
@@ -170,7 +175,7 @@ class RecordReader:
             return
         self.lines = 1
         try:
-            for number, text in enumerate(cut_at_blank_lines(content.decode()), start=1):
+            for number, text in enumerate(cut_text(_with_newlines(content.decode())), start=1):
                 self.lines = number
                 yield from self._checked_text(text, self._keys.default_source)
         except UnicodeDecodeError as error:
@@ -198,14 +203,14 @@ class RecordReader:
         try:
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
                 names = table.schema_arrow.names
-                if self._text_path[0] not in names:
+                keys = (self._keys.text, self._keys.source)
+                columns = [name for name in names if any(_may_hold(name, key) for key in keys)]
+                if not any(_may_hold(name, self._keys.text) for name in names):
                     raise DataError(
                         f'{self._file.path} has no column "{self._keys.text}", it has '
                         f"{', '.join(names)}; set --text-key"
                     )
                 self._rows = rows = table.metadata.num_rows
-                wanted = (self._text_path[0], self._source_path[0])
-                columns = [name for name in names if name in wanted]
                 for batch in table.iter_batches(_PARQUET_ROWS, columns=columns):
                     yield from self._parquet_rows(batch)
                 if self.lines < rows:
@@ -219,18 +224,19 @@ class RecordReader:
             yield Reject(self.lines + 1, "damaged", detail)
 
     def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
+        named = list(zip(batch.schema.names, batch.columns, strict=True))
         for number in range(batch.num_rows):
             self.lines += 1
             try:
-                record = {name: batch.column(name)[number].as_py() for name in batch.schema.names}
+                record = {name: column[number].as_py() for name, column in named}
             except UnicodeDecodeError as error:
                 yield Reject(self.lines, "invalid_utf8", str(error))
                 continue
             yield from self._checked(record)
 
     def _checked(self, record: Any) -> list[Document | Reject]:
-        text = _look_up(record, self._text_path)
-        source = _look_up(record, self._source_path)
+        text = _look_up(record, self._keys.text)
+        source = _look_up(record, self._keys.source)
         if text is None:
             return [Reject(self.lines, "missing_text", f'no "{self._keys.text}" in the record')]
         if not isinstance(text, str):
@@ -248,24 +254,35 @@ class RecordReader:
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
 
 
-def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]:
-    """Yield parts of a text, as long as possible, without the blank lines between them.
+def cut_text(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]:
+    """Yield parts of a text, as long as possible, without the line ends at which it is cut.
 
-    Lines that no blank line separates stay together, however many characters they have.
+    Text without a blank line is cut at the ends of lines. A line stays whole, however many
+    characters it has.
 
     Args:
         text: the text.
         limit: characters of a part.
     """
+    for part in _cut_at(_BLANK_LINES, text, limit):
+        yield from _cut_at(_LINE_ENDS, part, limit)
+
+
+def _cut_at(ends: re.Pattern[str], text: str, limit: int) -> Iterator[str]:
     start = 0  # of the part that grows
-    before = (0, 0)  # the blank lines that were found last
-    for gap in [*(match.span() for match in _BLANK_LINES.finditer(text)), (len(text), len(text))]:
+    before = (0, 0)  # the place for a cut that was found last
+    for gap in [*(match.span() for match in ends.finditer(text)), (len(text), len(text))]:
         if gap[0] - start > limit and before[0] > start:
             yield text[start : before[0]]
             start = before[1]
         before = gap
     if start == 0 or start < len(text):
         yield text[start:]
+
+
+def _with_newlines(text: str) -> str:
+    """Return a text with the line ends of Windows and of the old Mac as newlines."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
@@ -278,12 +295,25 @@ def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
     return (record for record in RecordReader(file, keys) if isinstance(record, Document))
 
 
-def _look_up(record: Any, path: list[str]) -> Any:
-    for part in path:
-        if not isinstance(record, dict):
-            return None
-        record = record.get(part)
-    return record
+def _look_up(record: Any, key: str) -> Any:
+    """Return the value of a key: of that very name, else with a dot one object down."""
+    if isinstance(record, list):  # a MAP of parquet comes as pairs
+        pairs = (pair for pair in record if isinstance(pair, tuple) and len(pair) == 2)
+        record = {name: value for name, value in pairs if isinstance(name, str)}
+    if not isinstance(record, dict):
+        return None
+    value = record.get(key)
+    dot = key.rfind(".")
+    while value is None and dot > 0:
+        if (inner := record.get(key[:dot])) is not None:
+            value = _look_up(inner, key[dot + 1 :])
+        dot = key.rfind(".", 0, dot)
+    return value
+
+
+def _may_hold(column: str, key: str) -> bool:
+    """Return whether the key's value may lie in the column."""
+    return key == column or key.startswith(f"{column}.")
 
 
 def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:

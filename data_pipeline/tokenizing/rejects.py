@@ -8,6 +8,7 @@ from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest
+from data_pipeline.sources.discovery import RecordKeys
 
 # From so many lines on, a run that is above the rate is stopped before its end.
 _ENOUGH_LINES = 10_000
@@ -98,6 +99,12 @@ def notes(manifest: Manifest) -> list[str]:
             for name in manifest.options.get(option, ())
             if name not in sources
         ]
+    keys = manifest.options["keys"]
+    if keys["source"] != RecordKeys().source and sources == {keys["default_source"]}:
+        remarks.append(
+            f"--source-key {keys['source']!r}: no record names its source there, so all are of "
+            f"{keys['default_source']}"
+        )
     silent = [
         entry.name
         for entry in manifest.inputs

@@ -80,6 +80,19 @@ def plain(line: bytes) -> str | None:
     return text if isinstance(text, str) and text else None
 
 
+def split_lines(content: bytes) -> list[bytes]:
+    """The lines of a file, by the old Mac's ends where they are not JSON by the others."""
+    lines = []
+    for line in content.split(b"\n"):
+        try:
+            orjson.loads(line)
+        except orjson.JSONDecodeError:
+            lines += line.split(b"\r") if b"\r" in line.strip() else [line]
+        else:
+            lines.append(line)
+    return lines
+
+
 odd_lines = st.integers(0, 8).flatmap(
     lambda place: odd_json(RECORDS[place]).map(
         lambda odd: b"".join(
@@ -98,7 +111,7 @@ def test_every_line_is_a_document_or_named(folder: Path, content: bytes) -> None
         assert not content
         return
     documents, rejects = found
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = split_lines(content.removeprefix(b"\xef\xbb\xbf"))
     named = {document.id.rpartition(":")[2] for document in documents}
     named |= {str(reject.line) for reject in rejects if not reject.kept}
     assert named == {str(number) for number, line in enumerate(lines, start=1) if line.strip()}
@@ -135,6 +148,7 @@ def test_text_files(folder: Path, content: bytes) -> None:
     assert found is None or found[0] or found[1]
     if found and found[0]:
         text = content.removeprefix(b"\xef\xbb\xbf").decode()
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
         assert all(document.text in text for document in found[0])
 
 

@@ -18,7 +18,7 @@ from data_pipeline.sources.records import (
     Document,
     RecordReader,
     Reject,
-    cut_at_blank_lines,
+    cut_text,
     read_documents,
 )
 
@@ -53,6 +53,7 @@ def rejects(path: Path, keys: RecordKeys | None = None) -> list[Reject]:
         ("a.jsonl", LINES),
         ("a.jsonl", LINES.rstrip(b"\n")),
         ("a.jsonl", LINES.replace(b"\n", b"\r\n")),
+        ("a.jsonl", LINES.replace(b"\n", b"\r")),
         ("a.jsonl", b"\xef\xbb\xbf" + LINES),
         ("a.jsonl.gz", gzip.compress(LINES)),
         ("a.jsonl.zst", zstandard.compress(LINES)),
@@ -130,19 +131,31 @@ def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     assert [part.id for part in parts] == [f"novel.txt:{number}" for number in (1, 2, 3, 4)]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_text_without_blank_lines_is_cut_at_its_lines_by_whatever_they_end(
+    tmp_path: Path, end: bytes
+) -> None:
+    lines = [f"sentence {number} " + "word " * 100 for number in range(100)]
+    (tmp_path / "wiki.txt").write_bytes(end.join(line.encode() for line in lines))
+    parts = documents(tmp_path / "wiki.txt")
+    assert "\n".join(part.text for part in parts) == "\n".join(lines)
+    assert len(parts) == 4 and max(len(part.text) for part in parts) <= TEXT_CHARACTERS
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("abc", ["abc"]),
         ("", [""]),
         ("ab\n\ncd\n \t\n\nef", ["ab\n\ncd", "ef"]),
-        ("ab\r\n\r\n  cd\n\nef", ["ab", "  cd\n\nef"]),
-        ("abcdefghijkl\n\nab\nabcdefghijk", ["abcdefghijkl", "ab\nabcdefghijk"]),
+        ("abcdefghijkl\n\nab\nabcdefghijk", ["abcdefghijkl", "ab", "abcdefghijk"]),
+        ("ab\ncd\nef\ngh\n", ["ab\ncd\nef", "gh\n"]),
+        ("\n \nabcdefghijkl\n", ["\n \nabcdefghijkl"]),
         ("\n\nabcdefghijkl\n\n", ["\n\nabcdefghijkl"]),
     ],
 )
 def test_the_cuts_of_a_text(text: str, parts: list[str]) -> None:
-    assert list(cut_at_blank_lines(text, limit=8)) == parts
+    assert list(cut_text(text, limit=8)) == parts
 
 
 def test_keys_can_be_chosen(tmp_path: Path) -> None:
@@ -152,6 +165,52 @@ def test_keys_can_be_chosen(tmp_path: Path) -> None:
     first, second = documents(tmp_path / "a.jsonl", RecordKeys("body.raw", "from", "letters"))
     assert (first.text, first.source) == ("hello", "mail")
     assert (second.text, second.source) == ("x", "letters")
+
+
+_MAP = pyarrow.map_(pyarrow.string(), pyarrow.string())
+_DOTTED = {"doc.text": "hello", "meta.redpajama_set_name": "Books"}
+
+
+@pytest.mark.parametrize(
+    ("row", "schema", "keys"),
+    [
+        (_DOTTED, None, RecordKeys("doc.text")),
+        (
+            {"doc": {"text.raw": "hello"}, "a.b": {"c": "Books"}},
+            None,
+            RecordKeys("doc.text.raw", "a.b.c"),
+        ),
+        (
+            {"text": "hello", "meta": [("redpajama_set_name", "Books")]},
+            {"meta": _MAP},
+            RecordKeys(),
+        ),
+        (
+            {"doc.m": [("text", "hello")], "s": "Books"},
+            {"doc.m": _MAP},
+            RecordKeys("doc.m.text", "s"),
+        ),
+        (
+            {"doc": {"text": None}, "doc.text": "hello", "s": "Books"},
+            None,
+            RecordKeys("doc.text", "s"),
+        ),
+    ],
+)
+def test_columns_and_keys_with_dots_and_maps(
+    tmp_path: Path, row: dict, schema: dict | None, keys: RecordKeys
+) -> None:
+    columns = {
+        name: pyarrow.array([value], (schema or {}).get(name)) for name, value in row.items()
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    as_json = {
+        name: dict(value) if schema and name in schema else value for name, value in row.items()
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(as_json))
+    for name in ("a.parquet", "a.jsonl"):
+        (document,) = documents(tmp_path / name, keys)
+        assert (document.text, document.source) == ("hello", "Books"), name
 
 
 HOSTILE = [

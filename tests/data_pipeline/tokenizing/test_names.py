@@ -60,6 +60,14 @@ def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_pa
         assert done.code == 0 and (said in done.out) == expected
 
 
+def test_a_source_key_that_no_record_has_is_said(workshop: Workshop, tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", ["Books"])
+    said = "--source-key 'meta.set': no record names its source there, so all are of default"
+    for key, expected in (("meta.set", True), ("meta.redpajama_set_name", False)):
+        done = run(*workshop.command(tmp_path / key, "--source-key", key, corpus=path))
+        assert done.code == 0 and (said in done.out) == expected
+
+
 def test_out_inside_the_input_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
