@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,8 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.words import guard_output, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
 from data_pipeline.tokenizing.verbs import (
@@ -241,15 +242,16 @@ def stats(directory: ShardDirectory) -> None:
     typer.echo(length_histogram(manifest))
 
 
+expand_arguments(app)
+
+
 def main() -> None:
     """Run the command line; a `DataError` becomes one sentence and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # file names may be bytes that are no text
-            stream.reconfigure(errors="backslashreplace")
+    guard_output()
     try:
         app()
     except DataError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {shown_in_line(str(error))}", err=True)
         sys.exit(2)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:

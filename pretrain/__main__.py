@@ -8,7 +8,6 @@ import os
 import sys
 from contextlib import suppress
 from enum import Enum
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,6 +22,8 @@ except ModuleNotFoundError:
     )
     sys.exit(2)
 
+from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
 from pretrain.doctor.request import Request
@@ -427,6 +428,7 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
 
 for _verb in (plan, sweep, trial, replay, diff, ladder, export, sample, import_, try_, demo):
     app.command(_verb.__name__.rstrip("_"))(_verb)
+expand_arguments(app)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
@@ -480,9 +482,7 @@ def main() -> None:
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # names may have letters that a terminal lacks
-            stream.reconfigure(errors="backslashreplace")
+    guard_output()
     try:
         app(standalone_mode=True)
     except (UserError, DataError, MethodError) as error:
@@ -496,10 +496,11 @@ def _report(error: Exception) -> None:
     In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried
     again.
     """
+    sentence = shown_in_line(str(error))
     if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
-        Path(os.environ["ORA_REFUSAL"]).write_text(f"{error}\n")
+        Path(os.environ["ORA_REFUSAL"]).write_text(f"{sentence}\n")
     if speaks_for_all() or getattr(error, "rank_specific", False):
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

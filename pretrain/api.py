@@ -14,9 +14,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.io.home import expand_home
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.policy import ORDINARY
 from pretrain.runs.finished import FinishedRun, read_finished_run
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
 
 def load_run(run: AnyPath) -> FinishedRun:
     """Load a finished run from its directory: configuration, result, sizes, curves; no weights."""
-    return read_finished_run(Path(run))
+    return read_finished_run(expand_home(run))
 
 
 def compare(
@@ -81,10 +81,12 @@ def compare(
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.report import compare_command, write_comparison
 
-    paths = [Path(run) for run in runs]
+    paths = [expand_home(run) for run in runs]
     comparison = compare_runs(paths, baseline, subjects, match)
     if out is not None:
-        write_comparison(comparison, Path(out), compare_command(paths, comparison, Path(out)))
+        write_comparison(
+            comparison, expand_home(out), compare_command(paths, comparison, expand_home(out))
+        )
     return comparison
 
 
@@ -156,8 +158,8 @@ def export(
     from pretrain.export.run_exports import export_apart
     from pretrain.study.models import FACTS
 
-    export_apart(Path(run), Path(out), step, dtype)
-    facts: dict[str, Any] = json.loads((Path(out) / FACTS).read_text())
+    export_apart(expand_home(run), expand_home(out), step, dtype)
+    facts: dict[str, Any] = json.loads((expand_home(out) / FACTS).read_text())
     return facts
 
 
@@ -187,6 +189,6 @@ def sample(
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler, Sampling
 
-    directory = exported(Path(path), step)
-    sampler = Sampler(directory, trust_code=directory != Path(path))
+    directory = exported(expand_home(path), step)
+    sampler = Sampler(directory, trust_code=directory != expand_home(path))
     return sampler.text(prompt, Sampling(tokens, temperature, top_p, seed))

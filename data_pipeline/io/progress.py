@@ -9,12 +9,12 @@ from collections import Counter
 from typing import TypeVar
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
 from data_pipeline.io.pool import Progress
+from data_pipeline.io.words import shown_in_line
 
 LOG_SECONDS = 10.0
 
@@ -28,7 +28,7 @@ class _Line:
         self._console = Console(file=sys.stderr)
         # The text first, and the bar in what 80 columns have left: share and time are worth more.
         columns = (
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=8),
         )
         self._bar = Bar(*columns, console=self._console, transient=True)
@@ -61,12 +61,12 @@ class _Line:
             log: what a log shows in place of `text`.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
-        shown = escape(f"{share}, {left}: {text}")
-        self._bar.update(self._job, completed=done, total=max(1, total), description=shown)
+        described = shown_in_line(f"{share}, {left}: {text}")
+        self._bar.update(self._job, completed=done, total=max(1, total), description=described)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._logged >= self._log_seconds:
             self._logged = now
-            line = f"{share}, {left}: {log or text}"
+            line = shown_in_line(f"{share}, {left}: {log or text}")
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

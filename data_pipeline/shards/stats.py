@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
+from data_pipeline.io.words import shown_in_line
 from data_pipeline.shards.manifest import Manifest, totals
 from data_pipeline.shards.reading import lengths_of
 
@@ -32,7 +34,7 @@ def stats_table(manifest: Manifest) -> Table:
             tokens = counts["tokens"]
             table.add_row(
                 split,
-                source,
+                Text(shown_in_line(source)),
                 f"{documents:,}",
                 f"{tokens:,}",
                 f"{counts['text_bytes'] / 1e6:,.2f}",

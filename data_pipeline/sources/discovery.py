@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
+from data_pipeline.io.home import expand_home
 from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, format_of
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.sources.stores import (
@@ -44,7 +45,7 @@ COMPANION = "left out"
 
 @dataclass(frozen=True)
 class RecordKeys:
-    """Keys of a record; a dot goes one object down.
+    """Keys of a record; a dot goes one object down, unless the record has a key of that very name.
 
     Attributes:
         text: key of the text.
@@ -136,7 +137,7 @@ def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
     if urls:
         files, passed_over = _find_remote(urls)
     else:
-        files, passed_over = _find_local([Path(entry) for entry in inputs])
+        files, passed_over = _find_local([expand_home(entry) for entry in inputs])
     if not files:
         names = ", ".join(map(str, inputs))
         there = "; ".join(describe(passed_over))

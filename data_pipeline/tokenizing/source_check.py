@@ -11,6 +11,7 @@ import numpy as np
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_checked_json
+from data_pipeline.io.home import expand_home
 from data_pipeline.shards.manifest import InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.sources.containers import hash_of
@@ -36,7 +37,8 @@ def compare_with_source(
         (problems, each a clause that begins with a file's path; a remark on what was compared, or
         why not).
     """
-    path = inputs or _location(manifest.directory)
+    path = str(expand_home(inputs)) if inputs and not is_url(inputs) else inputs
+    path = path or _location(manifest.directory)
     if path is None or not (is_url(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.home import expand_home
 from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_inputs
 from data_pipeline.sources.remote import is_url
 from data_pipeline.tokenizing.rejects import Limits, notes
@@ -211,7 +212,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
         raise DataError(
             f"--out {out} is not a directory of this machine; shards are memory-mapped files"
         )
-    for entry in (Path(place) for place in inputs if not is_url(place)):
+    for entry in (expand_home(place) for place in inputs if not is_url(place)):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 

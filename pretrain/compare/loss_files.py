@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
 
 NAMES = ("name", "model", "variant", "run", "design", "arm")
@@ -142,10 +143,10 @@ def number(value: Any, what: str) -> float:
 
 
 def _losses_of(given: str, metric: str | None, column: str | None) -> list[Loss]:
-    path = Path(given)
+    path = expand_home(given)
     named = None if os.path.exists(path) else re.fullmatch(r"(.+?):(\d{1,18})=(.+)", given)
     if named:
-        path = Path(named[3])
+        path = expand_home(named[3])
     records = _read(path)
     keys = list(dict.fromkeys(key for record in records for key in record.values))
     by_word = {_plain(key): key for key in reversed(keys)}

@@ -361,7 +361,8 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
         for run in group.runs:
             events = RunDirectory(run.path).tensorboard
             if events.is_dir():
-                folder = directory / re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)
+                name = re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)[:200]
+                folder = directory / (name.lstrip(".") or "_")
                 folder.mkdir(parents=True, exist_ok=True)
                 target = os.path.relpath(events.resolve(), folder.resolve())
                 (folder / f"seed-{run.seed}").symlink_to(target)

@@ -11,6 +11,7 @@ keys        all keys with their records; changes at a resume
 sources     YAML files, overrides, and where each value came from
 refusals    combinations that cannot be
 load        the way to get a configuration: sources, tree, refusals; sentences about mistakes
+foreign     the same of a run that anybody may have made: it names nothing to write to
 deepspeed   the settings for DeepSpeed
 resolved    a configuration on a number of ranks: layout and DeepSpeed settings, made once
 schedule    learning rate and training phases as functions of the step

@@ -32,6 +32,13 @@ PASSED_ON = frozenset({
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
 })  # fmt: skip
 
+# Of these, what decides the numbers of a step; the others log, measure or write.
+_NUMERIC = frozenset({
+    "bf16", "communication_data_type", "data_types", "disable_allgather",
+    "gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor",
+    "prescale_gradients", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "zero_allow_untested_optimizer", "zero_optimization",
+})  # fmt: skip
 _NO_EFFECT = (
     "seq_parallel_communication_data_type", "activation_checkpointing", "autotuning", "compile",
     "data_efficiency", "dataloader_drop_last", "datastates_ckpt", "expert_parallel",
@@ -227,6 +234,21 @@ def _owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[
             "precision.grad_accum_dtype",
         ),
     }
+
+
+def without_side_effects(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of settings for DeepSpeed that neither writes files nor sends anything."""
+    return {key: value for key, value in settings.items() if key in _NUMERIC}
+
+
+def given_settings(name_or_path: str) -> dict[str, Any] | None:
+    """Return the content of the file that `deepspeed.config` names; None where it is a name.
+
+    Raises:
+        UserError: there is no such file, or it is not a JSON object.
+    """
+    known = (AUTO, *shipped_files("ds_configs", "*.json"))
+    return None if name_or_path in known else _read(name_or_path)
 
 
 def settings_digest(name_or_path: str) -> str | None:

@@ -208,7 +208,8 @@ def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> s
 
 
 _PLAINLY = {
-    "string_pattern_mismatch": "it should be one word without / or \\, and not begin with a dot",
+    "string_pattern_mismatch": "it should be one word without / or \\ or invisible characters, and "
+    "not begin with a dot",
     "tuple_type": "it should be a list, such as [a, b]",
     "dict_type": "it should be a mapping, such as {key: value}",
 }

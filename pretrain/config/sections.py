@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pretrain.config.types import (
     SEED_MAX,
     Int,
+    NameOrPath,
     Names,
     OnResume,
     PathLike,
@@ -54,7 +55,7 @@ class RunSection(Section):
         ...,
         "Name of the run; its files are in run.directory/run.name.",
         UNNOTED_NO_EFFECT,
-        pattern=r"^[^./\\\s][^/\\\s]*$",
+        pattern=r"^[^./\\\s\p{Cc}\p{Cf}][^/\\\s\p{Cc}\p{Cf}]*$",
     )
     directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
     seed: Int = setting(
@@ -446,7 +447,7 @@ class TelemetrySection(Section):
 class DeepSpeedSection(Section):
     """DeepSpeed's own settings."""
 
-    config: str = setting(
+    config: NameOrPath = setting(
         "auto",
         "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 in fp32 "
         "where splitting the optimizer state would save a rank at most 1 GiB, else zero1.",

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
@@ -316,8 +317,8 @@ def locate(
     shipped = shipped_files(package, pattern)
     if name_or_path in shipped:
         return shipped[name_or_path], f"{name_or_path}.yaml"
-    if is_file(Path(name_or_path)):
-        return Path(name_or_path), name_or_path
+    if is_file(path := expand_home(name_or_path)):
+        return path, name_or_path
     raise UserError(
         f"{kind} '{name_or_path}' is neither a file nor one of the shipped {kind}s: "
         f"{', '.join(shipped)}"

@@ -8,13 +8,17 @@ whole number may be written as 2e9, a list stands for a tuple and a layer's numb
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from data_pipeline.io.home import expand_home
 
 
 def _whole(value: Any) -> Any:
@@ -32,7 +36,9 @@ def _text_keys(value: Any) -> Any:
 
 
 def _path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) and value else value
+    if isinstance(value, str) and "\0" in value:
+        raise PydanticCustomError("path", "it holds NUL, which no path can")
+    return expand_home(value) if isinstance(value, str) and value else value
 
 
 def _betas(value: Any) -> Any:
@@ -59,6 +65,7 @@ RateFactors = Annotated[dict[str, Annotated[float, Field(gt=0)]], BeforeValidato
 DecayFactors = Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
+NameOrPath = Annotated[str, AfterValidator(os.path.expanduser)]
 Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
     BeforeValidator(_betas),

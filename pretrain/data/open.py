@@ -86,14 +86,14 @@ class RunData:
     validation: Mapping[str, ValidationSamples]
 
 
-def open_data(data: DataSection, blend: Blend, *, seed: int, cache: Path) -> RunData:
+def open_data(data: DataSection, blend: Blend, *, seed: int, cache: Path | None = None) -> RunData:
     """Open every shard.
 
     Args:
         data: lengths, and whether documents stand alone.
         blend: what `read_blend` has read.
         seed: of the sample order.
-        cache: directory of sample orders.
+        cache: directory of sample orders; None: they are kept in memory, once they are needed.
 
     Raises:
         DataError: a shard cannot be opened, or a part of the blend is too small for one sample.

@@ -85,7 +85,7 @@ def compare_logits(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        str(directory), dtype=torch.float32, trust_remote_code=custom
+        str(directory), dtype=torch.float32, trust_remote_code=custom, local_files_only=True
     ).eval()
     theirs = _logits(lambda sequence: model(sequence).logits, tokens)
     return LogitAgreement(

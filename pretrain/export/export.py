@@ -18,6 +18,7 @@ from megatron.core.models.gpt import GPTModel
 
 import pretrain
 from data_pipeline.io.files import hash_file
+from data_pipeline.io.words import shown
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.export.agreement import (
@@ -104,7 +105,7 @@ def export_run(
             ),
             CHECKPOINT_FACT: of_checkpoint,
         }
-        write_text_atomically(directory / "README.md", model_card(facts, out.name))
+        write_text_atomically(directory / "README.md", shown(model_card(facts, out.name)))
         facts[FILES_FACT] = {path.name: hash_file(path) for path in sorted(directory.iterdir())}
         write_json(directory / FACTS, facts)
     return facts

@@ -70,6 +70,11 @@ def exported(path: Path, step: int | None = None) -> Path:
             )
         return path
     checkpoint = run.find_checkpoint(step)
+    if run.exports.is_symlink():
+        raise UserError(
+            f"{run.exports} is a link, and nothing is written to where it leads: make the export "
+            f"with `python -m pretrain export {path} --out DIR`, and give DIR"
+        )
     _remove_outdated(run)
     out = run.exports / checkpoint.name
     if out.is_dir() and not is_own_export(out):
@@ -214,11 +219,23 @@ def _remove_outdated(run: RunDirectory) -> None:
         return
     live = {path.name: path for path in run.complete_checkpoints()}
     for directory in run.exports.iterdir():
-        if "." in directory.name:  # in progress, left by a killed process, or kept aside
+        if not _is_an_export(directory):
             continue
         checkpoint = live.get(directory.name)
         if checkpoint is None or _checkpoint_fact(directory) != hash_file(checkpoint / MARKER):
             shutil.rmtree(directory)
+
+
+def _is_an_export(directory: Path) -> bool:
+    """Return whether nothing but an export is there, whole and under the name of a checkpoint.
+
+    A name with a dot is of one in progress, left by a killed process, or kept aside.
+    """
+    if directory.is_symlink() or not re.fullmatch(r"step_\d+", directory.name):
+        return False
+    return directory.is_dir() and all(
+        path.name in _OWN_FILES and not path.is_dir() for path in directory.iterdir()
+    )
 
 
 def _checkpoint_fact(directory: Path) -> object:

@@ -47,10 +47,14 @@ class Sampler:
         require_trust(directory, trust_code)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(
-                str(directory), trust_remote_code=trust_code
+                str(directory), trust_remote_code=trust_code, local_files_only=True
             )
             self.model = AutoModelForCausalLM.from_pretrained(
-                str(directory), trust_remote_code=trust_code, use_safetensors=True, dtype="auto"
+                str(directory),
+                trust_remote_code=trust_code,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype="auto",
             ).eval()
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())

@@ -184,7 +184,9 @@ def compare_tokenizers(
     manifest = manifests[0]
     own = open_tokenizer(manifest.tokenizer_path)
     # As a user would: it also looks at the model's class and its code.
-    exported = AutoTokenizer.from_pretrained(str(out), trust_remote_code=custom)
+    exported = AutoTokenizer.from_pretrained(
+        str(out), trust_remote_code=custom, local_files_only=True
+    )
     documents = tokens = different_ids = different_texts = 0
     for text in _held_out_texts(manifests):
         ids = own.encode([text])[0].tolist()

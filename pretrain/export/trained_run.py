@@ -16,7 +16,7 @@ from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import bank_digests, check_bank
 from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
-from pretrain.config.load import load_config
+from pretrain.config.foreign import load_foreign
 from pretrain.config.tree import Config
 from pretrain.data.open import read_blend
 from pretrain.data.prompts import encode_prompts
@@ -84,7 +84,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     checkpoint = run.find_checkpoint(step)
     verify(checkpoint, by_hash=True)
     about = read_about(checkpoint)
-    config = load_config(str(run.config), ONE_PROCESS)
+    config = load_foreign(run.config, ONE_PROCESS)
     _check_settings(checkpoint, about.keys, config)
     return TrainedRun(
         path=path,

@@ -28,7 +28,7 @@ from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_tw
 
 HEAD = "score"
 """The new head's weight, in all classes of exports."""
-LOADING: Any = {"dtype": torch.float32, "use_safetensors": True}
+LOADING: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
     "run",
@@ -196,8 +196,9 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
     """
     directory = str(pretrained.directory)
     with _loading(pretrained):
-        program = AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted)
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted)
+        where = {"trust_remote_code": pretrained.trusted, "local_files_only": True}
+        program = AutoTokenizer.from_pretrained(directory, **where)
+        config = AutoConfig.from_pretrained(directory, **where)
     start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
     if start is None:
         raise UserError(

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
@@ -303,12 +305,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+expand_arguments(app)
+
+
 def main() -> None:
     """Run a verb; user errors are one sentence with exit code 2."""
+    guard_output()
     try:
         app()
     except (UserError, DataError) as error:
-        _say(f"error: {error}")
+        _say(f"error: {shown_in_line(str(error))}")
         sys.exit(2)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from data_pipeline.io.home import expand_home
 from megatron_patches.recipe.block import MLPS, NORMS
 from megatron_patches.recipe.counting import (
     forward_flops_per_token,
@@ -86,7 +86,7 @@ def find_gpu(name_or_path: str) -> Gpu:
     """
     if name_or_path.lower() in GPUS:
         return GPUS[name_or_path.lower()]
-    path = Path(name_or_path)
+    path = expand_home(name_or_path)
     if path.suffix not in (".yaml", ".yml", ".json") and not is_file(path):
         close = difflib.get_close_matches(name_or_path.lower(), GPUS, n=1, cutoff=0.4)
         hint = f"did you mean '{close[0]}'? " if close else ""

@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
+from data_pipeline.io.words import guard_output
+
 
 class Display:
     """A text stream that is given up, once and for all, when it can no longer be written.
@@ -78,11 +80,15 @@ class Display:
 
 def outlive_output() -> None:
     """Let this process live on when nobody reads its standard output or error any more."""
-    if isinstance(sys.stdout, Display):
+    guard_output()
+    stdout: Any = sys.stdout
+    stderr: Any = sys.stderr
+    if isinstance(stdout.rich_proxied_file, Display):
         return
-    error = Display(sys.stderr, "standard error")
-    sys.stderr = error  # type: ignore[assignment]
-    sys.stdout = Display(sys.stdout, "standard output", other=error)  # type: ignore[assignment]
+    stderr.rich_proxied_file = Display(stderr.rich_proxied_file, "standard error")
+    stdout.rich_proxied_file = Display(
+        stdout.rich_proxied_file, "standard output", other=stderr.rich_proxied_file
+    )
 
 
 def say_at_once(text: str) -> None:

@@ -175,13 +175,15 @@ class Probe:
 
 if __name__ == "__main__":
     from data_pipeline.errors import DataError
+    from data_pipeline.io.words import guard_output, shown_in_line
     from megatron_patches.errors import MethodError
     from pretrain.errors import UserError
     from pretrain.ranks.environment import speaks_for_all
 
+    guard_output()
     try:
         main(Path(sys.argv[1]), Path(sys.argv[2]))
     except (UserError, DataError, MethodError) as error:
         if speaks_for_all() or getattr(error, "rank_specific", False):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {shown_in_line(str(error))}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.branching import take_records
+from pretrain.config.foreign import load_foreign
 from pretrain.config.keys import KEYS
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
@@ -29,22 +30,14 @@ from pretrain.runs.metrics_file import read_metrics
 
 LAYOUT = ("parallel.", "deepspeed.", "performance.", "data.micro_batch_size", "run.device")
 """Settings that may be overridden: they change how a step is computed, not what it is."""
+MOST_THREADS = 1024
+"""More CPU threads than that no rank has had."""
 _OF_A_SEGMENT = {
     "parallel.tensor_model_parallel_size": "tensor_model_parallel_size",
     "parallel.sequence_parallel": "sequence_parallel",
     "data.micro_batch_size": "micro_batch_size",
 }
 """{setting: key of a start in environment.json}: a later start may have had another layout."""
-_QUIET = (
-    "telemetry.tensorboard=false",
-    "telemetry.wandb=false",
-    "telemetry.profile=null",
-    "telemetry.sample_prompts=[]",
-    "checkpoint.every=0",
-    "checkpoint.keep_last=1000",
-    "checkpoint.export_at_end=false",
-    "checkpoint.fall_back=false",
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,8 @@ def replayed(
         request = directory / "request.json"
         answer = directory / "answer.json"
         write_json(request, {"config": str(resolved), "step": past.step, "keep": [*keep]})
-        if threads := past.segment.get("cpu_threads"):
+        threads = past.segment.get("cpu_threads")
+        if isinstance(threads, int) and 1 <= threads <= MOST_THREADS:
             # With other threads the same numbers are summed in another order.
             os.environ["OMP_NUM_THREADS"] = str(threads)
         command = [sys.executable, "-m", "pretrain.replay", str(request), str(answer)]
@@ -167,10 +161,7 @@ def _prepare(
     past: Past, overrides: Sequence[str], *, ranks: int, directory: Path, resolved: Path
 ) -> RunDirectory:
     """Write the configuration that the step had, and a run directory to make the step in."""
-    was = load_config(str(past.run.config), past.settings)
-    own = {"run.directory": str(directory / "runs"), "data.cache_directory": str(was.sample_cache)}
-    placed = [override_text(key, value) for key, value in own.items()]
-    config = load_config(str(past.run.config), [*past.settings, *placed, *_QUIET, *overrides])
+    config = load_foreign(past.run.config, [*past.settings, *overrides], directory)
     write_text_atomically(resolved, config.to_yaml())
     check_inputs(config, ranks)
     run = RunDirectory(config.run_path)
@@ -178,7 +169,8 @@ def _prepare(
         linked = run.checkpoint(step_of(past.checkpoint))
         linked.mkdir(parents=True)
         for file in past.checkpoint.iterdir():
-            (linked / file.name).symlink_to(file.resolve())
-        (linked / GOOD).touch()  # else the replay would mark the run's own
+            if file.name != GOOD:
+                (linked / file.name).symlink_to(file.resolve())
+        (linked / GOOD).touch()  # a link would be followed, to wherever the run's own leads
         take_records(past.run, run, step_of(past.checkpoint))
     return run

@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.style import context as style_context
+from matplotlib.text import Text
+
+from data_pipeline.io.words import shown, shown_in_line
 
 WIDTH = 8.0
 """Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
@@ -48,6 +51,7 @@ _STYLE: dict[str, Any] = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "axes.unicode_minus": True,
+    "text.parse_math": False,  # a name may have dollars
     "svg.fonttype": "none",
     "svg.hashsalt": "the same figure gives the same bytes",
 }
@@ -62,7 +66,7 @@ def in_lines(label: str, width: int = 26) -> str:
         label: text of one line.
         width: longest line, in characters, where no single word is longer.
     """
-    words = label.replace("+", " +")
+    words = shown_in_line(label).replace("+", " +")
     lines = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
     return lines.replace(" +", "+")
 
@@ -168,6 +172,8 @@ def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) 
                 if figure is None:
                     path.unlink(missing_ok=True)
                     continue
+                for words in figure.findobj(Text):
+                    words.set_text(shown(words.get_text()))
                 image = io.BytesIO()
                 figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
                 # The layout is most of the work. It is kept from the SVG, whose texts are widest.

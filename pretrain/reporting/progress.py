@@ -9,6 +9,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data_pipeline.io.words import shown_in_line
+
 
 class WorkDisplay:
     """Display of progress over work items, shown while entered as a context.
@@ -28,7 +30,7 @@ class WorkDisplay:
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=self._console,
             transient=True,
         )
@@ -45,6 +47,7 @@ class WorkDisplay:
 
     def begin(self, what: str) -> None:
         """Begin the next work item, described by `what`."""
+        what = shown_in_line(what)
         self._bar.update(self._task, completed=self._done, description=what)
         self._done += 1
         now = time.monotonic()

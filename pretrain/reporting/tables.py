@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from data_pipeline.io.words import shown
+
 R = TypeVar("R")
 Record = TypeVar("Record", contravariant=True)
 
@@ -77,14 +79,14 @@ def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) 
     lines: dict[str, Any] = (
         {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}
     )
-    shown = RichTable(pad_edge=False, **lines)
+    drawn = RichTable(pad_edge=False, **lines)
     for index, title in enumerate(table.header):
-        shown.add_column(
-            title,
+        drawn.add_column(
+            Text(shown(title)),
             justify="left" if index in table.text_columns else "right",
             no_wrap=index not in table.text_columns,  # a broken number is another number
             overflow="fold",
         )
     for row in table.rows:
-        shown.add_row(*map(Text, row))
-    return shown
+        drawn.add_row(*(Text(shown(cell)) for cell in row))
+    return drawn

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.io.words import shown_in_line
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -132,6 +134,10 @@ def setting_text(value: Any, between_numbers: str = "+") -> str:
         value: the setting.
         between_numbers: text that joins a list of numbers. A label is one word, joined by `+`.
     """
+    return shown_in_line(_setting_text(value, between_numbers))
+
+
+def _setting_text(value: Any, between_numbers: str) -> str:
     if isinstance(value, (list, tuple)) and all(
         isinstance(item, (str, int, float)) for item in value
     ):

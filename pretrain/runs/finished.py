@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.io.words import shown_in_line
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
@@ -104,8 +105,8 @@ def read_finished_run(path: Path) -> FinishedRun:
     totals, validation = audit["totals"], summary["validation"]
     return FinishedRun(
         path=path,
-        name=name,
-        variant=config["attention"]["variant"],
+        name=shown_in_line(name),
+        variant=shown_in_line(config["attention"]["variant"]),
         seed=config["run"]["seed"],
         config=config,
         environment=environment,

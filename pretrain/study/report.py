@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from data_pipeline.io.words import shown, shown_in_line
 from pretrain.errors import UserError
 from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
 from pretrain.reporting.plots import write_figures
@@ -192,8 +193,8 @@ def write(study: Document | Report, out: Path) -> Path:
         else:
             (out / name).write_bytes(content)
     write_json(out / document.content_file, document.content)
-    write_text_atomically(out / "report.html", page_html(document.page, drawings))
-    write_text_atomically(out / "report.md", page_text(document.page, drawings))
+    write_text_atomically(out / "report.html", shown(page_html(document.page, drawings)))
+    write_text_atomically(out / "report.md", shown(page_text(document.page, drawings)))
     return out / "report.md"
 
 
@@ -228,10 +229,10 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
     """
     after_table = [""] if lines else []
     form: Form[Sequence[Text | RichTable | str]] = Form(
-        text=lambda text: [Text(text)],
+        text=lambda text: [Text(shown(text))],
         table=lambda table: [rich_table(table, between_rows=lines), *after_table],
         picture=lambda name: [],
-        sentences=lambda sentences: [Text(f"* {sentence}") for sentence in sentences],
+        sentences=lambda sentences: [Text(f"* {shown_in_line(each)}") for each in sentences],
     )
     for written in form.write(blocks):
         console.print(*written, sep="\n")
@@ -248,7 +249,7 @@ def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> 
         text=str,
         table=lambda table: "\n".join(markdown(table)),
         picture=lambda name: f"![{name}]({name}.png)" if figures is None or name in figures else "",
-        sentences=lambda sentences: "\n".join(f"* {sentence}" for sentence in sentences),
+        sentences=lambda sentences: "\n".join(f"* {shown_in_line(each)}" for each in sentences),
     )
     return "\n\n".join(form.write(page)) + "\n"
 

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
+from data_pipeline.io.home import expand_home
 from pretrain.config.load import validation_sentence
 from pretrain.config.sources import (
     OVERRIDE,
@@ -200,7 +201,9 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     fixed = [Choice("run.directory", str(content.directory), _origin(grid, "directory"))]
     fixed += [Choice(key, own, _origin(grid, "set", key)) for key, own in content.fixed.items()]
     fixed += [Choice(key, own, OVERRIDE) for key, own in overrides]
-    directory = Path({choice.key: choice.value for choice in fixed}["run.directory"])
+    placed_at = {choice.key: choice.value for choice in fixed}["run.directory"]
+    # What is no path at all is refused with the rest of its configuration.
+    directory = expand_home(placed_at) if isinstance(placed_at, str) else content.directory
     names = run_names([values for _, values in varied], grid.source)
     named = list(zip(names, varied, strict=True))
     trunks = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from data_pipeline.io.words import shown
 from pretrain.runs.tags import (
     GRADIENT_NORM,
     LEARNING_RATE,
@@ -37,7 +39,7 @@ class StepDisplay:
         console: Console | None = None,
         seconds_between_lines: float = 5.0,
     ) -> None:
-        self._console = console or Console()
+        self._console = console or Console(file=sys.stdout)
         self._total_steps = total_steps
         self._resume_step = resume_step
         self._seconds_between_lines = seconds_between_lines
@@ -91,7 +93,7 @@ class StepDisplay:
     def say(self, message: str) -> None:
         """Print a message as it is, without markup; in a log, on one line."""
         log = not self._console.is_terminal
-        self._console.print(message, soft_wrap=log, markup=False, highlight=False)
+        self._console.print(shown(message), soft_wrap=log, markup=False, highlight=False)
 
     def close(self) -> None:
         if self._console.is_terminal:

@@ -23,6 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
 from data_pipeline.io.files import naming
+from data_pipeline.io.words import shown, shown_in_line
 from pretrain.runs.tags import METRICS, Page
 from pretrain.telemetry.records import Sample
 
@@ -80,7 +81,10 @@ class EventFile:
             values: {tag: value}.
         """
         summary = Summary(
-            value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            value=[
+                Summary.Value(tag=shown_in_line(tag), simple_value=value)
+                for tag, value in values.items()
+            ]
         )
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
@@ -168,7 +172,7 @@ def markdown_of(sample: Sample) -> str:
     end too.
     """
     prompt, text = (
-        "\n".join(f"    {line}" for line in part.splitlines())
+        "\n".join(f"    {shown(line)}" for line in part.splitlines())
         for part in (sample.prompt, sample.text)
     )
     tokens = f"{sample.tokens} {'token' if sample.tokens == 1 else 'tokens'}"

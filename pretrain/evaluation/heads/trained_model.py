@@ -88,7 +88,7 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
             f"fingerprint {trained.blend.fingerprint[:12]}, in {files.data.name} "
             f"{run.data_fingerprint[:12]}); restore them"
         )
-    data = open_data(config.data, trained.blend, seed=config.data_seed, cache=config.sample_cache)
+    data = open_data(config.data, trained.blend, seed=config.data_seed)
     model = load_model(trained, context)
     loss = validation_metrics(held_out_losses(model, data, config.data.micro_batch_size, context))[
         VALIDATION_LOSS.tag

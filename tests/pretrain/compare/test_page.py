@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -16,10 +17,17 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.figures import figures, loss_figure
-from pretrain.compare.report import ModelText, comparison_document, report_page, write_comparison
+from pretrain.compare.report import (
+    ModelText,
+    comparison_document,
+    print_comparison,
+    report_page,
+    write_comparison,
+)
 from pretrain.reporting.plots import COLOURS, write_figures
 from pretrain.reporting.tables import Table
 from pretrain.runs import tags
@@ -229,3 +237,34 @@ def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subjec
     gap = drawn["gap"]()
     assert gap is not None
     assert max(map(len, gap.axes[0].get_xlabel().split("\n"))) <= 95 < len(gap.axes[0].get_xlabel())
+
+
+def test_words_of_a_strangers_files_are_shown_and_never_obeyed(tmp_path: Path) -> None:
+    words = "$x^$\x1b[2J[/b]\u202e"
+    changes = {
+        "config.attention.variant": words,
+        "config.run.name": f"{words}\n# h",
+        "environment.git_commit": words,
+        "environment.packages": {"torch": words},
+        "data.validation_tokens": {words: 6000},
+    }
+    paths = [
+        write_run(tmp_path, f"{name}-{seed}", seed=seed, sources={words: 70.0}, changes=own)
+        for name, own in (
+            ("ours", {"data.validation_tokens": {words: 6000}}),
+            ("theirs", changes),
+        )
+        for seed in (1, 2)
+    ]
+    comparison = compare_runs(paths, "vanilla")
+    write_comparison(comparison, tmp_path / "out", COMMAND)
+    console = Console(file=io.StringIO(), width=100)
+    print_comparison(comparison, console)
+    texts = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.[mhs]*")}
+    texts["terminal"] = console.file.getvalue()  # type: ignore[attr-defined]
+    assert {"report.md", "report.html", "loss.svg", "gap.svg"} <= texts.keys()
+    for name, text in texts.items():
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text), name
+        if name not in ("trend.svg", "runs.svg"):
+            assert "$x^$" in text and "\\x1b[2J" in text, name
+    assert "\n# h" not in texts["report.md"]

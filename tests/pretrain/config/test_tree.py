@@ -320,3 +320,19 @@ def test_a_blend_is_read_and_written_back(tmp_path: Path) -> None:
 def test_sample_orders_are_kept_beside_the_runs() -> None:
     assert load_config("demo", ["run.directory=x"]).sample_cache == Path("x/sample_order")
     assert load_config("demo", ["data.cache_directory=/fast"]).sample_cache == Path("/fast")
+
+
+def test_every_path_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}')
+    (tmp_path / "own.yaml").write_text(
+        load_config("demo").to_yaml().replace("directory: demo/runs", "directory: ~/runs")
+    )
+    overrides = ["data.directory=~/shards", "data.cache_directory=~/cache"]
+    config = load_config("~/own.yaml", [*overrides, "deepspeed.config=~/ds.json"])
+    places = (config.run.directory, config.data.directory, config.data.cache_directory)
+    assert places == (tmp_path / "runs", tmp_path / "shards", tmp_path / "cache")
+    assert resolve(config, 4).layout.zero_stage == 1
+    assert str(tmp_path / "runs") in config.to_yaml() and "~" not in config.to_yaml()
+    blend = load_config("demo", ["data.directory=null", "data.blend=[{directory: ~/a, weight: 1}]"])
+    assert blend.data.blend is not None and blend.data.blend[0].directory == tmp_path / "a"

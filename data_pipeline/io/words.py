@@ -1,0 +1,86 @@
+"""Words on their way out: what a terminal would obey is shown as an escape.
+
+Names and texts come from files that anybody may have made. An ESC in them would move the cursor,
+set a window's title or fill the clipboard, and a bidirectional control shows other letters than
+there are.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+# Controls other than the ends of lines and tabs, invisible characters, bidirectional controls, and
+# halves of surrogate pairs. The joiners U+200C and U+200D are spelling in some scripts.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def shown(text: str) -> str:
+    """Return a text as people should see it, of as many lines as it has."""
+    if text.isprintable():
+        return text
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown_in_line(text: str) -> str:
+    """Return a name or a sentence as people should see it, in one line."""
+    return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+class WordStream:
+    """Text stream that passes on what it is given as `shown` returns it.
+
+    What rich draws is made of escape sequences, and goes to the stream below: rich itself asks for
+    that by the name `rich_proxied_file`. Its texts are shown when they are handed to rich.
+
+    Args:
+        stream: standard output or error.
+
+    Attributes:
+        rich_proxied_file: the stream below.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # by which a library could write past this stream
+            raise AttributeError(name)
+        return getattr(self.rich_proxied_file, name)
+
+    def write(self, text: str) -> int:
+        """Write a text.
+
+        Args:
+            text: what is written. A carriage return at its beginning, with which a bar renews its
+                line, stays one.
+
+        Returns:
+            The number of its characters.
+        """
+        begin = "\r" if text.startswith("\r") else ""
+        self.rich_proxied_file.write(begin + shown(text[len(begin) :]))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines as they are."""
+        for line in lines:
+            self.write(line)
+
+
+def guard_output() -> None:
+    """Show on standard output and error, as escapes, what a terminal would obey or cannot show."""
+    sys.stdout = _guarded(sys.stdout)
+    sys.stderr = _guarded(sys.stderr)
+
+
+def _guarded(stream: Any) -> Any:
+    if isinstance(stream, io.TextIOWrapper):  # names may have letters that a terminal lacks
+        stream.reconfigure(errors="backslashreplace")
+    return stream if isinstance(stream, WordStream) else WordStream(stream)
