@@ -79,6 +79,7 @@ def write_run(
     sources: Mapping[str, float | None] | None = None,
     columns: Mapping[str, Sequence[float | None]] | None = None,
     changes: Mapping[str, Any] | None = None,
+    contradiction: Mapping[str, Any] | None = None,
     checkpoint_bytes: int = 10_000,
 ) -> Path:
     """Write ROOT/NAME.
@@ -89,36 +90,50 @@ def write_run(
         columns: {tag of metrics.jsonl: one value for each step}, in place of the plain ones.
         changes: {"FILE.KEY.KEY": value} for config, environment, data, audit, summary;
             keys may be new.
+        contradiction: the same, and nothing else agrees with it.
     """
     perplexity = None if loss is None else 2.718281828459045**loss
     sources = {"prose": perplexity, "topics": 70.0} if sources is None else dict(sources)
     files = _files(name, variant, seed)
     validation = {"loss": loss, "perplexity": perplexity, "perplexity_by_source": sources}
     files["summary"]["validation"] = validation
-    for key, value in (changes or {}).items():
-        *parents, last = key.split(".")
-        place = files
-        for parent in parents:
-            place = place[parent]
-        place[last] = value
+    columns = dict(columns or {})
+    if not any(key.startswith("summary.loss") for key in changes or {}):
+        files["summary"]["loss"] = columns.get(tags.LOSS.tag, [4.0])[-1]
+    _change(files, changes or {})
+    last = {tags.VALIDATION_LOSS.tag: [loss], tags.PERPLEXITY.tag: [perplexity]}
+    records = _records(files, last | columns)
+    _change(files, contradiction or {})
     path = root / name
     run = RunDirectory(path)
     _write_checkpoints(run, checkpoint_bytes)
     run.config.write_text(yaml.dump(files["config"], Dumper=_YAML, sort_keys=False))
     for stem in ("environment", "data", "audit", "summary"):
         (path / f"{stem}.json").write_text(json.dumps(files[stem], indent=1) + "\n")
-    last = {tags.VALIDATION_LOSS.tag: [loss], tags.PERPLEXITY.tag: [perplexity]}
-    records = _records(files, last | dict(columns or {}))
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     run.write_state(FINISHED)
     return path
 
 
+def _change(files: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        place = files
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+
+
 def write_planned_run(run: PlannedRun, shards: Path, loss: float) -> Path:
     """Leave a run of a plan as if trained on `shards` by this commit, in the far future."""
     facts = {"git_commit": git_commit(), "started": "2099-01-01T00:00:00+0000"}
-    changes = {f"environment.{key}": value for key, value in facts.items()}
+    changes: dict[str, Any] = {f"environment.{key}": value for key, value in facts.items()}
     changes["data.fingerprint"] = read_manifest(shards).fingerprint
+    steps = run.config.total_steps
+    changes["summary.step"] = steps
+    changes["summary.tokens"] = steps * run.config.tokens_per_step
+    changes["summary.samples"] = steps * run.config.data.global_batch_size
+    changes["config.optimizer.learning_rate"] = run.config.optimizer.learning_rate
     seed, variant = run.config.run.seed, run.config.attention.variant
     path = write_run(run.path.parent, run.name, variant, seed=seed, loss=loss, changes=changes)
     RunDirectory(path).config.write_text(run.config.to_yaml())
@@ -167,9 +182,10 @@ def _records(
     steps = files["summary"]["step"]
     tokens = files["summary"]["tokens"] // steps
     samples = files["summary"]["samples"] // steps
+    totals = files["audit"]["totals"]
     chosen: dict[Metric, Sequence[float | None]] = {
         tags.LOSS: [8.0 - 4.0 * step / steps for step in range(1, steps + 1)],
-        tags.LEARNING_RATE: [1e-3] * steps,
+        tags.LEARNING_RATE: [files["config"]["optimizer"]["learning_rate"]] * steps,
         tags.LOSS_VARIANCE: [0.01] * steps,
         tags.TOKENS_PER_SECOND: [1000.0] * steps,
         tags.TOKENS_PER_SECOND_PER_GPU: [250.0] * steps,
@@ -178,10 +194,10 @@ def _records(
         tags.DATA_SECONDS: [0.1] * steps,
         tags.FORWARD_BACKWARD_SECONDS: [1.5] * steps,
         tags.OPTIMIZER_SECONDS: [0.4] * steps,
-        tags.TRAINABLE_PARAMETERS: [1_313_024] * steps,
-        tags.FROZEN_PARAMETERS: [0] * steps,
-        tags.GRADIENT_BYTES: [4 * 1_313_024 * 4] * steps,
-        tags.OPTIMIZER_STATE_BYTES: [1_313_024 * 12] * steps,
+        tags.TRAINABLE_PARAMETERS: [totals["model_trainable_parameters"]] * steps,
+        tags.FROZEN_PARAMETERS: [totals["model_frozen_parameters"]] * steps,
+        tags.GRADIENT_BYTES: [totals["gradient_bytes"]] * steps,
+        tags.OPTIMIZER_STATE_BYTES: [totals["optimizer_state_bytes"]] * steps,
         tags.HOST_BYTES: [500_000_000] * steps,
     }
     always = [metric for metric in METRICS if metric.when is When.ALWAYS]

@@ -10,13 +10,18 @@ removes no other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import temporary_path
@@ -59,9 +64,9 @@ class Holder:
 
     host: str
     space: str
-    pid: int
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
     job: str = ""
-    restarts: int = 0
+    restarts: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     boot: str = ""
     started: str = ""
 
@@ -105,6 +110,19 @@ class Holder:
             pass
         state, started = _status(self.pid)
         return state == "Z" or started not in ("", self.started)
+
+
+_HOLDER = TypeAdapter(Holder)
+_LONGEST = 1 << 16
+"""Bytes that are read of a lease; a holder has a few hundred."""
+
+
+def _holder(content: bytes) -> Holder | None:
+    """Return the holder that a lease names; None where the content is no holder."""
+    try:
+        return _HOLDER.validate_json(content, strict=True)
+    except ValidationError:
+        return None
 
 
 def _status(pid: int) -> tuple[str, str]:
@@ -204,23 +222,38 @@ class Lease:
         return True
 
     def _look(self) -> _Seen | None:
-        """Read the lease and judge its holder; None without one."""
+        """Read the lease and judge its holder; None without one.
+
+        Raises:
+            DataError: another kind of file is in its place, of which nobody can tell a holder.
+        """
         try:
-            with open(self._path, "rb") as file:
-                status = os.fstat(file.fileno())
-                content = file.read()
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
-        try:
-            holder = Holder(**json.loads(content))
-        except (ValueError, TypeError):
-            holder = Holder("an unknown host", "?", 0)  # created, and not yet written to
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise self._refusal() from None
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise self._refusal()
+            content = file.read(_LONGEST)
+        # Not one: created, and not yet written to.
+        holder = _holder(content) or Holder("an unknown host", "?", 0)
         age = self._server_time() - status.st_mtime
         if age < -RENEWED_EVERY:  # the clock was set back: count from now on
             with contextlib.suppress(OSError):
                 os.utime(self._path)
         gone = holder.is_gone() or age > EXPIRES_AFTER
         return _Seen(holder, gone, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
+
+    def _refusal(self) -> DataError:
+        return DataError(
+            f"{self._path} is not a regular file, so it is no lock of {self._what}; remove it, and "
+            "run this again"
+        )
 
     def _server_time(self) -> float:
         """Return the time by the file server's clock: machines' clocks may differ."""
@@ -254,8 +287,8 @@ class Lease:
     def _is_own(self) -> bool:
         """Return whether this process still holds the lease; OSError if that cannot be read."""
         try:
-            return Holder(**json.loads(self._path.read_bytes())) == Holder.this()
-        except (FileNotFoundError, ValueError, TypeError):
+            return _holder(self._path.read_bytes()) == Holder.this()
+        except FileNotFoundError:
             return False
 
 

@@ -50,7 +50,8 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     """
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four
-        # times.
+        # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.
+        warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     prefix = manifest.prefix(shard)

@@ -88,6 +88,8 @@ def prepare_imports() -> None:
     Call this before anything else imports megatron-core or DeepSpeed.
     """
     torch.compile = _compile_when_called
+    if any(option.startswith("error") for option in sys.warnoptions):
+        warnings.simplefilter("default")  # else PYTHONWARNINGS=error ends a training for a package
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),  # this program uses neither
         ("full scope is deprecated", UserWarning),  # a default of megatron-core's own config

@@ -11,7 +11,6 @@ they call `wait`.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,22 +20,22 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from pretrain.checkpoint.format import ABOUT, About
+from pretrain.checkpoint.format import About
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.resolved import Resolved
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
-from pretrain.runs.directory import (
-    GOOD,
-    INCOMPLETE_SUFFIX,
-    MARKER,
-    WITHDRAWN,
-    free_name,
-    write_text_atomically,
-)
+from pretrain.runs.directory import ABOUT, GOOD, MARKER, WITHDRAWN, write_text_atomically
 from pretrain.runs.position import Position
+from pretrain.runs.removal import (
+    make_room,
+    put_away,
+    remove_file,
+    remove_left_behind,
+    remove_oldest,
+)
 from pretrain.runs.storage import storage_sentence
 from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 from pretrain.telemetry.records import SaveSeconds
@@ -161,9 +160,9 @@ class Checkpoints:
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
         waited = self.wait()
-        if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
+        if self.context.is_first:
             with self.errors.recording(path):
-                shutil.rmtree(path)
+                make_room(self.run, path)
         if self.errors.recorded_anywhere():
             self.errors.raise_together()
         snapshot = take_snapshot(engine, self.context, self._buffer)
@@ -292,8 +291,9 @@ class Checkpoints:
         self.close(wait=False)
         self._not_yet_good = None
         dist.barrier()  # nobody writes there any more
-        if self.context.is_first and path is not None and not (path / MARKER).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        if self.context.is_first and path is not None and path.exists():
+            with suppress(OSError):
+                put_away(self.run, path, begun_here=True)
 
     def take_written(self) -> SaveSeconds | None:
         """Return the times of the save that ended last; None if they have been returned before."""
@@ -335,7 +335,7 @@ class Checkpoints:
         if self.context.is_first and checkpoint is not None and (checkpoint / MARKER).exists():
             with self.errors.recording(checkpoint):
                 (checkpoint / MARKER).replace(checkpoint / WITHDRAWN)
-                self.run.latest.unlink(missing_ok=True)
+                remove_file(self.run.latest)
                 self.name_latest(self.newest())
         self._not_yet_good = None
         dist.barrier()
@@ -343,26 +343,18 @@ class Checkpoints:
     def tidy(self) -> list[str]:
         """Put away what a killed run has left (rank 0, before any save).
 
-        A checkpoint without its marker is removed only if its files were not all written.
-
         Returns:
-            A line for the user for each such checkpoint.
+            A line for the user for each checkpoint without its marker.
         """
         lines = []
         for path in self.run.unfinished_checkpoints():
-            if (path / ABOUT).exists():  # written after every rank's file
-                aside = path.rename(free_name(path, INCOMPLETE_SUFFIX))
-                lines.append(
-                    f"kept aside as {aside.name}: {path.name} has all its files but {MARKER}"
-                )
-            else:
-                shutil.rmtree(path)
+            aside = put_away(self.run, path)
+            if aside is None:
                 lines.append(f"removed {path.name}, which a killed run had not finished to save")
-        for path in self.run.temporary_files():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                what = "has all its files but" if (aside / ABOUT).exists() else "has lost"
+                lines.append(f"kept aside as {aside.name}: {path.name} {what} {MARKER}")
+        remove_left_behind(self.run)
         return lines
 
     def _record(self, saving: Saving, error: Exception) -> None:
@@ -378,26 +370,12 @@ class Checkpoints:
         """Mark a complete checkpoint; what an abandoned save has left gets no mark."""
         if (checkpoint / MARKER).exists() and not (checkpoint / GOOD).exists():
             write_text_atomically(checkpoint / GOOD, "")
-            self._remove_oldest()
+            remove_oldest(self.run, self._keep_last)
 
     def _on_complete(self, checkpoint: Path) -> None:
         """Name the new checkpoint and remove old ones; runs on the thread of the save."""
         self.name_latest(checkpoint)
-        self._remove_oldest()
-
-    def _remove_oldest(self) -> None:
-        """Keep the last few checkpoints, and the last one that is known good."""
-        newest_first = self.run.complete_checkpoints()
-        good = [path for path in newest_first if (path / GOOD).exists()][:1]
-        for old in newest_first[max(1, self._keep_last) :]:
-            if old in good:
-                continue
-            # First, so that a half-deleted directory is never taken for a checkpoint.
-            gone = old.rename(self.run.removed(old))
-            if gone.is_symlink():  # what is elsewhere is somebody else's
-                gone.unlink()
-            else:
-                shutil.rmtree(gone)
+        remove_oldest(self.run, self._keep_last)
 
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.errors import UserError
-from pretrain.runs.directory import MARKER
+from pretrain.runs.directory import ABOUT, MARKER
 from pretrain.runs.position import Count, Position
 
 FORMAT: Literal[2] = 2
@@ -34,7 +34,7 @@ READS = (1, 2)
 FORMAT_1_STATES = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
 """The kind of the fp32 weights; the others are the states that an optimizer keeps beside them."""
-PARAMETERS, ABOUT = "parameters.json", "checkpoint.json"
+PARAMETERS = "parameters.json"
 
 T = TypeVar("T")
 
@@ -366,6 +366,8 @@ def about_json(about: About) -> str:
 
 def _read(form: TypeAdapter[T], file: Path) -> T:
     """Read a JSON file of a checkpoint in a form, or refuse it in one sentence."""
+    if file.exists() and not file.is_file():  # of a pipe nobody may ever read anything
+        raise damaged(file, "cannot be read (it is not a regular file)")
     try:
         return form.validate_json(file.read_bytes(), strict=True)
     except FileNotFoundError:

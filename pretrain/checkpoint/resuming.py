@@ -25,6 +25,8 @@ from pretrain.runs.directory import (
     CONTINUE,
     DAMAGED_SUFFIX,
     FINISHED,
+    GOOD,
+    MARKER,
     STOPPED,
     RunDirectory,
     free_name,
@@ -32,6 +34,7 @@ from pretrain.runs.directory import (
 )
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.position import Position
+from pretrain.runs.removal import was_complete
 from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 
 
@@ -169,8 +172,11 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     With `fall_back`, and a checkpoint before it to go on from, that is a note for the user.
     """
     named = run.named_latest()
+    lost = [path for path in was_complete(run) if newest is None or step_of(path) > step_of(newest)]
     if named is not None and (newest is None or step_of(named) > step_of(newest)):
         problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
+    elif lost:
+        problem = f"{lost[-1]} has lost files: it has {GOOD}, but no {MARKER}; restore it"
     elif newest is None and _was_saved(run):
         problem = (
             f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"

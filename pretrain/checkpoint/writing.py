@@ -48,6 +48,7 @@ from pretrain.checkpoint.slices import Slice, kept_slices, slices_of_rank
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import MARKER, write_text_atomically
+from pretrain.runs.removal import remove_file
 
 CHUNK = 2**24
 """Number of bytes that are hashed and written at a time."""
@@ -286,7 +287,7 @@ def join_parts(
         write_text_atomically(path / name, text)
         files[name] = StoredFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
     for rank in range(world_size):
-        sidecar_of(path, rank).unlink()
+        remove_file(sidecar_of(path, rank))
     return files
 
 

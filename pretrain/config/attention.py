@@ -20,6 +20,7 @@ from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.config.types import (
     SEED_MAX,
     Int,
+    LargeInt,
     Layers,
     LayerShares,
     Names,
@@ -156,7 +157,7 @@ class AttentionSection(Section):
         "Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.",
         replace(_REFUSED, identity=True, method=True),
     )
-    seed: Int | None = setting(
+    seed: LargeInt | None = setting(
         None,
         "Seed of the Query/Key bank; unset: run.seed.",
         replace(_REFUSED, identity="seed" not in BANK_KEYS),

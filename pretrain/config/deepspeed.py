@@ -6,7 +6,6 @@ Leans on DeepSpeed 0.19: its key names, and what it does with data types at each
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
+from pretrain.runs.json_text import parse_json
 
+STAGES = range(4)
+"""Of ZeRO."""
 AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 WHOLE_STATE_BYTES = 2**30
@@ -89,9 +91,9 @@ def zero_stage(settings: Mapping[str, Any]) -> int:
         UserError: they name another stage.
     """
     stage = settings.get("zero_optimization", {}).get("stage", 0)
-    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+    if type(stage) is not int or stage not in STAGES:
         raise UserError(f"deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
-    return int(stage)
+    return stage
 
 
 def settings_name(config: Config, world_size: int) -> str:
@@ -112,7 +114,7 @@ def settings_name(config: Config, world_size: int) -> str:
         return given.config
     section = given.overrides.get("zero_optimization", {})
     stage = section.get("stage") if isinstance(section, Mapping) else None
-    if stage in (0, 1, 2, 3) and not isinstance(stage, bool):
+    if type(stage) is int and stage in STAGES:
         return f"zero{stage}"  # the file that is made for the stage that somebody asks for
     tuned = bool(section) and config.data_parallel_size(world_size) > 1
     whole = config.precision.dtype == "fp32" and not config.policy.phases and not tuned
@@ -264,11 +266,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
         known = ", ".join([AUTO, *shipped])
         raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {known}")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise UserError(
-            f"deepspeed.config '{name_or_path}' nests too deeply to be settings"
-        ) from None
+        settings = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"deepspeed.config '{name_or_path}' is not readable JSON: {error}"

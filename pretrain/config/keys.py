@@ -52,5 +52,24 @@ def effective_changes(
                 yield Change(f"{section}.{key}", was, value)
 
 
+def missing_settings(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what every config.yaml has had from the first version on, and this one has not.
+
+    Sections and keys that may be left out are not asked for, but for the last one: without it the
+    file has been cut off.
+
+    Args:
+        before: the configuration that a run had, as config.yaml holds it.
+    """
+    missing = []
+    for name, section in SECTIONS.items():
+        if name not in before and (Config.model_fields[name].is_required() or name == "deepspeed"):
+            missing.append(name)
+        for key, field in section.model_fields.items():
+            if name in before and field.is_required() and key not in before[name]:
+                missing.append(f"{name}.{key}")
+    return missing
+
+
 def _text(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,6 +7,7 @@ DeepSpeed settings.
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
@@ -17,6 +18,7 @@ from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
+from pretrain.runs.position import LARGEST
 
 
 def check_tree(config: Config) -> None:
@@ -26,6 +28,7 @@ def check_tree(config: Config) -> None:
         UserError: shapes, parallel sizes, schedule or batch sizes do not go together.
         MethodError: the Query/Key policy is unknown or impossible at these sizes.
     """
+    _check_names(config)
     _check_heads(config)
     _check_tensor_parallel(config)
     _check_schedule(config)
@@ -123,12 +126,26 @@ def _check_tensor_parallel(config: Config) -> None:
         _check_divides("data.sequence_length", config.data.sequence_length, with_sequence, size)
 
 
+def _check_names(config: Config) -> None:
+    """Refuse a run directory that has no name in the encoding of this system's files."""
+    try:
+        os.fsencode(config.run_path)
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"run.directory and run.name make '{config.run_path}', which has no name in this "
+            f"system's encoding of files, {error.encoding}; use other letters, or set "
+            "LC_ALL=C.UTF-8"
+        ) from None
+
+
 def _check_schedule(config: Config) -> None:
     schedule, total = config.schedule, config.total_steps
     given = f"the {total} steps of the run"
     for key, value in (("tokens", schedule.tokens), ("flops", schedule.flops)):
         if value is not None:
             given += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
+    if total >= LARGEST:
+        raise UserError(f"{given}: more than 2^53, and no run has so many; give fewer")
     decay = total - last_stable_step(schedule, total) if schedule.kind == "wsd" else 0
     if schedule.warmup_steps + decay > total:
         also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"

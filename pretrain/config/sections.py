@@ -17,6 +17,7 @@ from pretrain.config.types import (
     SEED_MAX,
     Int,
     NameOrPath,
+    LargeInt,
     Names,
     OnResume,
     PathLike,
@@ -58,7 +59,7 @@ class RunSection(Section):
         pattern=r"^[^./\\\s\p{Cc}\p{Cf}][^/\\\s\p{Cc}\p{Cf}]*$",
     )
     directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
-    seed: Int = setting(
+    seed: LargeInt = setting(
         1234,
         "Seed of initial weights and dropout; default of attention.seed and data.seed.",
         Setting(OnResume.REFUSED, noted=False, identity=True, hparam=True),
@@ -93,7 +94,7 @@ class ScheduleSection(Section):
         replace(TRAINING, excludes=("steps", "flops")),
         ge=1,
     )
-    flops: Int | None = setting(
+    flops: LargeInt | None = setting(
         None,
         "Executed FLOPs of the whole run, as hfu counts them, rounded up to whole steps.",
         replace(TRAINING, excludes=("steps", "tokens")),
@@ -203,7 +204,7 @@ class DataSection(Section):
     validation_samples: Int = setting(
         ..., "Validation samples per source (at most).", TRAINING, ge=1
     )
-    seed: Int | None = setting(
+    seed: LargeInt | None = setting(
         None,
         "Seed of the sample order; unset: run.seed.",
         Setting(OnResume.REFUSED, hparam=True, identity=True, data_change=True, noted=False),

@@ -21,6 +21,7 @@ import yaml
 
 from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
+from pretrain.runs.facts import LARGEST_YAML
 
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
@@ -106,7 +107,14 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             that is not text.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_YAML + 1)
+        if len(content) > LARGEST_YAML:
+            raise UserError(
+                f"config {shown_as} is longer than {LARGEST_YAML:,} bytes; a configuration has a few "
+                "thousand: give that file"
+            )
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {shown_as} cannot be read: {error}") from None
     try:

@@ -29,6 +29,7 @@ from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
 from pretrain.runs.directory import RunDirectory
+from pretrain.runs.position import LARGEST
 
 
 class Config(Section):
@@ -93,7 +94,7 @@ class Config(Section):
         wanted = -(-(self.schedule.flops or 0) // self.tokens_per_step)
         phases = range(len(self.policy.phases) + 1)
         a_token = int(min(executed_flops_per_token(self.shape, self.policy, n) for n in phases))
-        lengths = range(1, -(-wanted // a_token) + 1)
+        lengths = range(1, min(LARGEST, -(-wanted // a_token)) + 1)
         flops = partial(executed_flops_of_steps, self.shape, self.policy)
         return lengths[bisect_left(lengths, wanted, key=flops)]
 

@@ -19,11 +19,20 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from data_pipeline.io.home import expand_home
+from pretrain.runs.position import LARGEST
+
+
+def _integer(value: Any) -> Any:
+    """Return 2e9 as an integer; 2.5 stays a float and is then refused."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _whole(value: Any) -> Any:
-    """Return 2e9 as an integer; 2.5 stays a float and is then refused."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Return an integer that numpy and JSON hold too."""
+    number = _integer(value)
+    if isinstance(number, int) and abs(number) >= LARGEST:
+        raise PydanticCustomError("too_large", "it should be less than 2^53")
+    return number
 
 
 def _layers(value: Any) -> Any:
@@ -58,6 +67,8 @@ SEED_MAX = 2**64 - 1
 """The largest seed that every generator takes."""
 
 Int = Annotated[int, BeforeValidator(_whole)]
+LargeInt = Annotated[int, BeforeValidator(_integer)]
+"""Of any size, for seeds and FLOPs."""
 Number = float  # pydantic takes whole numbers for it too
 Layers = Annotated[str, BeforeValidator(_layers)]
 LayerShares = Annotated[dict[str, float], BeforeValidator(_text_keys)]

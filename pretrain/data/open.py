@@ -15,6 +15,7 @@ from pretrain.config.sections import DataSection
 from pretrain.config.tree import Config
 from pretrain.data.prompts import Prompts, read_prompts
 from pretrain.errors import UserError
+from pretrain.ranks.idle import ending_when_idle
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def check_inputs(config: Config, world_size: int) -> Inputs:
         DataError: as `read_blend` and `read_prompts`.
     """
     resolved = resolve(config, world_size)
-    blend = read_blend(config.data)
+    with ending_when_idle("reading the manifests of the data", config.parallel.timeout_seconds):
+        blend = read_blend(config.data)
     tokenizer = blend.parts[0].manifest.tokenizer
     if config.model.vocab_size != tokenizer.vocab_size:
         raise UserError(

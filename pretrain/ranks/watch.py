@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from pretrain.ranks.environment import LaunchEnvironment, node_name
+from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 
 EXIT_CODE = 2
 LOST = 1
@@ -52,12 +54,14 @@ class Sign:
         host: the rank's node.
         passed: how many places the rank has passed.
         place: the last of them.
+        held: the file that the rank waits for, if it does nothing else.
     """
 
     number: int
     host: str
     passed: int
     place: str
+    held: str = ""
 
 
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
@@ -98,9 +102,12 @@ class Watch:
         self._passed, self._place = 0, "its start"
         self._signs: dict[int, Sign] = {}
         self._silent = dict.fromkeys(self._ranks, 0.0)
+        self._idle = Idleness()
+        self._of = threading.get_ident()
         self._ended = threading.Event()
         self._using_store = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._whole_store: Any = None
         if len(self._ranks) > 1:
             store: Any = _get_default_store()
             store = store.clone()  # a client of its own, with its own timeout
@@ -108,7 +115,7 @@ class Watch:
             self._whole_store = store
             # A process that trains several times, as tests do, meets at the same store.
             self._store = dist.PrefixStore(f"watch/{store.add(f'watch/{self._rank}', 1)}", store)
-            self._thread.start()
+        self._thread.start()
 
     def at(self, place: str) -> None:
         """Post where this rank is from now on. All ranks post the same, in the same order."""
@@ -140,6 +147,7 @@ class Watch:
 
     def _run(self) -> None:
         number = 0
+        place = self._passed
         before = time.monotonic()
         while not self._ended.is_set():
             number += 1
@@ -147,22 +155,44 @@ class Watch:
             now = time.monotonic()
             passed = min(now - before, 2 * self._every)
             before = now
-            sign = Sign(number, self._host, self._passed, self._place)
-            try:
-                with self._using_store:
-                    self._store.set(str(self._rank), json.dumps(vars(sign)))
-            except _STORE_ERRORS:
-                # The store is in rank 0, or in the launcher, which ends all ranks.
-                self._silent[0] += passed
-            else:
-                if self._rank in LOOKOUTS:
-                    self._look(passed)
+            self._idle.look(passed)
+            if place != self._passed:
+                place = self._passed
+                self._idle.seconds = 0.0
+            if len(self._ranks) > 1:
+                self._post(number, passed)
+            if self._idle.seconds > PATIENCE * self._timeout and not self._ended.is_set():
+                self._end(self._own_wait())
             if (
                 max(self._silent.values()) > self._timeout + self._every
                 and not self._ended.is_set()
             ):
                 self._end(self.sentence())
             self._ended.wait(self._every)
+
+    def _post(self, number: int, passed: float) -> None:
+        """Post where this rank is, and look at the others."""
+        idle = self._idle.seconds > LATE * self._every
+        held = str(file_in_use(self._of) or "") if idle else ""
+        sign = Sign(number, self._host, self._passed, self._place, held=held)
+        try:
+            with self._using_store:
+                self._store.set(str(self._rank), json.dumps(vars(sign)))
+        except _STORE_ERRORS:
+            # The store is in rank 0, or in the launcher, which ends all ranks.
+            self._silent[0] += passed
+        else:
+            if self._rank in LOOKOUTS:
+                self._look(passed)
+
+    def _own_wait(self) -> str:
+        """Return the sentence about this rank, which has waited outside of any collective."""
+        return (
+            f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
+            f"(parallel.timeout_seconds is {self._timeout:g}) at {self._place}: "
+            f"{waited_for(file_in_use(self._of))}; then the same command goes on from the newest "
+            "checkpoint"
+        )
 
     def _look(self, passed: float) -> None:
         """Read all signs, `passed` seconds after the last time."""
@@ -208,9 +238,13 @@ class Watch:
                 f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; "
                 f"look at its node and its log{again}"
             )
-        if held := self._held():
-            return f"{here}: {held}{again}"
         signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
+        held = next((rank for rank, sign in signs.items() if sign.held), None)
+        if held is not None:
+            file = waited_for(Path(signs[held].held))
+            return f"{self._name(held)} did not come while {here}: {file}{again}"
+        if why := self._held():
+            return f"{here}: {why}{again}"
         behind = min(signs, key=lambda rank: signs[rank].passed, default=None)
         if behind is not None and signs[behind].passed < self._passed:
             late = f"{self._name(behind)} did not come while {here}"

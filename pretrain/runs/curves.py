@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +29,13 @@ class RunCurves:
 
     `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]`, or
     `curves[tag]`, is a metric's own curve, [records], in the metric's unit; NaN where there is no
-    finite value.
+    finite value. `last` is the last record as it is in the file.
     """
 
     steps: NDArray[np.int64]
     tokens: NDArray[np.int64]
     columns: Mapping[Metric, Floats]
+    last: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, metric: Metric | str) -> Floats:
         return self.columns[metric_of(metric) if isinstance(metric, str) else metric]
@@ -52,6 +54,7 @@ def read_curves(path: Path) -> RunCurves:
     if not path.is_file():
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
     steps, tokens = [], []
+    record: dict[str, Any] = {}
     values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
         if (
@@ -75,4 +78,6 @@ def read_curves(path: Path) -> RunCurves:
             f"{path} has no record: the run's directory is incomplete; restore the file"
         )
     columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
-    return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns)
+    return RunCurves(
+        np.array(steps, np.int64), np.array(tokens, np.int64), columns, last=record
+    )

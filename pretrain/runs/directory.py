@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from itertools import chain, count
@@ -48,7 +49,14 @@ WITHDRAWN = "RUINED"
 LOCK = "lock"
 DAMAGED_SUFFIX, INCOMPLETE_SUFFIX = ".damaged", ".incomplete"
 """After the name of a checkpoint that is kept aside: for its content; because it has no MARKER."""
-_CHECKPOINT = re.compile(r"step_(\d+)")
+ABOUT = "checkpoint.json"
+"""In a checkpoint's directory: what it is; written after every rank's file, before MARKER."""
+_CHECKPOINT = re.compile(r"step_([0-9]{1,15})")
+_LEFT_BEHIND = re.compile(
+    rf".+-[0-9]+{re.escape(TEMPORARY_SUFFIX)}|\.(latest|state)\..+|\.step_[0-9]+"
+)
+"""Temporary files, by the name of this version and of older ones; checkpoints half removed."""
+_LONGEST_WORD = 100
 
 
 class RunDirectory:
@@ -88,11 +96,7 @@ class RunDirectory:
 
     def state(self) -> str | None:
         """Return RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None if never started."""
-        return (
-            self.state_file.read_text(errors="replace").strip()
-            if self.state_file.is_file()
-            else None
-        )
+        return _word(self.state_file)
 
     def write_state(self, state: str) -> None:
         write_text_atomically(self.state_file, state + "\n")
@@ -151,19 +155,13 @@ class RunDirectory:
 
     def temporary_files(self) -> list[Path]:
         """Return what killed writes and removals have left, but for the locks of other starts."""
-        patterns = (
-            f"*{TEMPORARY_SUFFIX}",
-            f".{self.latest.name}.*",
-            f".{self.state_file.name}.*",
-            ".step_*",
-        )
-        found = (
+        places = [place for place in (self.path, self.checkpoints) if place.is_dir()]
+        found = chain.from_iterable(place.iterdir() for place in places)
+        return [
             path
-            for place in (self.path, self.checkpoints)
-            for each in patterns
-            for path in place.glob(each)
-        )
-        return [path for path in found if not path.name.startswith(LOCK)]
+            for path in found
+            if _LEFT_BEHIND.fullmatch(path.name) and not path.name.startswith(LOCK)
+        ]
 
     def _checkpoints(self) -> list[Path]:
         return [
@@ -176,13 +174,21 @@ class RunDirectory:
 
     def named_latest(self) -> Path | None:
         """Return the checkpoint that the file `latest` names; None without one."""
-        name = self.latest.read_text(errors="replace").strip() if self.latest.is_file() else ""
+        name = _word(self.latest) or ""
         return self.checkpoints / name if _CHECKPOINT.fullmatch(name) else None
 
     def trained_steps(self) -> int:
         """Return the step of the newest complete checkpoint; 0 without one."""
         newest = self.newest_checkpoint()
         return step_of(newest) if newest is not None else 0
+
+
+def _word(file: Path) -> str | None:
+    """Return the one word that a file holds; None without the file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return stream.read(_LONGEST_WORD).decode(errors="replace").strip()
 
 
 def step_of(checkpoint: Path) -> int:
@@ -206,7 +212,9 @@ def free_name(path: Path, suffix: str) -> Path:
     """
     suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
     return next(
-        aside for each in suffixes if not (aside := path.with_name(path.name + each)).exists()
+        aside
+        for each in suffixes
+        if not os.path.lexists(aside := path.with_name(path.name + each))
     )
 
 

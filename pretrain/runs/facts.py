@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -15,6 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
+from pretrain.runs.json_text import parse_json
 from pretrain.runs.position import Count
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -22,6 +22,9 @@ _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHALLOW = (
     1 << 14
 )  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
+
+LARGEST_YAML = 1 << 18
+"""Characters of a file of settings: a few thousand are usual, and the parser is slow."""
 
 _Positive = Annotated[Count, Field(ge=1)]
 _Loss = Annotated[float, Field(gt=-1e100, lt=1e100)] | None
@@ -51,16 +54,19 @@ class _Origin(TypedDict, total=False):
     tensor_model_parallel_size: _Positive
 
 
-class _Segment(_Origin):
+class Segment(_Origin):
+    """A start of a run in environment.json; `lost`: files that were not there or damaged then."""
+
     first_step: _Positive
     changes: Annotated[dict[str, _Was], AfterValidator(_judged)]
+    lost: NotRequired[list[str]]
 
 
 class _Environment(_Origin):
     python: NotRequired[str]
     packages: NotRequired[dict[str, str | None]]
     world_size: _Positive
-    segments: NotRequired[list[_Segment]]
+    segments: NotRequired[list[Segment]]
 
 
 def _form(keys: Mapping[str, Any]) -> Any:
@@ -79,7 +85,12 @@ _FORMS = {
             "position_embedding": str,
         },
         "attention": {"variant": str, "adapters": NotRequired[list[str] | None]},
-        "schedule": {"warmup_steps": NotRequired[Count], "flops": NotRequired[int | None]},
+        "optimizer": {"learning_rate": Annotated[float, Field(gt=0, lt=1e100)]},
+        "schedule": {
+            "warmup_steps": NotRequired[Count],
+            "steps": NotRequired[_Positive | None],
+            "flops": NotRequired[int | None],
+        },
         "data": {"sequence_length": _Positive, "validation_samples": _Positive},
         "telemetry": {"every": _Positive},
     },
@@ -99,10 +110,19 @@ _FORMS = {
     },
     "summary": {
         **dict.fromkeys(("step", "tokens"), _Positive),
+        "samples": NotRequired[_Positive],
+        "loss": NotRequired[_Loss],
         "validation": {
             "loss": _Loss,
             "perplexity": _Perplexity | None,
             "perplexity_by_source": dict[str, _Perplexity | None],
+        },
+    },
+    "checkpoint": {
+        "keys": dict[str, Any],
+        "position": {
+            "step": Count,
+            **dict.fromkeys(("consumed_samples", "consumed_tokens"), NotRequired[Count]),
         },
     },
 }
@@ -116,25 +136,32 @@ def _adapter(stem: str) -> TypeAdapter[Any]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read config.yaml, environment.json, data.json, audit.json or summary.json of a run.
+    """Read a file that describes a run: config.yaml, or a JSON file of `_FORMS`.
 
     Raises:
         UserError: the file is missing or damaged, or a key that is read is missing or of another
             type.
     """
+    return read_form(path, _adapter(path.stem))
+
+
+def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
+    """Read a YAML or JSON file whose content has a form.
+
+    Args:
+        path: the file.
+        form: what is read of it; there may be other keys.
+
+    Raises:
+        UserError: as `read_facts`.
+    """
     if not path.is_file():
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
-    try:
-        text = path.read_text(encoding="utf-8")
-        loader = _YAML if len(text) < _SHALLOW else yaml.SafeLoader
-        content = yaml.load(text, loader) if path.suffix == ".yaml" else json.loads(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}); restore the file") from error
+    content = _content(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a mapping of keys to values; restore the file")
     try:
-        _adapter(path.stem).validate_python(content, strict=True)
+        form.validate_python(content, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = repr(".".join(map(str, first["loc"])))
@@ -144,3 +171,17 @@ def read_facts(path: Path) -> dict[str, Any]:
             ) from None
         raise UserError(f"{path}: {key}: {first['msg'].lower()}; restore the file") from None
     return content
+
+
+def _content(path: Path) -> Any:
+    """Return what a YAML or JSON file holds, or refuse it in one sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".yaml":
+            return parse_json(text)
+        if len(text) > LARGEST_YAML:
+            raise ValueError(f"it is longer than {LARGEST_YAML:,} characters")
+        return yaml.load(text, _YAML if len(text) < _SHALLOW else yaml.SafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}); restore the file") from error

@@ -12,9 +12,11 @@ import numpy as np
 
 from data_pipeline.io.words import shown_in_line
 from pretrain.errors import UserError
+from pretrain.runs.agreement import read_result, require_agreement
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
 from pretrain.runs.facts import read_facts
+from pretrain.runs.metrics_file import last_record
 from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 
 
@@ -100,8 +102,11 @@ def read_finished_run(path: Path) -> FinishedRun:
     _require_finished(run, name)
     environment, data, audit = (read_facts(path) for path in (run.environment, run.data, run.audit))
     curves = read_curves(run.metrics)
+    _require_settings(run, environment)
     _require_whole(run, curves, config, environment)
-    summary = read_facts(run.summary)
+    summary = read_result(run, curves.last)
+    files = {"config": config, "environment": environment, "audit": audit, "summary": summary}
+    require_agreement(run, files, curves)
     totals, validation = audit["totals"], summary["validation"]
     return FinishedRun(
         path=path,
@@ -132,6 +137,17 @@ def read_finished_run(path: Path) -> FinishedRun:
         curves=curves,
         validation_bytes=data.get("validation_bytes", {}),
     )
+
+
+def read_summary(run: RunDirectory) -> dict[str, Any]:
+    """Return the content of a finished run's summary.json, without reading all of the run.
+
+    Raises:
+        UserError: it is missing or damaged, or not the result of the last record.
+    """
+    if not run.metrics.is_file():
+        raise UserError(f"{run.metrics} is missing: the run's directory is incomplete; restore it")
+    return read_result(run, last_record(run.metrics))
 
 
 def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[Path], str]:
@@ -182,6 +198,18 @@ def _require_finished(run: RunDirectory, name: str) -> None:
             f"run '{name}' ({run.path}) has not finished (its state is '{state}'): "
             "resume it with the same train command, or leave it out"
         )
+
+
+def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None:
+    """Refuse a run that has lost its settings on the way: what it trained with is not known."""
+    for segment in environment.get("segments", []):
+        lost = [file.name for file in (run.config, run.environment) if file.name in segment.get("lost", [])]
+        if lost:
+            raise UserError(
+                f"{run.path} had lost its {' and '.join(lost)} when it started at step "
+                f"{segment['first_step']}, so what it trained with before is not known; leave it "
+                "out"
+            )
 
 
 def _require_whole(

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from data_pipeline.io.files import naming, sync
 from pretrain.errors import UserError
+from pretrain.runs.json_text import parse_json
 from pretrain.runs.position import LARGEST, Position
 
 
@@ -69,6 +70,8 @@ def last_record(path: Path) -> dict[str, Any]:
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield (record, offset of the byte after its line) for each whole line of `path`."""
+    if path.exists() and not path.is_file():  # of a pipe nobody may ever read anything
+        raise UserError(f"{path} is not a regular file; move it away, and restore the run's own")
     end, last_step = 0, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -99,6 +102,15 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
             f'{path}: line {number} is not a JSON object with an integer "step"; '
             "move the file away and start again from the checkpoint"
         )
+    # A hook for every line would take twice the time.
+    if line.count(b'":') != len(record) or b"NaN" in line or b"Infinity" in line:
+        try:
+            parse_json(line)
+        except ValueError as error:
+            raise UserError(
+                f"{path}: line {number}: {error}; restore the file, or move it away and start "
+                "again from the checkpoint"
+            ) from None
     return record
 
 

@@ -29,7 +29,7 @@ from pretrain.ranks.launch import prepare_child
 from pretrain.ranks.signals import handle_requests
 from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
-from pretrain.runs.facts import read_facts
+from pretrain.runs.finished import read_summary
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.sweep.plan import PlannedRun
@@ -69,10 +69,10 @@ class Outcome:
 
     def validation(self) -> tuple[float | None, float | None]:
         """Return loss, in nats per token, and perplexity at the run's end; None where not known."""
-        path = RunDirectory(self.run.path).summary
-        if not self.done or not path.is_file():
+        run = RunDirectory(self.run.path)
+        if not self.done or not run.summary.is_file():
             return None, None
-        values = read_facts(path)["validation"]
+        values = read_summary(run)["validation"]
         return values["loss"], values["perplexity"]
 
 

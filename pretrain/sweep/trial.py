@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.facts import read_facts
-from pretrain.runs.finished import FinishedRun, read_finished_run
+from pretrain.runs.finished import FinishedRun, read_finished_run, read_summary
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
 from pretrain.study.seal import Hypothesis, Seal, design_of
@@ -166,7 +165,7 @@ def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
         if {run.standing for run in pair} != {"finished"}:
             break
         first, second = (
-            read_facts(RunDirectory(r.path).summary)["validation"]["loss"] for r in pair
+            read_summary(RunDirectory(run.path))["validation"]["loss"] for run in pair
         )
         if first is None or second is None:
             raise UserError(

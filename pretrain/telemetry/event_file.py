@@ -24,6 +24,7 @@ from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
 from data_pipeline.io.files import naming
 from data_pipeline.io.words import shown, shown_in_line
+from pretrain.runs.removal import remove_file
 from pretrain.runs.tags import METRICS, Page
 from pretrain.telemetry.records import Sample
 
@@ -59,7 +60,7 @@ class EventFile:
         older = list(directory.glob(FILE_PREFIX + "*"))
         if resume_step == 0:
             while older:
-                older.pop().unlink()
+                remove_file(older.pop())
         self._path = directory / _next_name(older)
         self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)

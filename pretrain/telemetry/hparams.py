@@ -7,7 +7,6 @@ mappings become short text.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -19,6 +18,7 @@ from pretrain.reporting.text import setting_text
 from pretrain.runs import tags
 from pretrain.runs.curves import WARM_UP, RunCurves, read_curves
 from pretrain.runs.directory import RunDirectory
+from pretrain.runs.facts import read_facts
 from pretrain.runs.finished import newest_checkpoint_bytes
 
 HParam = str | float | int | bool
@@ -60,7 +60,7 @@ def results(run: RunDirectory) -> dict[str, float]:
         UserError: damaged records, or no checkpoint.
     """
     curves = read_curves(run.metrics)
-    data = json.loads(run.data.read_text())
+    data = read_facts(run.data)
     summary = {
         "median_tokens_per_second": _steady_median(curves, tags.TOKENS_PER_SECOND),
         "peak_device_MiB": np.fmax.reduce(curves[tags.DEVICE_BYTES]) / 2**20,

@@ -3,6 +3,7 @@
 loop            the program: forward, backward, update, record, validate, save, stop
 open_run        setup before step 1, and every refusal possible before it
 run_files       files and lines that describe a run at its start and end
+earlier         what the files of a run say of its training so far
 phase_engine    the live engine, and its successor where a run begins to train other weights
 engine          model -> DeepSpeed engine, audited
 optimizers      the optimizers for DeepSpeed, and their clipping

@@ -235,10 +235,10 @@ def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
 
     Raises UserError: on every rank: another process is training the run.
     """
-    watch.at("the lock of the run directory")
     lock = RunLock(run)
     waiting = False
     while True:
+        watch.at("the lock of the run directory")
         refused = False
         with _first_rank_acting(context):
             refused = context.is_first and not lock.take()
@@ -285,9 +285,9 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     with _first_rank_acting(context, config.run_path):
         if context.is_first:
             telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
-            checkpoints.name_latest(own)
             for line in checkpoints.tidy():
                 telemetry.say(line)
+            checkpoints.name_latest(own)  # what it named before has been judged
     return Run(
         config=config,
         context=context,

@@ -68,6 +68,7 @@ class PhasedEngine:
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
         self.structured_products: StructuredProducts | None = None
+        self._audited: list[dict[str, Any]] = []
         self._build(state)
 
     def is_in(self, step: int) -> bool:
@@ -151,16 +152,15 @@ class PhasedEngine:
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
 
-    def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the audit for audit.json: of the live engine, and of each phase so far.
+    def continue_audit(self, before: Mapping[str, Any]) -> None:
+        """Take the audits of earlier phases from the content of an audit.json."""
+        self._audited = list(before.get("phases", []))
 
-        `on_disk`: what audit.json holds already, for the phases before; empty if there is none.
-        """
+    def audit_of_phases(self) -> dict[str, Any]:
+        """Return the audit for audit.json: of the live engine, and of each phase so far."""
         if len(self._config.phases) == 1:
             return self.audit
-        earlier = [
-            entry for entry in on_disk.get("phases", []) if entry["phase"] < self.phase.number
-        ]
+        earlier = [entry for entry in self._audited if entry["phase"] < self.phase.number]
         own = {
             "phase": self.phase.number,
             "first_step": self.phase.first_step,
@@ -169,4 +169,5 @@ class PhasedEngine:
             "newly_frozen_layers": list(self.phase.newly_kept),
             **self.audit,
         }
-        return {**self.audit, "phases": [*earlier, own]}
+        self._audited = [*earlier, own]
+        return {**self.audit, "phases": self._audited}

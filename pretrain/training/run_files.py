@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
@@ -33,10 +30,12 @@ from pretrain.runs.directory import (
 from pretrain.runs.environment import describe_environment
 from pretrain.runs.finished import summary_of
 from pretrain.runs.metrics_file import last_record
+from pretrain.runs.removal import remove_file
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
+from pretrain.training.earlier import Earlier, read_earlier
 from pretrain.training.phase_engine import PhasedEngine
 
 DEEPSPEED_FACT = "deepspeed_config_sha256"
@@ -71,7 +70,8 @@ def open_run_files(
     step = start.position.step
     facts = run_facts(config, context, phased)
     check_steps_left(config.run_directory, config.total_steps, step)
-    changes = changes_since(resolved, start)
+    earlier = read_earlier(config, start)
+    changes = changes_since(resolved, earlier)
     begins = headline(config, context, phased.audit, start, changes=changes)
     environment = environment_of(
         resolved,
@@ -79,10 +79,12 @@ def open_run_files(
         phased.structured_products,
         start,
         changes=[*start.layout_changes, *changes],
+        earlier=earlier,
     )
+    phased.continue_audit(earlier.audit)
     write_run_files(resolved, data, phased, start, environment=environment)
     telemetry = open_telemetry(config, facts, step)
-    for line in (begins, *start.notes):
+    for line in (begins, *start.notes, *earlier.notes):
         telemetry.say(line)
     return telemetry
 
@@ -100,6 +102,11 @@ def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
     """
     if trained < total_steps:
         return
+    if not run.metrics.is_file():
+        raise UserError(
+            f"{run.metrics} is missing, though the run has trained {trained} steps; restore it, or "
+            "choose another run.name"
+        )
     if trained > total_steps or VALIDATION_LOSS.tag not in last_record(run.metrics):
         raise UserError(
             f"{run.path} has trained {trained} steps and the schedule ends at "
@@ -108,26 +115,18 @@ def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
         )
 
 
-def changes_since(resolved: Resolved, start: Start) -> list[Change]:
+def changes_since(resolved: Resolved, earlier: Earlier) -> list[Change]:
     """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
 
     Args:
         resolved: this run's configuration; another content of the file of deepspeed.config counts
             too.
-        start: where the run starts from.
+        earlier: what the run's files, or its trunk's, say.
     """
-    run = start.trunk or resolved.config.run_directory
-    position = start.position
-    try:
-        before = yaml.safe_load(run.config.read_text())
-    except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
-        return []
-    if not position.step or not isinstance(before, dict):
-        return []
-    was = _on_disk(run.environment).get(DEEPSPEED_FACT)
+    was = earlier.environment.get(DEEPSPEED_FACT)
     digest = resolved.deepspeed_sha256
     content = Change("the content of deepspeed.config", was, digest)
-    keys = effective_changes(before, resolved.config.values)
+    keys = effective_changes(earlier.settings, resolved.config.values)
     return [*keys, *([content] if was and was != digest else [])]
 
 
@@ -150,14 +149,12 @@ def write_run_files(
         environment: the content of environment.json, as `environment_of` returns it.
     """
     run = resolved.config.run_directory
-    of_earlier_phases = _on_disk((start.trunk or run).audit)
-    audit = phased.audit_of_phases(of_earlier_phases)
     facts = data_facts(data)
-    run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
+    remove_file(run.summary)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, resolved.config.to_yaml())
     if start.trunk is not None:
         take_records(start.trunk, run, start.position.step)
-    write_json(run.audit, audit)
+    write_audit(run, phased)
     write_json(run.environment, environment)
     write_json(run.data, facts)
     run.write_state(RUNNING)
@@ -169,6 +166,7 @@ def environment_of(
     products: StructuredProducts | None,
     start: Start,
     changes: Sequence[Change],
+    earlier: Earlier,
 ) -> dict[str, Any]:
     """Return the content of environment.json: the segment that starts, and all of them.
 
@@ -178,11 +176,10 @@ def environment_of(
         products: how structured rows are multiplied by; None: there are none.
         start: where the run starts from.
         changes: keys that differ from the segment before.
+        earlier: what the run's files say of the segments before.
     """
-    position, trunk = start.position, start.trunk
-    earlier = []
-    if position.step and trunk is None:
-        earlier = _on_disk(resolved.config.run_directory.environment).get("segments", [])
+    first_step, trunk = start.position.step + 1, start.trunk
+    before = earlier.environment.get("segments", []) if trunk is None else []
     layout = {
         "device": device_name(device),
         # AVX2, AVX512, …: they round differently.
@@ -195,12 +192,13 @@ def environment_of(
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
-        "first_step": position.step + 1,
+        "first_step": first_step,
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
-        **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
+        **({} if trunk is None else {"branched_from": origin_of(trunk, first_step - 1)}),
+        **({"lost": [*earlier.lost]} if earlier.lost else {}),
     }
     digest = {DEEPSPEED_FACT: resolved.deepspeed_sha256}
-    return {**environment, **digest, "segments": [*earlier, segment]}
+    return {**environment, **digest, "segments": [*before, segment]}
 
 
 def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
@@ -210,16 +208,7 @@ def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
         run: the run's directory.
         phased: the live engine.
     """
-    write_json(run.audit, phased.audit_of_phases(_on_disk(run.audit)))
-
-
-def _on_disk(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} where there is none yet, or where the file is damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    write_json(run.audit, phased.audit_of_phases())
 
 
 def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.errors import DataError
 from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease
 
 PATIENCE = 60
@@ -106,3 +107,40 @@ def test_a_lease_from_the_future_counts_from_when_it_is_seen(tmp_path: Path) -> 
         lease.__enter__()
     age = lease.age()
     assert age is not None and 0 <= age < 10
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"host": "h", "space": "", "pid": "x"}',
+        b'{"host": "h", "space": "", "pid": 1' + b"0" * 30 + b"}",
+        b'{"host": "h", "space": "", "pid": -1}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"host": ["h"], "space": "", "pid": 1}',
+    ],
+    ids=lambda content: content[:40],
+)
+def test_a_lease_with_anything_in_it_is_of_an_unknown_holder(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "lock"
+    path.write_bytes(content)
+    with pytest.raises(BusyError, match="an unknown host is testing") as refusal:
+        Lease(path, "testing").__enter__()
+    assert not refusal.value.certain
+    os.utime(path, (time.time() - EXPIRES_AFTER - 1,) * 2)
+    with Lease(path, "testing") as lease:
+        assert lease.holder() == Holder.this()
+
+
+def test_what_is_no_regular_file_is_no_lease_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for make in (
+        lambda: path.symlink_to(tmp_path / "nowhere"),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+    ):
+        make()
+        with pytest.raises(DataError, match="is not a regular file, so it is no lock of testing"):
+            Lease(path, "testing").__enter__()
+        path.rmdir() if path.is_dir() else path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,18 @@ def one_is_busy(payload: dict[str, Any]) -> None:
         time.sleep(10 * timeout * launch.rank)
         watch.at("the sum of all")
         dist.all_reduce(torch.ones(1), group=context.tensor_parallel_group)
+
+
+def all_read_a_pipe(payload: dict[str, Any]) -> None:
+    """Every rank reads a file that never answers, or rank 0 does and the others wait for it."""
+    launch = LaunchEnvironment.read()
+    timeout = payload["timeout"]
+    initialize_distributed(launch, 1, timeout_seconds=timeout)
+    with watching(launch, timeout) as watch:
+        watch.at("finding the newest checkpoint")
+        if launch.rank in payload["readers"]:
+            Path(payload["pipe"]).read_bytes()
+        dist.barrier()
 
 
 def two_end(payload: dict[str, Any]) -> None:

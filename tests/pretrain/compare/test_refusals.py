@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from pretrain.compare.comparison import compare_runs
 from pretrain.errors import UserError
-from pretrain.runs.tags import GRADIENT_NORM, LOSS
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import read_summary
+from pretrain.runs.tags import GRADIENT_NORM, LOSS, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 from tests.fabricated_runs import STEPS, write_run
 
 
@@ -193,3 +197,108 @@ def test_a_value_of_another_type_is_named_with_its_file_and_key(
         compare_runs([path], "vanilla")
     sentence = str(refusal.value)
     assert sentence.startswith(f"{path}/{key.partition('.')[0]}.") and "\n" not in sentence
+
+
+def _edit(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def _edit_last(path: Path, **values: Any) -> None:
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    lines[-1] = json.dumps(json.loads(lines[-1]) | values)
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "loss": ({"summary.validation.loss": 3.0}, "summary.json has loss/valid 3.0, but by"),
+    "perplexity": ({"summary.validation.perplexity": 2.0}, "has perplexity/valid 2.0"),
+    "training loss": ({"summary.loss": 1.0}, "summary.json has loss/train 1.0"),
+    "samples": ({"summary.samples": 5}, "summary.json has samples 5"),
+    "steps": ({"config.schedule.steps": 500}, "config.yaml has schedule.steps 500"),
+    "rate": ({"config.optimizer.learning_rate": 2e-3}, "has optimizer.learning_rate 0.002"),
+    "count": ({"audit.totals.gradient_bytes": 8}, "audit.json has totals.gradient_bytes 8"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_files_that_contradict_each_other_are_refused(tmp_path: Path, name: str) -> None:
+    changes, said = CONTRADICTIONS[name]
+    path = write_run(tmp_path, "vanilla", contradiction=changes)
+    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+        compare_runs([path], "vanilla")
+    assert "\n" not in str(refusal.value) and "restore the run's directory" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tokens": 900_000}, "summary.json has tokens 204800, but by"),
+        ({"step": 240}, "summary.json has step 100, but by"),
+        ({VALIDATION_LOSS.tag: 1.0}, "summary.json has loss/valid 4.0, but by"),
+        ({PERPLEXITY_OF_SOURCE.of("prose"): 2.0}, "has perplexity/valid/prose"),
+    ],
+)
+def test_a_last_record_that_is_not_the_result_is_refused(
+    tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    path = write_run(tmp_path, "vanilla")
+    _edit_last(path, **values)
+    with pytest.raises(UserError, match=re.escape(said)):
+        compare_runs([path], "vanilla")
+    with pytest.raises(UserError, match=re.escape(said)):  # as a trial reads it
+        read_summary(RunDirectory(path))
+
+
+@pytest.mark.parametrize("lines", [50, 99])
+def test_records_that_are_gone_at_the_end_are_missed(tmp_path: Path, lines: int) -> None:
+    path = write_run(tmp_path, "vanilla")
+    records = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(records[:lines]) + records[lines][:40])
+    with pytest.raises(UserError, match=f"summary.json has step 100, but by .* it is {lines}"):
+        compare_runs([path], "vanilla")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": 41, "tokens": 8, "tokens": 9}', "line 41: it has the key 'tokens' twice"),
+        ('{"step": 41, "tokens": 8, "loss/train": NaN}', "line 41: it has NaN, which JSON does"),
+        ('{"step": 41, "tokens": 1}', "metrics.jsonl has tokens 1, but by"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = write_run(tmp_path, "vanilla")
+    _spoil_line(path, 41, line)
+    with pytest.raises(UserError, match=re.escape(said)):
+        compare_runs([path], "vanilla")
+
+
+def test_a_config_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "vanilla")
+    position = {"step": 100, "consumed_tokens": 204_800, "consumed_samples": 1600}
+    about = path / "checkpoints/step_00000100/checkpoint.json"
+    keys = {"run.seed": 1, "model.num_layers": 4, "model.initial_weights": "a" * 64}
+    about.write_text(json.dumps({"keys": keys, "position": position}))
+    compare_runs([path], "vanilla")
+    _edit(about, lambda content: content["keys"].update({"run.seed": 2}))
+    with pytest.raises(UserError, match=r"config.yaml has run.seed 1, but by .* it is 2"):
+        compare_runs([path], "vanilla")
+    _edit(about, lambda content: content.update(keys=keys, position=position | {"step": 99}))
+    with pytest.raises(UserError, match=r"checkpoint.json has position.step 99"):
+        compare_runs([path], "vanilla")
+    _edit(about, lambda content: content.update(position=position | {"consumed_tokens": 1}))
+    with pytest.raises(UserError, match=r"checkpoint.json has position.consumed_tokens 1"):
+        compare_runs([path], "vanilla")
+
+
+def test_a_run_that_had_lost_its_settings_is_refused(tmp_path: Path) -> None:
+    segments = [{"first_step": 1, "changes": {}}]
+    lost = {"first_step": 51, "changes": {}, "lost": ["audit.json"]}
+    path = write_run(tmp_path, "a", changes={"environment.segments": [*segments, lost]})
+    compare_runs([path], "vanilla")
+    lost["lost"] = ["config.yaml"]
+    path = write_run(tmp_path, "b", changes={"environment.segments": [*segments, lost]})
+    with pytest.raises(UserError, match=r"had lost its config.yaml when it started at step 51"):
+        compare_runs([path], "vanilla")

@@ -216,6 +216,10 @@ def test_nothing_is_shared_between_calls() -> None:
         ),
         ({"checkpoint": {"load_universal": True}}, ["'checkpoint.load_universal'", "layout"]),
         ("{", ["not readable JSON"]),
+        ({"zero_optimization": {"stage": 1.0}}, ["stage is 1.0"]),
+        ('{"bf16": {}, "bf16": {}}', ["not readable JSON", "the key 'bf16' twice"]),
+        ('{"gradient_clipping": Infinity}', ["not readable JSON", "it has Infinity"]),
+        ("[" * 100_000, ["not readable JSON", "nests too deeply"]),
         ("[1]", ["must be a JSON object"]),
     ],
 )

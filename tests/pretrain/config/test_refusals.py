@@ -137,6 +137,7 @@ def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
         ("run:\n  name: !!bool x\n", "is not valid YAML"),
         ("run:\n  name: !mine x\n", "is not valid YAML: line 2"),
         ("[" * 2000, "is not valid YAML"),
+        ("#" * 300_000, "is longer than 262,144 bytes"),
     ],
 )
 def test_broken_files(tmp_path: Path, text: str, words: str) -> None:
@@ -195,6 +196,8 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ('run.directory="a\\0b"', "it holds NUL, which no path can"),
         ("run.name=..", "'run.name' is '..'"),
         ("run.name=2024", "'run.name' is 2024: it should be a valid string"),
+        (f"schedule.steps={10**30}", f"'schedule.steps' is {10**30}: it should be less than 2^53"),
+        ("data.sequence_length=1e30", "it should be less than 2^53"),
         ("data.directory=3", "'data.directory' is 3"),
         ("attention.seed=-1", "it should be greater than or equal to 0"),
         ("deepspeed.overrides=3", "'deepspeed.overrides' is 3"),
@@ -296,6 +299,10 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["tokens (1000) and flops (1000000000000) are"],
         ),
         (["schedule.steps=null"], ["schedule.steps, schedule.tokens, schedule.flops: none is set"]),
+        (
+            ["schedule.steps=null", f"schedule.flops={10**40}"],
+            ["schedule.flops=1000", "more than 2^53, and no run has so many"],
+        ),
         (
             ["schedule.flops=1e9", "schedule.warmup_steps=9"],
             ["schedule.flops=1000000000", "the 1 steps"],

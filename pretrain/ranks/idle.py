@@ -1,0 +1,117 @@
+"""Idleness: a process that neither computes nor reads nor writes, and the file that it waits for.
+
+A call into a file system that has stopped answering does not return, and raises no error. Where all
+ranks wait for the same file, no collective fails for it either.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pretrain.ranks.environment import speaks_for_all
+
+PATIENCE = 2.0
+"""Timeouts of idleness after which a process ends: a collective that waits in vain comes first."""
+_BUSY = 0.02
+"""Share of a core below which a process counts as idle: threads that only look at clocks use it."""
+_BYTES_A_SECOND = 4096
+"""Bytes read and written below which it does: a lock's renewal needs some."""
+_OWN = ("pretrain", "data_pipeline", "megatron_patches")
+
+
+class Idleness:
+    """The time for which this process has been idle.
+
+    Attributes:
+        seconds: of it, at the last look.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._spent = time.process_time()
+        self._moved = _moved_bytes()
+
+    def look(self, passed: float) -> None:
+        """Take what has happened in the `passed` seconds since the last look."""
+        spent, moved = time.process_time(), _moved_bytes()
+        idle = spent - self._spent < _BUSY * passed and moved - self._moved < _BYTES_A_SECOND * passed
+        self.seconds = self.seconds + passed if idle else 0.0
+        self._spent = spent
+        self._moved = moved
+
+
+def _moved_bytes() -> int:
+    """Return the bytes that this process has read and written in its life; 0 if not known."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return sum(int(line.partition(":")[2]) for line in lines if "bytes" in line or "char" in line)
+    except (OSError, ValueError):
+        return 0
+
+
+def file_in_use(thread: int) -> Path | None:
+    """Return the path that a thread's innermost calls work on; None: they name none.
+
+    Outside this program's own innermost function a path would be of something else, and whoever is
+    inside torch waits for other ranks.
+
+    Args:
+        thread: its identifier.
+    """
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        paths = [value for value in frame.f_locals.values() if isinstance(value, Path)]
+        name = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if name == "torch":
+            break
+        if paths:
+            return paths[0]
+        if name in _OWN:
+            break
+        frame = frame.f_back
+    return None
+
+
+def waited_for(file: Path | None) -> str:
+    """Return a clause about the file that an idle process waits for."""
+    if file is None:
+        return "it neither computes nor reads nor writes; look at what holds it"
+    return f"{file} does not answer; look at its file system"
+
+
+@contextmanager
+def ending_when_idle(place: str, timeout_seconds: float) -> Iterator[None]:
+    """End this process if it waits in the block for a file that does not answer.
+
+    For what comes before the ranks meet; then `watch.Watch` does the same, and needs torch.
+
+    Args:
+        place: what the block does, for the sentence.
+        timeout_seconds: parallel.timeout_seconds.
+    """
+    ended = threading.Event()
+    thread = threading.get_ident()
+    every = min(10.0, timeout_seconds / 8)
+
+    def look() -> None:
+        idle = Idleness()
+        while not ended.wait(every):
+            idle.look(every)
+            if idle.seconds > PATIENCE * timeout_seconds:
+                if speaks_for_all():
+                    what = waited_for(file_in_use(thread))
+                    print(f"error: {place} took {idle.seconds:.0f} s: {what}", file=sys.stderr)
+                    sys.stderr.flush()
+                os._exit(2)
+
+    threading.Thread(target=look, name="idleness", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -1,0 +1,186 @@
+"""What may be removed of a run: of checkpoints without a marker only what a killed save leaves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory
+from pretrain.runs.removal import (
+    Fate,
+    fate,
+    make_room,
+    put_away,
+    remove_left_behind,
+    remove_oldest,
+    was_complete,
+)
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.parsed_files import nodes
+from tests.ranks import ROOT
+
+PARTS = {"rank_00000.safetensors", "rank_00001.safetensors"}
+INDEX, ABOUT = "parameters.json", "checkpoint.json"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with a complete checkpoint of two ranks, of step 6."""
+    run = RunDirectory(tmp_path / "run")
+    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
+    write_checkpoint(run.checkpoint(6), parts, about())
+    return run
+
+
+def keep(checkpoint: Path, names: set[str]) -> None:
+    for path in checkpoint.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {*PARTS, INDEX, ABOUT},
+        {*PARTS, INDEX},
+        {*PARTS, GOOD},
+        {GOOD},
+        PARTS,
+        {ABOUT},
+        {*PARTS, "notes of mine"},
+    ],
+    ids=lambda names: "+".join(sorted(names)),
+)
+def test_a_checkpoint_that_has_lost_files_is_kept_aside(run: RunDirectory, names: set[str]) -> None:
+    path = run.checkpoint(6)
+    for name in names - {each.name for each in path.iterdir()}:
+        (path / name).touch()
+    keep(path, names)
+    assert fate(run, path) is Fate.ASIDE
+    aside = put_away(run, path)
+    assert aside == path.with_name(f"{path.name}.incomplete") and not path.exists()
+    assert {each.name for each in aside.iterdir()} == names
+
+
+def test_what_a_killed_save_leaves_is_removed(run: RunDirectory) -> None:
+    path = run.checkpoint(6)
+    first, second = sorted(PARTS)
+    whole = (path / second).read_bytes()
+    cases: dict[str, set[str]] = {
+        "nothing yet": set(),
+        "half a file": {first},
+        "one of two": {first, second, "rank_00000.written"},
+        "the index, half": {*PARTS, "rank_00000.written", f"{INDEX}.host-12.tmp"},
+        "the index": {*PARTS, "rank_00000.written", INDEX},
+    }
+    for names in cases.values():
+        path.mkdir(exist_ok=True)
+        for name in names:
+            (path / name).write_bytes(whole[:-1] if name in PARTS else b"{}")
+        keep(path, names)
+        assert fate(run, path) is Fate.GOES, names
+        assert put_away(run, path) is None and list(run.checkpoints.iterdir()) == []
+
+
+def test_what_latest_names_or_is_elsewhere_is_kept_and_what_counts_stays(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    path = run.checkpoint(6)
+    assert fate(run, path) is Fate.STAYS and put_away(run, path) is None and path.is_dir()
+    keep(path, set())
+    run.latest.write_text(path.name + "\n")
+    assert fate(run, path, begun_here=True) is Fate.ASIDE and was_complete(run) == [path]
+    run.latest.unlink()
+    assert fate(run, path) is Fate.GOES and was_complete(run) == []
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert fate(run, path) is Fate.ASIDE
+
+
+def test_room_for_a_checkpoint_is_made_without_loss(run: RunDirectory) -> None:
+    path = run.checkpoint(6)
+    make_room(run, path)  # complete: somebody has put it there
+    assert (path.with_name(f"{path.name}.incomplete") / MARKER).exists() and not path.exists()
+    path.mkdir()
+    (path / WITHDRAWN).touch()
+    make_room(run, path)
+    make_room(run, path)
+    assert [each.name for each in run.checkpoints.iterdir()] == [f"{path.name}.incomplete"]
+
+
+def test_the_last_good_checkpoint_outlives_newer_ones(run: RunDirectory) -> None:
+    for step in (7, 8, 9):
+        run.checkpoint(step).mkdir()
+        (run.checkpoint(step) / MARKER).touch()
+    (run.checkpoint(7) / GOOD).touch()
+    remove_oldest(run, keep_last=1)
+    assert run.complete_checkpoints() == [run.checkpoint(9), run.checkpoint(7)]
+
+
+def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory) -> None:
+    own = ["state.node-7.tmp", ".state.7", "latest.a.b-7.tmp"]
+    others = ["notes.tmp", "lock.node-7.tmp", "my-1.tmp.txt"]
+    for name in (*own, *others):
+        (run.path / name).touch()
+    (run.checkpoints / ".step_00000001").mkdir()
+    (run.checkpoints / ".step_of_mine").mkdir()
+    remove_left_behind(run)
+    left = {path.name for path in (*run.path.iterdir(), *run.checkpoints.iterdir())}
+    assert left == {*others, "checkpoints", "step_00000006", ".step_of_mine"}
+
+
+REMOVES = {"rmtree", "unlink", "rmdir", "remove", "removedirs", "truncate"}
+OUTSIDE = {
+    "compare/report.py": "links that it made itself in --out",
+    "export/directories.py": "what it made itself beside --out",
+    "export/run_exports.py": "exports, which are made again",
+    "reporting/plots.py": "figures in --out",
+    "runs/lock.py": "directories that were made for the lock, if they are empty",
+    "runs/metrics_file.py": "records after the checkpoint that a run resumes from",
+    "study/report.py": "pages of an earlier report in --out",
+}
+
+
+def removals(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of_a_list = node.func.attr == "remove" and not (
+                isinstance(node.func.value, ast.Name) and node.func.value.id == "os"
+            )
+            if node.func.attr in REMOVES and not of_a_list:
+                yield f"{path.name}:{node.lineno}"
+
+
+def test_all_that_is_removed_of_a_run_is_removed_in_one_place() -> None:
+    found = {
+        str(path.relative_to(ROOT / "pretrain")): [*removals(path)]
+        for path in sorted((ROOT / "pretrain").rglob("*.py"))
+    }
+    removing = {name for name, places in found.items() if places}
+    assert removing == {"runs/removal.py", *OUTSIDE}
+
+
+WRITES = {"write_text_atomically", "write_json", "replace_file", "write_text", "write_bytes"}
+RECORD = re.compile(r"\.(config|environment|audit|summary|metrics|latest|state_file)\b")
+WRITERS = {
+    "checkpoint/branching.py": "the first records of a branch, which has none yet",
+    "checkpoint/checkpoints.py": "`latest`, once what it named has been judged",
+    "runs/directory.py": "the state",
+    "training/run_files.py": "what `training.earlier` has read before, or refused",
+}
+
+
+def test_the_records_of_a_run_are_written_anew_by_who_has_read_them() -> None:
+    writing = {
+        str(path.relative_to(ROOT / "pretrain"))
+        for path in sorted((ROOT / "pretrain").rglob("*.py"))
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in WRITES
+        and RECORD.search(ast.unparse(node))
+    }
+    assert writing == WRITERS.keys()
