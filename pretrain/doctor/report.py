@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, name_ranks
 from pretrain.runs.directory import write_json
+from pretrain.runs.json_text import parse_json
 from pretrain.runs.storage import size_text
 
 
@@ -46,8 +46,8 @@ def write_head_node_report(path: Path, problem: Problem) -> None:
         problem: that rank 0 does not answer.
     """
     try:
-        written = json.loads(path.read_text())["attempt"] == attempt()
-    except (OSError, ValueError, KeyError):
+        written = parse_json(path.read_bytes())["attempt"] == attempt()
+    except (OSError, ValueError, KeyError, TypeError):
         written = False
     if not written:
         write_json(path, _content([problem]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pretrain.export.run_exports import exported
 from pretrain.finetuning.classification_data import Task
 from pretrain.finetuning.encoding import Ids
 from pretrain.finetuning.frozen_rows import Rows
+from pretrain.runs.json_text import parse_json
 from pretrain.study.models import FACTS, model_digest, require_trust
 from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
@@ -144,7 +144,7 @@ def _facts(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        facts: Mapping[str, Any] = parse_json(path.read_bytes())
         if missing := [key for key in NEEDED_FACTS if key not in facts]:
             raise ValueError(f"it has no '{missing[0]}'")
     except (OSError, ValueError, TypeError) as error:

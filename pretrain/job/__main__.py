@@ -6,7 +6,6 @@ job's log.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
@@ -25,6 +26,7 @@ from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.runs.facts import read_facts
 from pretrain.sweep.verb import MarginOption, Question
 
 if TYPE_CHECKING:
@@ -41,6 +43,21 @@ MaxStalled = Annotated[int, typer.Option(envvar="ORA_MAX_STALLED_SEGMENTS", min=
 Nodes = Annotated[int, typer.Option(help="What Slurm gave.", min=1)]
 RanksPerNode = Annotated[int, typer.Option(min=1)]
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.")]
+
+
+class _Problem(TypedDict):
+    nodes: list[str]
+    text: str
+
+
+class _Verdict(TypedDict):
+    """What is read of the doctor's report."""
+
+    problems: list[_Problem]
+    bad_nodes: list[str]
+
+
+_VERDICT = TypeAdapter(_Verdict)
 
 
 @app.command("begin-training")
@@ -195,7 +212,7 @@ def after_doctor(
     Exit code 2 where no other node would help.
     """
     try:
-        verdict = json.loads(report.read_text())
+        verdict = _VERDICT.validate_json(report.read_bytes())
     except (OSError, ValueError):
         return
     for problem in verdict["problems"]:
@@ -286,7 +303,7 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
 def _trained_steps(run: Path) -> int:
     """Return the steps of a finished run, else 0."""
     directory = RunDirectory(run)
-    return int(json.loads(directory.summary.read_text())["step"]) if directory.is_finished() else 0
+    return int(read_facts(directory.summary)["step"]) if directory.is_finished() else 0
 
 
 def _end(work: JobKind, ending: Ending, max_stalled: int) -> None:

@@ -14,16 +14,33 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
 
 from data_pipeline.io.files import sync
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
+from pretrain.runs.position import Count
 
 REQUEUE = "requeue"
 STOP = "stop"
 RUNNING_JOB = "RUNNING"
+
+
+class _Record(TypedDict):
+    """A line of segments.jsonl; the last two are of a beginning, and of nodes left out."""
+
+    event: Literal["begin", "end", "exclude"]
+    job: str
+    restart: Count
+    progress: NotRequired[Count]
+    excluded: NotRequired[list[str]]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,7 @@ class Segments:
         bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
         for record in reversed(records):
             if record["event"] == "begin" and record["restart"] not in bad_nodes:
-                if record["progress"] != reached:
+                if record.get("progress") != reached:
                     break
                 count += 1
         return count
@@ -226,10 +243,10 @@ class Segments:
         records: list[dict[str, Any]] = []
         if not self.path.is_file():
             return records
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_bytes().splitlines():
             try:
-                record = json.loads(line)
-            except ValueError:
+                record: Any = _RECORD.validate_json(line, strict=True)
+            except ValidationError:
                 continue
             if record["job"] == job.number:
                 if record["event"] == "begin" and record["restart"] == 0:

@@ -22,7 +22,6 @@ _BUSY = 0.02
 """Share of a core below which a process counts as idle: threads that only look at clocks use it."""
 _BYTES_A_SECOND = 4096
 """Bytes read and written below which it does: a lock's renewal needs some."""
-_OWN = ("pretrain", "data_pipeline", "megatron_patches")
 
 
 class Idleness:
@@ -58,22 +57,20 @@ def _moved_bytes() -> int:
 def file_in_use(thread: int) -> Path | None:
     """Return the path that a thread's innermost calls work on; None: they name none.
 
-    Outside this program's own innermost function a path would be of something else, and whoever is
-    inside torch waits for other ranks.
+    Beyond the innermost function that is not Python's own a path would be of something else. Who
+    is inside torch waits for other ranks.
 
     Args:
         thread: its identifier.
     """
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        paths = [value for value in frame.f_locals.values() if isinstance(value, Path)]
         name = str(frame.f_globals.get("__name__")).partition(".")[0]
+        paths = [value for value in frame.f_locals.values() if isinstance(value, Path)]
         if name == "torch":
-            break
-        if paths:
-            return paths[0]
-        if name in _OWN:
-            break
+            return None
+        if paths or name not in sys.stdlib_module_names:
+            return paths[0] if paths else None
         frame = frame.f_back
     return None
 

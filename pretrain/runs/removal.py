@@ -54,7 +54,9 @@ def fate(run: RunDirectory, checkpoint: Path, begun_here: bool = False) -> Fate:
     """
     if (checkpoint / MARKER).exists():
         return Fate.STAYS
-    if (checkpoint / GOOD).exists() or checkpoint.is_symlink() or run.named_latest() == checkpoint:
+    if checkpoint.is_symlink() or not checkpoint.is_dir():  # no save has made it
+        return Fate.ASIDE
+    if (checkpoint / GOOD).exists() or run.named_latest() == checkpoint:
         return Fate.ASIDE
     withdrawn = (checkpoint / WITHDRAWN).exists()
     return Fate.GOES if begun_here or withdrawn or _is_of_a_killed_save(checkpoint) else Fate.ASIDE

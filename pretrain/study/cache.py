@@ -11,6 +11,7 @@ from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.runs.directory import write_json
+from pretrain.runs.json_text import parse_json
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ResultCache:
             identity: what the result has to be made of.
         """
         try:
-            content: dict[str, Any] = json.loads(self._path(name).read_text(encoding="utf-8"))
+            content: dict[str, Any] = parse_json(self._path(name).read_bytes())
             return content if content["identity"] == identity else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

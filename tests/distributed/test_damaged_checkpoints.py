@@ -213,6 +213,32 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     assert verified.returncode == 0, verified.stdout
 
 
+def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
+    trained: Trained,
+) -> None:
+    run = trained.copy("filtered")
+    (run / NEWEST / "PROVEN").touch()
+    for lost in (f"{NEWEST}/COMPLETE", f"{NEWEST}/checkpoint.json", "checkpoints/latest"):
+        (run / lost).unlink()
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings[: len(settings) // 2])
+    before = files_under(run)
+    refusal = (
+        "step_00000004 has lost files: it has PROVEN, but no COMPLETE; restore it, or set",
+        "checkpoint.fall_back=true to go on from step_00000002",
+    )
+    assert_refused(trained.resume("filtered"), *refusal)
+    assert files_under(run) == before
+    kept = files_under(run / NEWEST)
+    done = trained.resume("filtered", checkpoint__fall_back="true", optimizer__learning_rate=1e-3)
+    assert done.returncode == 0, done.stderr
+    assert "kept aside as step_00000004.incomplete: step_00000004 has lost COMPLETE" in done.stdout
+    assert files_under(run / f"{NEWEST}.incomplete") == kept
+    assert f"kept aside as config.yaml.damaged: {run / 'config.yaml'}" in done.stdout
+    segments = json.loads((run / "environment.json").read_text())["segments"]
+    assert [segment.get("lost") for segment in segments] == [None, ["config.yaml"]]
+
+
 @pytest.mark.parametrize("lost", [NEWEST, f"{NEWEST}/COMPLETE", "checkpoints"])
 def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Trained) -> None:
     run = trained.copy(f"only-{len(lost)}")
