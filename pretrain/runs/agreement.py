@@ -130,7 +130,8 @@ def _of_config(
         before, after = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
         yield run.metrics, "tokens", after, run.metrics, f"at least {before}"
     segments = files["environment"].get("segments", [])
-    changed = any("optimizer.learning_rate" in segment["changes"] for segment in segments)
+    deciding = {"optimizer.learning_rate", "schedule.warmup_steps"}
+    changed = any(deciding & segment["changes"].keys() for segment in segments)
     if not changed and not config["attention"].get("unfreeze"):
         yield from _of_learning_rate(run, config, curves)
 

@@ -17,8 +17,25 @@ from pretrain.runs.environment import STARTED
 from pretrain.runs.json_text import parse_json
 from pretrain.runs.position import Count
 
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser, where PyYAML was built with it, is several times as fast."""
+class _KeysOnce:
+    """Refuses a mapping with a key twice, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [str(key.value) for key, _ in node.value]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.YAMLError(f"it has the key {twice!r} twice")
+        return super().construct_mapping(node, deep)  # type: ignore[misc]
+
+
+class _Loader(_KeysOnce, yaml.SafeLoader):
+    """PyYAML's own parser."""
+
+
+class _FastLoader(_KeysOnce, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """libyaml's parser, where PyYAML was built with it: several times as fast."""
+
+
 _SHALLOW = (
     1 << 14
 )  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
@@ -181,7 +198,7 @@ def _content(path: Path) -> Any:
             return parse_json(text)
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it is longer than {LARGEST_YAML:,} characters")
-        return yaml.load(text, _YAML if len(text) < _SHALLOW else yaml.SafeLoader)
+        return yaml.load(text, _FastLoader if len(text) < _SHALLOW else _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read ({reason}); restore the file") from error
