@@ -6,8 +6,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from pretrain.checkpoint.listing import list_checkpoints, verified
-from pretrain.runs.directory import MARKER, RunDirectory
+from pretrain.checkpoint.listing import State, list_checkpoints, verified
+from pretrain.runs.directory import GOOD, MARKER, RunDirectory
 
 
 def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
@@ -34,3 +34,14 @@ def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
     finally:
         ended.set()
         training.join()
+
+
+def test_a_checkpoint_that_was_good_and_has_lost_files_is_damaged(tmp_path: Path) -> None:
+    path = RunDirectory(tmp_path).checkpoint(3)
+    path.mkdir(parents=True)
+    (listed,) = list_checkpoints(tmp_path)
+    assert listed.state is State.UNFINISHED and not listed.belongs_to_run
+    (path / GOOD).touch()
+    (listed,) = list_checkpoints(tmp_path)
+    assert listed.state is State.DAMAGED and listed.belongs_to_run
+    assert listed.problems == (f"{path / 'checkpoint.json'} is missing",)
