@@ -235,11 +235,13 @@ class Lease:
             if error.errno != errno.ELOOP:
                 raise
             raise self._refusal() from None
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
+        try:
+            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise self._refusal()
-            content = file.read(_LONGEST)
+            content = os.read(descriptor, _LONGEST)
+        finally:
+            os.close(descriptor)
         # Not one: created, and not yet written to.
         holder = _holder(content) or Holder("an unknown host", "?", 0)
         age = self._server_time() - status.st_mtime

@@ -111,8 +111,8 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             content = file.read(LARGEST_YAML + 1)
         if len(content) > LARGEST_YAML:
             raise UserError(
-                f"config {shown_as} is longer than {LARGEST_YAML:,} bytes; a configuration has a few "
-                "thousand: give that file"
+                f"config {shown_as} is longer than {LARGEST_YAML:,} bytes; a configuration has "
+                "a few thousand: give that file"
             )
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -96,7 +96,8 @@ class Config(Section):
         a_token = int(min(executed_flops_per_token(self.shape, self.policy, n) for n in phases))
         lengths = range(1, min(LARGEST, -(-wanted // a_token)) + 1)
         flops = partial(executed_flops_of_steps, self.shape, self.policy)
-        return lengths[bisect_left(lengths, wanted, key=flops)]
+        found = bisect_left(lengths, wanted, key=flops)
+        return lengths[min(found, len(lengths) - 1)]  # of a length that is refused later
 
     @property
     def total_flops(self) -> int:

@@ -39,7 +39,9 @@ class Idleness:
     def look(self, passed: float) -> None:
         """Take what has happened in the `passed` seconds since the last look."""
         spent, moved = time.process_time(), _moved_bytes()
-        idle = spent - self._spent < _BUSY * passed and moved - self._moved < _BYTES_A_SECOND * passed
+        idle = (
+            spent - self._spent < _BUSY * passed and moved - self._moved < _BYTES_A_SECOND * passed
+        )
         self.seconds = self.seconds + passed if idle else 0.0
         self._spent = spent
         self._moved = moved
@@ -49,7 +51,9 @@ def _moved_bytes() -> int:
     """Return the bytes that this process has read and written in its life; 0 if not known."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
-        return sum(int(line.partition(":")[2]) for line in lines if "bytes" in line or "char" in line)
+        return sum(
+            int(line.partition(":")[2]) for line in lines if "bytes" in line or "char" in line
+        )
     except (OSError, ValueError):
         return 0
 

@@ -78,6 +78,4 @@ def read_curves(path: Path) -> RunCurves:
             f"{path} has no record: the run's directory is incomplete; restore the file"
         )
     columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
-    return RunCurves(
-        np.array(steps, np.int64), np.array(tokens, np.int64), columns, last=record
-    )
+    return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns, last=record)

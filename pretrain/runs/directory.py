@@ -212,9 +212,7 @@ def free_name(path: Path, suffix: str) -> Path:
     """
     suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
     return next(
-        aside
-        for each in suffixes
-        if not os.path.lexists(aside := path.with_name(path.name + each))
+        aside for each in suffixes if not os.path.lexists(aside := path.with_name(path.name + each))
     )
 
 

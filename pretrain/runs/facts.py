@@ -17,6 +17,7 @@ from pretrain.runs.environment import STARTED
 from pretrain.runs.json_text import parse_json
 from pretrain.runs.position import Count
 
+
 class _KeysOnce:
     """Refuses a mapping with a key twice, of which PyYAML would take the last."""
 
@@ -186,7 +187,9 @@ def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
             raise UserError(
                 f"{path} has no key {key}: this version did not write it; run again"
             ) from None
-        raise UserError(f"{path}: {key}: {first['msg'].lower()}; restore the file") from None
+        place = f"{path}: {key}" if first["loc"] else str(path)
+        said = str(first.get("ctx", {}).get("error") or first["msg"].lower())
+        raise UserError(f"{place}: {said}; restore the file") from None
     return content
 
 

@@ -203,7 +203,11 @@ def _require_finished(run: RunDirectory, name: str) -> None:
 def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None:
     """Refuse a run that has lost its settings on the way: what it trained with is not known."""
     for segment in environment.get("segments", []):
-        lost = [file.name for file in (run.config, run.environment) if file.name in segment.get("lost", [])]
+        lost = [
+            file.name
+            for file in (run.config, run.environment)
+            if file.name in segment.get("lost", [])
+        ]
         if lost:
             raise UserError(
                 f"{run.path} had lost its {' and '.join(lost)} when it started at step "

@@ -164,9 +164,7 @@ def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
-        first, second = (
-            read_summary(RunDirectory(run.path))["validation"]["loss"] for run in pair
-        )
+        first, second = (read_summary(RunDirectory(run.path))["validation"]["loss"] for run in pair)
         if first is None or second is None:
             raise UserError(
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; "

@@ -122,7 +122,9 @@ def test_a_lease_from_the_future_counts_from_when_it_is_seen(tmp_path: Path) -> 
     ],
     ids=lambda content: content[:40],
 )
-def test_a_lease_with_anything_in_it_is_of_an_unknown_holder(tmp_path: Path, content: bytes) -> None:
+def test_a_lease_with_anything_in_it_is_of_an_unknown_holder(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "lock"
     path.write_bytes(content)
     with pytest.raises(BusyError, match="an unknown host is testing") as refusal:

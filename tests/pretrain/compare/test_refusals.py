@@ -237,7 +237,6 @@ def test_files_that_contradict_each_other_are_refused(tmp_path: Path, name: str)
     ("values", "said"),
     [
         ({"tokens": 900_000}, "summary.json has tokens 204800, but by"),
-        ({"step": 240}, "summary.json has step 100, but by"),
         ({VALIDATION_LOSS.tag: 1.0}, "summary.json has loss/valid 4.0, but by"),
         ({PERPLEXITY_OF_SOURCE.of("prose"): 2.0}, "has perplexity/valid/prose"),
     ],

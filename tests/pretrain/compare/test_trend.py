@@ -161,7 +161,9 @@ def test_a_line_over_tokens_names_what_changes_with_them(tmp_path: Path) -> None
     for path in paths:
         config = path / "config.yaml"
         steps = int(path.parent.name) // 2048
-        text = config.read_text().replace("steps: 100\n", f"steps: {steps}\n", 1)
+        text = config.read_text().replace(
+            "  steps: 100\n  tokens: null\n", f"  steps: null\n  tokens: {steps * 2048}\n", 1
+        )
         config.write_text(text.replace("warmup_steps: 5\n", f"warmup_steps: {steps // 20}\n", 1))
     comparison = compare_runs(paths, "vanilla", ["tokens"])
     (trend,) = comparison.trends

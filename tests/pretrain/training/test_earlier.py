@@ -44,7 +44,7 @@ def cut(text: str) -> str:
 
 
 DAMAGES = {
-    "cut off at a section": ("config.yaml", cut, "it has lost 'telemetry'"),
+    "cut off at a section": ("config.yaml", cut, "it has lost 'deepspeed'"),
     "a line gone": (
         "config.yaml",
         lambda text: text.replace("  learning_rate:", "  # learning_rate:"),
