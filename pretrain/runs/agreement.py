@@ -132,7 +132,8 @@ def _of_config(
     segments = files["environment"].get("segments", [])
     deciding = {"optimizer.learning_rate", "schedule.warmup_steps"}
     changed = any(deciding & segment["changes"].keys() for segment in segments)
-    if not changed and not config["attention"].get("unfreeze"):
+    phases = config["attention"].get("phases") or config["attention"].get("unfreeze")
+    if not changed and not phases:
         yield from _of_learning_rate(run, config, curves)
 
 
