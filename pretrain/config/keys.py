@@ -62,8 +62,9 @@ def missing_settings(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
         before: the configuration that a run had, as config.yaml holds it.
     """
     missing = []
+    sections = Config.model_fields
     for name, section in SECTIONS.items():
-        if name not in before and (Config.model_fields[name].is_required() or name == "deepspeed"):
+        if name not in before and (sections[name].is_required() or name == "deepspeed"):
             missing.append(name)
         for key, field in section.model_fields.items():
             if name in before and field.is_required() and key not in before[name]:

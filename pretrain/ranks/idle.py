@@ -38,7 +38,8 @@ class Idleness:
 
     def look(self, passed: float) -> None:
         """Take what has happened in the `passed` seconds since the last look."""
-        spent, moved = time.process_time(), _moved_bytes()
+        spent = time.process_time()
+        moved = _moved_bytes()
         idle = (
             spent - self._spent < _BUSY * passed and moved - self._moved < _BYTES_A_SECOND * passed
         )

@@ -132,7 +132,7 @@ def _of_config(
     segments = files["environment"].get("segments", [])
     deciding = {"optimizer.learning_rate", "schedule.warmup_steps"}
     changed = any(deciding & segment["changes"].keys() for segment in segments)
-    phases = config["attention"].get("phases") or config["attention"].get("unfreeze")
+    phases = config["attention"].get("phases", True)  # older versions had another name for them
     if not changed and not phases:
         yield from _of_learning_rate(run, config, curves)
 
