@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pretrain.config.types import (
     SEED_MAX,
     Int,
-    NameOrPath,
     LargeInt,
+    NameOrPath,
     Names,
     OnResume,
     PathLike,

@@ -173,4 +173,7 @@ def _prepare(
                 (linked / file.name).symlink_to(file.resolve())
         (linked / GOOD).touch()  # a link would be followed, to wherever the run's own leads
         take_records(past.run, run, step_of(past.checkpoint))
+        write_text_atomically(run.config, config.to_yaml())  # as of an earlier start
+        for record in (run.environment, run.audit):
+            write_json(record, {})
     return run

@@ -169,6 +169,7 @@ RECORD = re.compile(r"\.(config|environment|audit|summary|metrics|latest|state_f
 WRITERS = {
     "checkpoint/branching.py": "the first records of a branch, which has none yet",
     "checkpoint/checkpoints.py": "`latest`, once what it named has been judged",
+    "replay/prepare.py": "of a directory that it has just made",
     "runs/directory.py": "the state",
     "training/run_files.py": "what `training.earlier` has read before, or refused",
 }
