@@ -35,18 +35,20 @@
 # For one short run, where all-reduce is slow: the ranks' logs then say which network NCCL took.
 # export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET
 
-# --- 7. a rank that hangs: seconds that a collective may take -------------------------------------------------------------
+# A collective that takes longer has lost a rank (seconds; the ranks end then, and the job goes on):
 # : "${ORA_TIMEOUT_SECONDS:=600}"
 
-# --- 8. node-local scratch: called once on every node, outside containers, before Python starts ----------------------------
+# --- 7. node-local scratch: called once on every node, outside containers, before Python starts ----------------------------
 # ora_every_node() {
 #   [ -e "/local/$USER/venv/whole" ] ||
 #     { mkdir -p "/local/$USER" && tar -xf "$ORA_ROOT/venv.tar" -C "/local/$USER" && touch "/local/$USER/venv/whole"; }
 # }
 # : "${ORA_PYTHON:=/local/$USER/venv/bin/python}"
 
-# --- 9. several users: a clone each, one environment (ORA_PYTHON) for all, runs where there is room -----------------------
-# The logs of the ranks lie in the runs, those of the jobs in slurm/logs of the clone.
+# --- 8. several users: a clone of the checkout each, one environment for all -----------------------------------------------
+# : "${ORA_PYTHON:=/shared/ora/.venv/bin/python}"
+
+# --- 9. where runs are, with the logs of their ranks (those of the jobs: slurm/logs of the clone) --------------------------
 # : "${ORA_RUN_DIRECTORY:=/scratch/$USER/runs}"
 
 # --- 10. the code: nothing to set here. A job runs a copy; `ORA_CODE=$PWD sbatch …` runs the checkout, whose edits reach restarts
