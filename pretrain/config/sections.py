@@ -404,7 +404,7 @@ class TelemetrySection(Section):
         True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE
     )
     wandb: bool = setting(
-        False, "Also log to Weights & Biases (pip install '.[wandb]').", EFFECTIVE
+        False, "Also log to Weights & Biases (extra `wandb`).", EFFECTIVE
     )
     variance_window: Int = setting(
         100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
