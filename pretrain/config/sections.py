@@ -403,9 +403,7 @@ class TelemetrySection(Section):
     tensorboard: bool = setting(
         True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE
     )
-    wandb: bool = setting(
-        False, "Also log to Weights & Biases (extra `wandb`).", EFFECTIVE
-    )
+    wandb: bool = setting(False, "Also log to Weights & Biases (extra `wandb`).", EFFECTIVE)
     variance_window: Int = setting(
         100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
     )
