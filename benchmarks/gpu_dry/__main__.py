@@ -72,6 +72,12 @@ class Design:
 
 
 HELPERS = "[short_convolution, query_key_bias, channel_scale]"
+MODERN = (
+    "model.norm=rmsnorm",
+    "model.mlp=swiglu",
+    "model.qk_norm=true",
+    "model.position_embedding=rope",
+)
 DESIGNS = {
     "vanilla": Design("vanilla", (1, 105, 3761, 216, 8, 786, 37, 0, 0)),
     "orthogonal": Design("orthogonal", (1, 105, 3647, 216, 8, 794, 39, 0, 0)),
@@ -108,6 +114,8 @@ DESIGNS = {
         (1, 101, 3438, 216, 8, 1034, 99, 0, 0),
         settings=("attention.low_rank=3", "attention.adapters=[short_convolution, channel_scale]"),
     ),
+    "modern": Design("vanilla", (9**9,) * 9, settings=MODERN),
+    "modern_orthogonal": Design("orthogonal", (9**9,) * 9, settings=MODERN),
 }
 
 

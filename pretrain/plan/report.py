@@ -42,7 +42,7 @@ MEMORY = {
 PARTS = {
     "products": "matrix products",
     "attention": "attention",
-    "elementwise": "norms, dropout, {mlp}, residuals",
+    "elementwise": "norms, activations{dropout}, residuals",
     "cross_entropy": "cross entropy",
     "accumulation": "gradients into their sum",
     "tensor_parallel": "tensor-parallel collectives",
@@ -127,8 +127,11 @@ def _memory(plan: Plan) -> Table:
 
 def _step(plan: Plan) -> Table:
     taken = [part for part in PARTS if any(getattr(one.seconds, part) for one in _estimates(plan))]
-    mlp = plan.work.shape.mlp.upper()
-    rows = [(ESTIMATE, PARTS[part].format(mlp=mlp), f"seconds.{part}", 1e-3, 1) for part in taken]
+    dropout = ", dropout" if plan.work.dropout else ""
+    rows = [
+        (ESTIMATE, PARTS[part].format(dropout=dropout), f"seconds.{part}", 1e-3, 1)
+        for part in taken
+    ]
     return _table(plan, "one step, ms", [*rows, (ESTIMATE, "step", "seconds.total", 1e-3, 1)])
 
 

@@ -17,7 +17,6 @@ from megatron_patches.engine.freeze import audit, parameter_groups, reduce_parti
 from megatron_patches.model.gpt import GPT
 from megatron_patches.recipe.optimizers import ADAMW, rule_of
 from megatron_patches.recipe.parts import Tensor
-from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.deepspeed import check_zero_section
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
@@ -113,11 +112,9 @@ def wrap_model(
         if not alone:
             reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
     found = audit(engine, context.tensor_parallel_group)
-    if isinstance(optimizer, MuonWithAdamW):
-        own = slices_of_rank(engine)
-        found["rules"] = optimizer.own_matrices(
-            own, model.inventory, context, replicated=stage == 0
-        )
+    rules = optimizer.prepare(engine, model.inventory, context, replicated=stage == 0)
+    if rules is not None:
+        found["rules"] = rules
     return engine, reduction, found
 
 

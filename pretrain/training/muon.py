@@ -9,7 +9,7 @@ Version-sensitive: ZeRO stage 1 of DeepSpeed 0.19 calls `step` once for each par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from inspect import unwrap
 from math import sqrt
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.optimizers import ADAMW, muon
 from megatron_patches.recipe.parts import Tensor
-from pretrain.checkpoint.slices import Slice
+from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.optimizers import FusedAdamW
@@ -74,28 +74,20 @@ class MuonWithAdamW(FusedAdamW):
             for one in group["params"]
         )
 
-    def own_matrices(
+    def prepare(
         self,
-        own: Sequence[Slice],
+        engine: Any,
         inventory: Iterable[Tensor],
         context: ParallelContext,
         replicated: bool,
     ) -> dict[str, list[str]]:
-        """Find out which rank orthogonalises what (collective); before the first step.
-
-        Args:
-            own: slices of this rank's optimizer.
-            inventory: the tensors of the whole model.
-            context: this rank's place in the layout.
-            replicated: data-parallel ranks hold the same.
-
-        Returns:
-            {name of a rule: the parameters in its groups, over all ranks}.
+        """Find out which rank orthogonalises what (collective); see the class above.
 
         Raises:
             MethodError: on every rank: Muon would not reach every matrix of the layers, or
                 parameter groups differ between ranks.
         """
+        own = slices_of_rank(engine)
         tensors = [tensor for tensor in inventory if self.rule.takes(tensor)]
         self._matrices, _ = matrices_of(tensors, context.tensor_parallel_size)
         groups = [group for group in self.param_groups if group["rule"] == self.rule.name]

@@ -8,6 +8,7 @@ read. Its ZeRO takes optimizers of the classes in its list only; ours are added 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import unwrap
 from typing import Any, ClassVar
 
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.recipe.optimizers import ADAMW, Rule
+from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import STEP
 from pretrain.config.optimizer import OptimizerSection
+from pretrain.ranks.groups import ParallelContext
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -63,6 +66,34 @@ class RuleOptimizer(torch.optim.Optimizer):
             allowed: a truth value, as a number on the device; None: they may.
         """
         self.found_inf = None if allowed is None else 1.0 - allowed.float()
+
+    def prepare(
+        self,
+        engine: Any,
+        inventory: Iterable[Tensor],
+        context: ParallelContext,
+        replicated: bool,
+    ) -> dict[str, list[str]] | None:
+        """Find out which rank updates what (collective); before the first step.
+
+        Args:
+            engine: the deepspeed.DeepSpeedEngine of this optimizer.
+            inventory: the tensors of the whole model.
+            context: this rank's place in the layout.
+            replicated: data-parallel ranks hold the same.
+
+        Returns:
+            {name of a rule: the parameters that it updates, over all ranks}; None where one rule
+            updates whatever a rank holds.
+
+        Raises:
+            MethodError: on every rank: a rule would not reach every tensor that it is for.
+        """
+        return None
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what the first update did, once; None where there is nothing to prove."""
+        return None
 
     def divide_gradients(self, divisor: torch.Tensor) -> None:
         """Let the next calls of `step` divide the gradients by a number on the device."""

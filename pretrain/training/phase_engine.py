@@ -31,7 +31,6 @@ from pretrain.model.structured_products import (
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
-from pretrain.training.muon import MuonWithAdamW
 from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
@@ -109,8 +108,7 @@ class PhasedEngine:
         Returns:
             Whether the audit has changed; never, with an optimizer that has nothing to prove.
         """
-        optimizer = self.engine.basic_optimizer
-        done = optimizer.report() if isinstance(optimizer, MuonWithAdamW) else None
+        done = self.engine.basic_optimizer.report()
         if done is not None:
             self.audit["first_update"] = done
         return done is not None

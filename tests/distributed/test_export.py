@@ -225,6 +225,9 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
         "frozen-query",
         "convolved",
         "convolved-learned",
+        "llama",
+        "qwen3",
+        "modern-learned",
     ],
 )
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(

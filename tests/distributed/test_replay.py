@@ -29,6 +29,12 @@ from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
 STEPS = 12
+MODERN = {
+    "model__norm": "rmsnorm",
+    "model__mlp": "swiglu",
+    "model__qk_norm": "true",
+    "model__z_loss": 1e-3,
+}
 RUNS: dict[str, tuple[int, dict[str, object]]] = {
     "one": (1, {}),
     "parallel": (4, {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero1"}),
@@ -60,6 +66,7 @@ def trained(shards: Path, directory: Path, name: str, **changes: object) -> Path
         "schedule__steps": STEPS,
         "checkpoint__every": 4,
         "checkpoint__keep_last": 9,
+        **MODERN,
         **own,
         **changes,
     }

@@ -229,6 +229,10 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["optimizer.learning_rate_factors: '*_taps' matches no trained weight"],
         ),
         (
+            ["optimizer.weight_decay_factors={'*layernorm*': 0}"],
+            ["optimizer.weight_decay_factors: '*layernorm*' matches no decayed weight"],
+        ),
+        (
             [
                 "attention.adapters=[low_rank]",
                 "optimizer.learning_rate_factors={'*.up_*': 3, '*.up_key': 2}",
