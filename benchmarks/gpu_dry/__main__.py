@@ -235,7 +235,7 @@ def _fuse_rms_norm() -> None:
     from torch.nn import functional
 
     def rms_norm(vectors: Any, shape: Any, weight: Any, eps: float) -> Any:
-        return functional.layer_norm(vectors, shape, weight, None, eps)
+        return functional.layer_norm(vectors, shape, weight, eps=eps)
 
     replaced: Any = functional
     replaced.rms_norm = rms_norm
