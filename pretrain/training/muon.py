@@ -81,7 +81,16 @@ class MuonWithAdamW(FusedAdamW):
         context: ParallelContext,
         replicated: bool,
     ) -> dict[str, list[str]]:
-        """Find out which rank orthogonalises what (collective); see the class above.
+        """Find out which rank orthogonalises what (collective); before the first step.
+
+        Args:
+            engine: the deepspeed.DeepSpeedEngine of this optimizer.
+            inventory: the tensors of the whole model.
+            context: this rank's place in the layout.
+            replicated: data-parallel ranks hold the same.
+
+        Returns:
+            {name of a rule: the parameters in its groups, over all ranks}.
 
         Raises:
             MethodError: on every rank: Muon would not reach every matrix of the layers, or
