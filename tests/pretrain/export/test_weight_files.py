@@ -70,6 +70,6 @@ def test_without_transformers_the_extra_is_named(
     for module in ("transformers", "transformers.utils"):
         # Python then raises as for a missing package.
         monkeypatch.setitem(sys.modules, module, None)
-    said = rf"^{verb} needs the package transformers .*ora-pretrain\[export\]"
+    said = rf"^{verb} needs the package transformers .* pip install .*'\.\[export\]'"
     with pytest.raises(UserError, match=said):
         require_transformers(verb)
