@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -170,7 +171,7 @@ def _path(text: str) -> str:
     if re.search(r"\s", text):
         why = "the job scripts part lists of paths by blanks"
         raise argparse.ArgumentTypeError(f"{text!r} has a blank: {why}")
-    return text
+    return os.path.expanduser(text)
 
 
 def _positive(text: str) -> int:
