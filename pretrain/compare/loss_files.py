@@ -98,9 +98,11 @@ def read_losses(
     for loss in losses:
         other = runs.setdefault((loss.name, loss.seed), loss)
         if other is not loss:
+            curve = other.step != loss.step
+            remedy = "keep each run's last line" if curve else "give one of them"
             raise UserError(
                 f"{other.place} and {loss.place} are both '{loss.name}' with seed {loss.seed}; "
-                "give one of them, or name a metric file as NAME:SEED=PATH"
+                f"{remedy}, or name a metric file as NAME:SEED=PATH"
             )
         if _plain(losses[0].metric) != _plain(loss.metric):
             raise UserError(
@@ -188,11 +190,12 @@ def _of_table(
     chosen = _metric([key for key in others if key not in seeds], metric, path, table=True)
     losses = []
     for record in records:
-        text = " ".join(str(record.values.get(names) or "").split())
+        raw = record.values.get(names)
+        text = "" if raw is None else " ".join(str(raw).split())
         if not text or not text.isprintable():
             raise UserError(f"{record.place} has no readable '{names}'; give the model a name")
         if seeds:
-            seed = _whole(record.values.get(seeds[0]), record.place)
+            seed = whole(record.values.get(seeds[0]), record.place)
             alone, found = split_seed(text)
             name = alone if found == seed and alone else text
         else:
@@ -210,13 +213,13 @@ def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, 
 def _loss(record: _Record, key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     value = record.values.get(key)
     if value in (None, ""):
-        raise UserError(f"{record.place} has no {metric}; add it, or leave the run out")
-    steps = [key for key in record.values if _plain(key) in STEPS]
-    steps.sort(key=lambda key: _plain(key) == "epoch")  # the last: a step says more
+        raise UserError(f"{record.place} has no {key}; add it, or leave the run out")
+    steps = [one for one in record.values if _plain(one) in STEPS]
+    steps.sort(key=lambda one: _plain(one) == "epoch")  # the last: a step says more
     return Loss(
         name=run[0],
         seed=run[1],
-        value=number(value, f"{record.place}: {metric}"),
+        value=number(value, f"{record.place}: {key}"),
         metric=metric,
         step=record.values[steps[0]] if steps else None,
         place=record.place,
@@ -271,8 +274,16 @@ def _parts(path: Path) -> list[str]:
     return parts if path.is_dir() else [path.stem, *parts[1:]]
 
 
-def _whole(value: Any, place: str) -> int:
-    """Return a seed as a whole number; pandas writes 1.0."""
+def whole(value: Any, place: str) -> int:
+    """Return a seed as a whole number; pandas writes 1.0.
+
+    Args:
+        value: as a file or a program gives it.
+        place: of it, for the message.
+
+    Raises:
+        UserError: it is not a whole number.
+    """
     text = "" if isinstance(value, bool) else str(value).strip()
     if found := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
         return int(found[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.compare.figures import gap_figure
-from pretrain.compare.loss_files import Loss, by_model, number, read_losses
+from pretrain.compare.loss_files import Loss, by_model, number, read_losses, whole
 from pretrain.compare.report import gap_definitions
 from pretrain.errors import UserError
 from pretrain.reporting.plots import in_lines
@@ -25,7 +25,9 @@ from pretrain.study.report import Block, Document, Picture, write
 from pretrain.study.seal import Hypothesis
 from pretrain.study.sequential import (
     FIRST,
+    LAST,
     STOPPING_RULE,
+    Decision,
     decide,
     look_table,
     pairs_needed,
@@ -80,9 +82,7 @@ class LossComparison:
     def answers(self) -> dict[str, str | None]:
         """Return {model: "yes", "no", or None for undecided} of the claims."""
         return {
-            name: decide(self.gaps[name].differences, claim).answer
-            if self.sequential
-            else self.gaps[name].answer(claim)
+            name: self._decision(name).answer if self.sequential else self.gaps[name].answer(claim)
             for name, claim in self.claims.items()
         }
 
@@ -139,22 +139,28 @@ class LossComparison:
             rows.append((name, mean_sd(spread(shown), 4), *(f"{loss:.4f}" for loss in shown)))
         return Table(("model", "mean ± sd", *(f"seed {seed}" for seed in seeds)), rows)
 
+    def _decision(self, name: str) -> Decision:
+        """Return where the trial of a model stands; pairs after the last look do not count."""
+        return decide(self.gaps[name].differences[:LAST], self.claims[name])
+
     def _verdict(self, name: str) -> str:
         claim = self.claims[name]
         gap = self.gaps[name]
         if not self.sequential:
             answer = claim.answered(self.answers[name], "Not decided")
             return f"{answer}, by interval and test of {gap.n} pairs (margin {claim.margin:g} %)."
-        decision = decide(gap.differences, claim)
+        decision = self._decision(name)
         if decision.n < FIRST:
             undecided = f"Not decided: a trial is first judged after {FIRST} pairs"
             return f"{claim.answered(None, undecided)}, and there are {decision.n}."
         needed = pairs_needed(decision.sd, claim)
         undecided = f"Not decided yet (a true yes is seen after {needed} pairs in 95 % of trials)"
+        if decision.n == LAST:
+            undecided = f"Not decided, and the rule ends after {LAST} pairs"
         return f"{verdict(claim, decision, undecided)}."
 
     def _looks(self, name: str) -> list[Block]:
-        seeds = self.gaps[name].seeds
+        seeds = self.gaps[name].seeds[: self._decision(name).n]
         pairs = [(self.losses[self.baseline][seed], self.losses[name][seed]) for seed in seeds]
         return [look_table(self.claims[name], seeds, pairs, self.scale)]
 
@@ -265,7 +271,8 @@ def _in_nats(
 ) -> dict[str, dict[int, float]]:
     return {
         name: {
-            seed: number(loss, f"'{name}', seed {seed}: the loss") / scale.factor
+            whole(seed, f"'{name}'"): number(loss, f"'{name}', seed {seed}: the loss")
+            / scale.factor
             for seed, loss in by_seed.items()
         }
         for name, by_seed in losses.items()
@@ -287,6 +294,8 @@ def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -
 def _notes(losses: Sequence[Loss]) -> list[str]:
     """Return what a reader must know of the files."""
     steps = sorted({str(one.step) for one in losses if one.step not in (None, "")})
+    if not losses:
+        return []
     notes = [f"Metric: {losses[0].metric}" + (", its last value in each run." if steps else ".")]
     if len(steps) > 1:
         few = ", ".join(steps[:6]) + (", …" if len(steps) > 6 else "")

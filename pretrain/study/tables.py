@@ -168,6 +168,8 @@ def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
 def margin(gap: PairedGap) -> str:
     """Return `equivalent_within` as percent of perplexity, rounded up to contain the interval."""
     within = gap.equivalent_within
+    if within is not None and math.isinf(within):
+        return "inf %"
     return NOTHING if within is None else f"{math.ceil(round(1000 * within, 6)) / 10:.1f} %"
 
 

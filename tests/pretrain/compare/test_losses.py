@@ -145,6 +145,18 @@ def test_questions_are_answered_at_a_fixed_number_and_at_any_time() -> None:
     assert "first judged after 5 pairs, and there are 2" in str(undecided.summary)
 
 
+def test_losses_of_any_size_and_number_have_a_page() -> None:
+    diverged = {
+        "a": dict.fromkeys(range(6), 3.0),
+        "b": {seed: 9e5 * (seed % 2) for seed in range(6)},
+    }
+    page = str(compare_losses(diverged, question="within", sequential=True).document().page)
+    assert "the data allow a difference up to inf % of perplexity" in page
+    many = {"a": dict.fromkeys(range(150), 3.0), "b": {s: 3 + (-1) ** s for s in range(150)}}
+    page = str(compare_losses(many, question="better", sequential=True).document().page)
+    assert "Not decided, and the rule ends after 100 pairs: after n = 100 pairs" in page
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
