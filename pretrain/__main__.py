@@ -37,19 +37,11 @@ from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import MarginOption, Question, ladder, sweep, trial
+from pretrain.sweep.verb import MarginOption, Match, Question, ladder, sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
     from pretrain.compare.report import ModelText
-
-
-class Match(str, Enum):
-    """Quantity of which runs have used the same where `compare` compares their losses."""
-
-    TOKENS = "tokens"
-    FLOPS = "flops"
-    SECONDS = "seconds"
 
 
 class Named(str, Enum):

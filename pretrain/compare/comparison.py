@@ -43,8 +43,9 @@ from pretrain.runs.tags import (
     Metric,
 )
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
-from pretrain.study.seal import Hypothesis, Seal, read_seals
+from pretrain.study.seal import read_seals
 from pretrain.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
+from pretrain.study.verdict import GapOf, Runs, gap_at_end, verdicts
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,9 @@ def compare_runs(
         ),
         groups=groups,
         match=match,
-        seals=tuple(_seal_sentences(variants, runs)),
+        seals=tuple(
+            _seal_sentences(runs, _sealed_gap(groups, runs, values, match), (match, subjects))
+        ),
     )
 
 
@@ -456,29 +459,52 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
     return notes
 
 
-def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) -> list[str]:
-    """Return a sentence on each seal whose runs are compared, and whether its hypotheses held."""
-    sentences = []
-    for seal in read_seals(run.path.resolve().parent for run in runs):
-        outcomes = [
-            _outcome(hypothesis, seal, variants, runs) for hypothesis in seal.sealed.hypotheses
-        ]
-        if known := [outcome for outcome in outcomes if outcome]:
-            sentences.append(f"{seal.statement(runs)} {' '.join(known)}")
-    return sentences or [
-        "Not sealed: no hypothesis lies beside these runs from before the first of them."
+def _seal_sentences(
+    runs: Sequence[FinishedRun], gap_of: GapOf, asked: tuple[str, Sequence[str]]
+) -> list[str]:
+    """Return what each seal beside the runs says of them, and what of seals cannot be read."""
+    read = read_seals(run.path.resolve().parent for run in runs)
+    said = [verdicts(seal, runs, gap_of, asked) for seal in read.seals]
+    return [
+        *(
+            [sentence for sentence in said if sentence]
+            or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
+        ),
+        *read.problems,
     ]
 
 
-def _outcome(
-    hypothesis: Hypothesis, seal: Seal, variants: Sequence[Variant], runs: Sequence[FinishedRun]
-) -> str:
-    """Return whether a hypothesis is a hit or a miss by the gap's interval; "" without its runs."""
-    design = {run.path for run in seal.runs_of(hypothesis.design, runs)}
-    baseline = {run.path for run in seal.runs_of(hypothesis.baseline, runs)}
-    paths = {variant.name: {run.path for run in variant.runs} for variant in variants}
-    for variant in variants:
-        if design & paths[variant.name] and baseline & paths[variant.baseline]:
-            answer = variant.gap.answer(hypothesis) if variant.gap else None
-            return hypothesis.outcome(answer, "not decided by these runs")
-    return ""
+def _sealed_gap(
+    groups: Groups[FinishedRun],
+    runs: Sequence[FinishedRun],
+    subjects: Mapping[str, Sequence[Any]],
+    match: str,
+) -> GapOf:
+    """Return what gives the gap of sealed runs at equal `match`, without a look at any others.
+
+    Args:
+        groups: the runs by label.
+        runs: all runs that are compared, in the order of `subjects`.
+        subjects: {subject: its value in each run}.
+        match: tokens, flops or seconds.
+    """
+    if match == "tokens":
+        return gap_at_end
+
+    def gap_of(design: Runs, baseline: Runs, sealed: Sequence[FinishedRun]) -> PairedGap | None:
+        own = {run.path for run in sealed}
+        places = [place for place, run in enumerate(runs) if run.path in own]
+        values = {name: [of[place] for place in places] for name, of in subjects.items()}
+        sides = [
+            Group(label, "", tuple(of[seed] for seed in sorted(of)))
+            for label, of in (("design", design), ("baseline", baseline))
+        ]
+        theories = [expected_cost(side.runs[0]) for side in sides]
+        return equal_compute(
+            *sides,
+            match=match,
+            lengths=runs_by_length(groups, [runs[place] for place in places], values),
+            flops_ratio=_flops_ratio(*theories),
+        ).gap
+
+    return gap_of

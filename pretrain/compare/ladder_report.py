@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +24,40 @@ from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import Block, Document, Picture
-from pretrain.study.seal import Prediction, Seal, design_of, read_seals
+from pretrain.study.seal import Prediction, Seal, SealsRead, design_of, read_seals
+from pretrain.study.verdict import measure_changes, statement
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim")
 _VARIED = dict.fromkeys(("tokens", *(f"model.{key}" for key in (*_SHAPE, "ffn_hidden_size"))))
 """Facts in which the runs of a ladder may differ."""
 _HEADER = ("design", "parameters", "tokens", "predicted [90 %]", "observed", "outcome")
+UNSEALED = "unsealed"
+"""Outcome of a prediction whose seal or runs are not as they were sealed."""
 
 
-def sealed_predictions(runs: Sequence[FinishedRun]) -> list[Seal]:
+def sealed_predictions(runs: Sequence[FinishedRun]) -> SealsRead:
     """Return the seals with predictions beside the runs of a ladder.
 
     Raises:
         UserError: the runs differ in more than size, length and method.
     """
     refuse_incomparable(runs, _VARIED, match="")
-    seals = read_seals({run.path.resolve().parent for run in runs})
-    return [seal for seal in seals if "predictions" in seal.raw]
+    read = read_seals(run.path.resolve().parent for run in runs)
+    return replace(read, seals=tuple(seal for seal in read.seals if seal.sealed.predictions))
 
 
 def predicted_runs(seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> set[Path]:
-    """Return the paths of the runs that were predicted under seal.
+    """Return the paths of the runs of predicted cells, those that are not sealed too.
 
     Args:
         seals: of predictions.
         runs: any finished runs.
     """
-    designs = [(seal, design) for seal in seals for design in seal.sealed.settings]
-    return {run.path for seal, design in designs for run in seal.runs_of(design, runs)}
+    found: set[Path] = set()
+    for seal in seals:
+        found |= {run.path for of in seal.own_runs(runs).values() for run in of.values()}
+        found |= {run.path for run in seal.strangers(runs, seal.sealed.settings)}
+    return found
 
 
 def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str) -> list[Cell]:
@@ -93,26 +99,35 @@ def _arm(config: Config) -> str:
     return config.run.name.partition("-")[0]
 
 
-def ladder_document(ladder: Ladder, seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> Document:
+def ladder_document(
+    ladder: Ladder,
+    seals: Sequence[Seal],
+    runs: Sequence[FinishedRun],
+    problems: Sequence[str] = (),
+) -> Document:
     """Return law, factors and sealed predictions as page, JSON, figure and summary.
 
     Args:
         ladder: the fitted law.
         seals: of predictions.
         runs: every finished run, which the predictions are judged by.
+        problems: sentences on seals that cannot be read.
     """
-    predictions = [(seal, prediction) for seal in seals for prediction in seal.sealed.predictions]
-    rows = [_judged(prediction, seal, runs) for seal, prediction in predictions]
-    statements = [seal.statement(runs) for seal in seals]
+    judged = [_judge(seal, runs) for seal in seals]
+    rows = [row for of_seal, _ in judged for row in of_seal]
+    statements = [*(said for _, said in judged), *_strangers(seals, runs), *problems]
     blocks: list[Block] = [_law_sentence(ladder), _needs(ladder)]
     sealed: list[Block] = []
     if rows:
         count = Counter(row["outcome"] for row in rows)
+        unsealed = f", {count[UNSEALED]} unsealed" if count[UNSEALED] else ""
         score = (
-            f"{count['inside']} of {len(rows) - count['to come']} sealed predictions inside, "
-            f"{count['to come']} to come."
+            f"{count['inside']} of {count['inside'] + count['OUTSIDE']} sealed predictions inside, "
+            f"{count['to come']} to come{unsealed}."
         )
-        sealed = [Table(_HEADER, list(map(_cells, rows)), text_columns=(0, 5)), score, statements]
+        sealed = [Table(_HEADER, list(map(_cells, rows)), text_columns=(0, 5)), score]
+    if statements:
+        sealed.append(statements)
     return Document(
         page=["# Ladder", *blocks, Picture("ladder"), *sealed],
         content={
@@ -152,15 +167,40 @@ def _needs(ladder: Ladder) -> list[str]:
     return needs
 
 
-def _judged(prediction: Prediction, seal: Seal, runs: Sequence[FinishedRun]) -> dict[str, Any]:
+def _judge(seal: Seal, runs: Sequence[FinishedRun]) -> tuple[list[dict[str, Any]], str]:
+    """Return the predictions of a seal with what was observed, and the sentence on the seal."""
+    own = seal.own_runs(runs)
+    of_all = measure_changes(seal)
+    found = list(of_all)
+    rows = []
+    for prediction in seal.sealed.predictions:
+        design = prediction.design
+        sealed = {seed: own[design][seed] for seed in prediction.seeds if seed in own[design]}
+        changes = [c for run in sealed.values() for c in seal.changes_of(run, design)]
+        found += changes
+        rows.append(_judged(prediction, [*sealed.values()], unsealed=bool(of_all or changes)))
+    return rows, statement(seal, own, found)
+
+
+def _judged(prediction: Prediction, runs: Sequence[FinishedRun], unsealed: bool) -> dict[str, Any]:
     """Return a prediction with what was observed, once the runs of all its seeds are finished."""
-    own = seal.runs_of(prediction.design, runs)
     row = prediction.model_dump() | {"observed": None, "outcome": "to come"}
-    if len(own) == len(prediction.seeds):
-        observed = float(np.mean([run.result.validation_loss or math.inf for run in own]))
+    if len(runs) == len(prediction.seeds):
+        observed = float(np.mean([run.result.validation_loss or math.inf for run in runs]))
         inside = prediction.low <= observed <= prediction.high
-        row |= {"observed": observed, "outcome": "inside" if inside else "OUTSIDE"}
+        outcome = "inside" if inside else "OUTSIDE"
+        row |= {"observed": observed, "outcome": UNSEALED if unsealed else outcome}
     return row
+
+
+def _strangers(seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a sentence on runs of predicted cells that are not sealed, if there are any."""
+    sealed = [of_design for seal in seals for of_design in seal.own_runs(runs).values()]
+    own = {run.path for of_design in sealed for run in of_design.values()}
+    found = [run for seal in seals for run in seal.strangers(runs, seal.sealed.settings)]
+    names = sorted({run.name for run in found if run.path not in own})
+    said = f"Of predicted cells, but not sealed, and so not judged: {', '.join(names)}."
+    return [said] if names else []
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, number, percent, perplexity
@@ -71,6 +70,8 @@ def quantile(n: int, level: float) -> float:
         n: number of differences.
         level: YES or NO.
     """
+    from scipy import stats  # a second, which refusals do not wait for
+
     return float(stats.t.isf(KAPPA[level] / n**EXPONENT, n - 1)) if FIRST <= n <= LAST else math.inf
 
 
@@ -182,4 +183,6 @@ def fixed_power(n: int, level: float, effect: float) -> float:
         level: of the test.
         effect: d_z, mean over standard deviation of the differences.
     """
+    from scipy import stats
+
     return float(stats.nct.sf(stats.t.isf(level, n - 1), n - 1, effect * math.sqrt(n)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -12,13 +13,23 @@ from typing import Any, Literal
 
 from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
+from pretrain.config.keys import KEYS
 from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.resolved import resolve
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
-from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal
+from pretrain.study.seal import (
+    Hypothesis,
+    Measure,
+    Seal,
+    design_of,
+    design_settings,
+    file_hash,
+    seed_settings,
+    write_seal,
+)
 from pretrain.sweep.grid import Grid, expand, select
 
 Standing = Literal["new", "partial", "finished"]
@@ -115,6 +126,7 @@ def seal_plan(
     runs: Sequence[PlannedRun],
     hypotheses: Sequence[Hypothesis],
     stopping_rule: str,
+    measure: Measure | None = None,
     seeds: Sequence[int] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Seal | None:
@@ -127,6 +139,7 @@ def seal_plan(
         runs: the planned runs.
         hypotheses: what is sealed about them.
         stopping_rule: as a clause.
+        measure: what decides the hypotheses; None where there is none.
         seeds: those that the runs may grow to; None: exactly those of `runs`.
         more: what else is sealed.
 
@@ -134,16 +147,20 @@ def seal_plan(
         The seal; None where a run has begun unsealed.
 
     Raises:
-        UserError: a hypothesis names a design that is not of these runs.
+        UserError: a hypothesis names a design that is not of these runs, or cannot be judged by
+            them.
     """
-    settings = {
-        design_of(r.name, r.config.run.seed): design_settings(r.config.as_dict()) for r in runs
-    }
+    configs: dict[str, list[Config]] = defaultdict(list)
+    for run in runs:
+        configs[design_of(run.name, run.config.run.seed)].append(run.config)
+    settings = {name: design_settings(own[-1].as_dict()) for name, own in configs.items()}
     named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
     if unknown := sorted(named - settings.keys()):
         raise UserError(
             f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}"
         )
+    if measure and seeds is None:
+        _refuse_unlike(configs, hypotheses, measure)
     blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
     content = {
         "hypotheses": [asdict(claim) for claim in hypotheses],
@@ -157,11 +174,42 @@ def seal_plan(
         },
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
+        "other_seeds": {
+            name: seed_settings([config.values for config in own]) for name, own in configs.items()
+        },
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
+        **({"measure": measure.model_dump()} if measure else {}),
         **(more or {}),
     }
     begun = [run.name for run in runs if run.standing != "new"]
     return write_seal(runs[0].config.run.directory, content, begun)
+
+
+def _refuse_unlike(
+    configs: Mapping[str, Sequence[Config]], hypotheses: Sequence[Hypothesis], measure: Measure
+) -> None:
+    """Refuse hypotheses that pairs of these runs cannot decide by the measure."""
+    for name in measure.subjects:
+        if name.startswith("attention.") or name not in (*KEYS, "tokens", "data.fingerprint"):
+            raise UserError(
+                f"--subject {name} is nothing that runs are compared by; give a config key "
+                "(section.key) outside of attention, tokens, or data.fingerprint"
+            )
+    seeds = {config.run.seed for own in configs.values() for config in own}
+    for name, own in configs.items():
+        if lacking := sorted(seeds - {config.run.seed for config in own}):
+            raise UserError(
+                f"a sealed hypothesis is judged by pairs of runs of one seed, but {name} has none "
+                f"of seed {lacking[0]}; give all designs the same `seeds`"
+            )
+    for claim in hypotheses:
+        both = (*configs[claim.design], *configs[claim.baseline])
+        tokens = {config.total_steps * config.tokens_per_step for config in both}
+        if len(tokens) > 1 and measure.match == "tokens" and "tokens" not in measure.subjects:
+            raise UserError(
+                f"'{claim}' compares runs of {min(tokens):,} and {max(tokens):,} tokens; add "
+                "--match flops, or --subject tokens"
+            )
 
 
 def _identity(config: Config) -> str:

@@ -16,7 +16,7 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun, read_finished_run, read_summary
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
-from pretrain.study.seal import Hypothesis, Seal, design_of
+from pretrain.study.seal import Hypothesis, Match, Measure, Seal, design_of, read_seals
 from pretrain.study.sequential import (
     FIRST,
     LAST,
@@ -27,6 +27,7 @@ from pretrain.study.sequential import (
     pairs_needed,
     verdict,
 )
+from pretrain.study.verdict import SEQUENTIAL, gap_at_end, verdicts
 from pretrain.sweep.grid import Grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
 
@@ -104,9 +105,21 @@ class Trial:
             runs,
             hypotheses=[claim],
             stopping_rule=STOPPING_RULE,
+            measure=Measure(
+                match=_match([run.config for run in runs]), subjects=[], rule=SEQUENTIAL
+            ),
             seeds=whole.content.seeds,
         )
         return cls(claim, planned, seal)
+
+
+def _match(configs: Sequence[Config]) -> Match:
+    """Return what all runs have used the same of at their end."""
+    flops = {config.schedule.flops for config in configs}
+    if len(flops) == 1 and flops != {None}:
+        return "flops"
+    tokens = {config.total_steps * config.tokens_per_step for config in configs}
+    return "tokens" if len(tokens) == 1 else "steps"
 
 
 @dataclass(frozen=True)
@@ -199,11 +212,12 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
     sentence = f"{verdict(claim, by, undecided)}; {cost}."
     sealed = "Not sealed: runs of this grid had begun before this question was asked of them."
     if seal is not None:
-        sealed = f"{seal.statement(done)} {claim.outcome(by.answer, 'undecided')}"
+        sealed = verdicts(seal, done, gap_at_end) or sealed
+    problems = read_seals(run.path.resolve().parent for run in done).problems
     table = look_table(claim, [run.seed for run in done[::2]], _losses(runs))
     rule = f"Rule: {STOPPING_RULE}; losses are of held-out text, in nats per token."
     return Document(
-        page=(f"# Trial: {claim}", sentence, sealed, table, rule),
+        page=(f"# Trial: {claim}", sentence, sealed, *problems, table, rule),
         content={
             "verdict": sentence,
             "hypothesis": asdict(claim),
@@ -214,7 +228,7 @@ def trial_document(claim: Hypothesis, result: Result, seal: Seal | None) -> Docu
             "cost": {"runs": len(done), "tokens": tokens, "rank_seconds": seconds},
             "seal": None if seal is None else str(seal.path),
         },
-        summary=(sentence, sealed),
+        summary=(sentence, sealed, *problems),
         content_file="trial.json",
     )
 

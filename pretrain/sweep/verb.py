@@ -54,6 +54,14 @@ TasksOption = Annotated[
 MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
 
 
+class Match(str, Enum):
+    """Quantity of which runs have used the same where their losses are compared."""
+
+    TOKENS = "tokens"
+    FLOPS = "flops"
+    SECONDS = "seconds"
+
+
 class Question(str, Enum):
     """Question of a trial about the perplexity of the second design against the first."""
 
@@ -83,6 +91,14 @@ def sweep(
             "repeatable."
         ),
     ] = None,
+    match: Annotated[
+        Match,
+        typer.Option(help="Judge what is sealed at equal tokens, executed FLOPs, or seconds."),
+    ] = Match.TOKENS,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference that is judged with --seal, as `compare` has it."),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -103,13 +119,17 @@ def sweep(
     outlive_output()
     signals = SignalRelay().install()
     from pretrain.config.sources import parse_overrides
-    from pretrain.study.seal import Hypothesis
+    from pretrain.study.seal import Hypothesis, Measure
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 
     share = _share(task, num_tasks)
     given = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
+    if not hypotheses and (subject or match is not Match.TOKENS):
+        raise UserError(
+            "--match and --subject are sealed with a hypothesis; add --seal, or leave out"
+        )
     if hypotheses and (only or share != slice(None)):
         raise UserError(
             "--seal is for the whole grid: give it once with --dry-run and without --only and "
@@ -125,7 +145,19 @@ def sweep(
         only=only or (),
     )
     if hypotheses:
-        sealed = seal_plan(read, base, given, runs, hypotheses=hypotheses, stopping_rule=FIXED_N)
+        from pretrain.study.verdict import fixed_rule
+
+        rule = fixed_rule(len({run.config.run.seed for run in runs}))
+        asked = {"match": match.value, "subjects": subject or [], "rule": rule}
+        sealed = seal_plan(
+            read,
+            base,
+            given,
+            runs,
+            hypotheses=hypotheses,
+            stopping_rule=FIXED_N,
+            measure=Measure.model_validate(asked),
+        )
         if sealed is None:
             raise UserError(
                 "a run of this grid has begun, and a hypothesis is sealed before the first one; "
@@ -250,7 +282,8 @@ def ladder(
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 
-    seals = sealed_predictions(finished)
+    read = sealed_predictions(finished)
+    seals = read.seals
     held = predicted_runs(seals, finished) if predict is None else set()
     fitted = [run for run in finished if run.path not in held]
     grid = None if predict is None else read_grid(predict)
@@ -282,8 +315,9 @@ def ladder(
             raise UserError(
                 "a run of this grid has begun, too late to predict it; leave --predict out"
             )
-        seals = [*(old for old in seals if old.path.name != seal.path.name), seal]
-    finish(ladder_document(law, seals, finished), out, remark=f"\n{left_out}" if left_out else "")
+        seals = (*(old for old in seals if old.path.name != seal.path.name), seal)
+    document = ladder_document(law, seals, finished, problems=read.problems)
+    finish(document, out, remark=f"\n{left_out}" if left_out else "")
 
 
 class _Report:

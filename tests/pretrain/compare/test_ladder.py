@@ -17,6 +17,7 @@ from pretrain.__main__ import app
 from pretrain.compare import ladder
 from pretrain.compare.comparison import compare_runs
 from pretrain.compare.ladder import Cell, fit_ladder
+from pretrain.config.load import parse_config
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
 from pretrain.sweep.grid import read_grid
@@ -169,6 +170,16 @@ def finish(runs: Sequence[PlannedRun], shards: Path, more: float = 0.0) -> list[
     return paths
 
 
+def beside(run: PlannedRun, seed: int) -> PlannedRun:
+    """The run of another seed."""
+    values = run.config.as_dict()
+    name = run.name.replace(f"-seed_{run.config.run.seed}", f"-seed_{seed}")
+    values["run"].update(name=name, seed=seed)
+    for section in ("attention", "data"):
+        values[section]["seed"] = seed
+    return replace(run, name=name, config=parse_config(values))
+
+
 def invoke(*words: str) -> str:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ladder", *words])
     assert done.exit_code == 0, (done.output, done.exception)
@@ -224,11 +235,21 @@ def test_the_next_size_is_predicted_under_seal_and_judged(
     assert {path.name for path in out.iterdir()} == files
     assert "![ladder](ladder.png)" in (out / "report.md").read_text()
 
+    further = write_planned_run(beside(ahead[0], seed=3), tiny_shards, 9.0)
+    (path.parent / "strange.json").mkdir()
+    said = invoke(*every, str(further), *command)
+    assert f"not sealed, and so not judged: {further.name}" in said
+    assert "strange.json is not a valid seal file" in said
+    assert "3 of 4 sealed predictions inside, 0 to come." in said
+    for key in ("values", "factors", "cells"):
+        assert json.loads((out / "ladder.json").read_text())[key] == before[key]
+    (path.parent / "strange.json").rmdir()
     changed = json.loads(path.read_text())
     changed["sealed"]["predictions"][3]["high"] = 99.0
     path.write_text(json.dumps(changed))
     said = invoke(*every, *command)
-    assert "4 of 4 sealed" in said and "no longer has its own hash" in said
+    assert "0 of 0 sealed predictions inside, 0 to come, 4 unsealed" in said
+    assert "no longer has its own hash" in said
     own = [name for name in every if "-w32-t10-" in name]
     assert compare_runs([Path(name) for name in own], "vanilla").seals[0].startswith("Not sealed")
 

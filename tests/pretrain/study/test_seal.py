@@ -1,34 +1,52 @@
-"""Seals: written once before the first run, judged by compare, and honest about what has changed
-since."""
+"""Seals: written once before the first run, and judged by what is sealed alone."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.seals import (
+    Campaign,
+    Look,
+    does_everything,
+    made_campaign,
+    made_run,
+    sealed_hit,
+    simulate,
+)
 from pretrain.compare.comparison import compare_runs
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
-from pretrain.study.seal import Hypothesis, Seal, read_seals
+from pretrain.study.seal import Hypothesis, Measure, Seal, Sealed, read_seals, write_seal
+from pretrain.study.sequential import decide
+from pretrain.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, p_value, verdicts
 from pretrain.sweep.grid import Grid, read_grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
 from tests.fabricated_runs import write_planned_run
 from tests.tiny import tiny_overrides
 
 SEEDS = [1, 2, 3, 4, 5]
+RATE = {"optimizer.learning_rate": 1e-4}
 
 
-def planned(directory: Path, shards: Path, rate: float = 1e-3) -> tuple[Grid, list[PlannedRun]]:
+def planned(
+    directory: Path, shards: Path, rate: float = 1e-3, seeds: Sequence[int] = SEEDS
+) -> tuple[Grid, list[PlannedRun]]:
     tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
     del tiny["run.name"], tiny["run.directory"]
     content = {
         "directory": str(directory / "runs"),
         "set": tiny | {"optimizer.learning_rate": rate},
         "grid": {"attention.variant": ["vanilla", "orthogonal"]},
-        "seeds": SEEDS,
+        "seeds": [*seeds],
     }
     path = directory / "grid.yaml"
     path.write_text(dump_yaml(content))
@@ -38,7 +56,10 @@ def planned(directory: Path, shards: Path, rate: float = 1e-3) -> tuple[Grid, li
 
 def sealed(grid: Grid, runs: list[PlannedRun], *texts: str) -> Seal | None:
     claims = [Hypothesis.parse(text) for text in texts]
-    return seal_plan(grid, None, (), runs, hypotheses=claims, stopping_rule="judged once")
+    measure = Measure(match="tokens", subjects=[], rule=fixed_rule(len(SEEDS)))
+    return seal_plan(
+        grid, None, (), runs, hypotheses=claims, stopping_rule="judged once", measure=measure
+    )
 
 
 def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
@@ -69,6 +90,7 @@ def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) 
     unclean = str(git_commit()).endswith("+")
     changed = "changed since: a checkout had uncommitted changes."
     assert (changed if unclean else "nothing has changed since") in sentence
+    assert "judged once, at equal tokens; " in sentence
 
 
 def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> None:
@@ -93,6 +115,7 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
         f"{runs[0].name} began before",
         "runs are of commit abc+, sealed at",
         "a checkout had uncommitted changes",
+        "worse 2 % than vanilla': not judged, 1 of its 5 pairs of runs are not among these",
     ):
         assert change in sentence, (change, sentence)
 
@@ -101,12 +124,6 @@ def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -
     _, runs = planned(tmp_path, tiny_shards)
     paths = finish(runs, tiny_shards, gap=0.1)
     assert compare_runs(paths, "vanilla").seals[0].startswith("Not sealed")
-    (tmp_path / "runs/seals").mkdir()
-    (tmp_path / "runs/seals/x.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"x\.json is not a valid seal file \(sealed: Field required\)"
-    ):
-        read_seals([tmp_path / "runs"])
 
 
 @pytest.mark.parametrize(
@@ -124,3 +141,330 @@ def test_what_is_no_hypothesis(
     grid, runs = planned(tmp_path, tiny_shards)
     with pytest.raises(UserError, match=complaint):
         sealed(grid, runs, text)
+
+
+@pytest.mark.parametrize(
+    ("entries", "measure", "complaint"),
+    [
+        ({"schedule.steps": 9}, {}, "compares runs of 2,048 and 2,304 tokens; add --match flops"),
+        (RATE, {"subjects": ["luck"]}, "--subject luck is nothing that runs are compared by"),
+        (RATE, {"subjects": ["attention.variant"]}, "outside of attention, tokens, or data"),
+        ({"run.seed": 2}, {}, "one has none of seed 2; give all designs the same `seeds`"),
+    ],
+)
+def test_what_pairs_cannot_decide_is_not_sealed(
+    entries: dict[str, Any],
+    measure: dict[str, Any],
+    complaint: str,
+    tiny_shards: Path,
+    tmp_path: Path,
+) -> None:
+    tiny = dict(parse_overrides(tiny_overrides(tiny_shards, tmp_path, "unused")))
+    for key in ("run.name", "run.directory", "run.seed", "schedule.steps"):
+        tiny.pop(key, None)
+    plain = {"schedule.steps": 8, "run.seed": 1}
+    content = {
+        "directory": str(tmp_path / "runs"),
+        "set": tiny,
+        "list": [{"name": "one", **plain}, {"name": "other", **plain, **entries}],
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(dump_yaml(content))
+    grid = read_grid(str(path))
+    runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
+    given = {"match": "tokens", "subjects": [], "rule": fixed_rule(1)} | measure
+    with pytest.raises(UserError, match=complaint):
+        seal_plan(
+            grid,
+            None,
+            (),
+            runs,
+            hypotheses=[Hypothesis("other", "worse", 1.0, "one")],
+            stopping_rule="once",
+            measure=Measure.model_validate(given),
+        )
+    assert not (tmp_path / "runs/seals").exists()
+
+
+# What is judged, and by what
+
+
+def test_further_runs_are_named_and_change_nothing(tiny_shards: Path, tmp_path: Path) -> None:
+    grid, runs = planned(tmp_path, tiny_shards)
+    assert sealed(grid, runs, "orthogonal better 1% than vanilla") is not None
+    paths = finish(runs, tiny_shards, gap=0.03)
+    before = compare_runs(paths, "vanilla").seals
+    assert "': MISS." in before[0]
+    more = finish(planned(tmp_path, tiny_shards, seeds=[6, 7, 8])[1], tiny_shards, gap=-0.5)
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    more += finish(planned(other, tiny_shards, seeds=[9, 10, 11])[1], tiny_shards, gap=-0.5)
+    comparison = compare_runs([*paths, *more], "vanilla")
+    assert comparison.variant("orthogonal").gap.n == 11  # type: ignore[union-attr]
+    said = comparison.seals[0].replace("a checkout had uncommitted changes", "nothing")
+    assert "': MISS." in said and "left out of its verdict: " in said
+    assert all(path.name in said for path in more[:6])
+    few = compare_runs([*paths[:8], *more], "vanilla").seals[0]
+    assert "': not judged, 1 of its 5 pairs of runs" in few
+
+
+def test_compare_judges_a_trial_by_its_own_rule_alone(tiny_shards: Path, tmp_path: Path) -> None:
+    """The ordinary interval of these five pairs excludes 0, the sequential bound does not."""
+    grid, runs = planned(tmp_path, tiny_shards)
+    claim = Hypothesis.parse("orthogonal worse 2% than vanilla")
+    measure = Measure(match="tokens", subjects=[], rule=SEQUENTIAL)
+    seeds = [*range(1, 101)]
+    assert seal_plan(
+        grid, None, (), runs, hypotheses=[claim], stopping_rule="p_n", measure=measure, seeds=seeds
+    )
+    gaps = (0.0003, 0.0197, 0.0051, 0.0149, 0.01)
+    paths = []
+    for run in runs:
+        worse = run.config.attention.variant != "vanilla"
+        loss = 4.0 + worse * gaps[run.config.run.seed - 1]
+        paths.append(write_planned_run(run, tiny_shards, loss))
+    comparison = compare_runs(paths, "vanilla")
+    gap = comparison.variant("orthogonal").gap
+    assert gap is not None and gap.low is not None and gap.low > 0
+    assert "vanilla': undecided after 5 pairs in the order of their seeds." in comparison.seals[0]
+
+
+def fabricated(differences: Sequence[float], trial: bool = False) -> Campaign:
+    """A sealed campaign whose pairs have these differences by every measure."""
+    campaign = made_campaign(np.random.default_rng(1), len(differences), trial=trial)
+    claim = Hypothesis("new", "worse", 2.0, "old")
+    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, hypotheses=[claim]))
+    old = [4.0 + 0.1 * place for place in range(len(differences))]
+    new = [loss + difference for loss, difference in zip(old, differences, strict=True)]
+    return Campaign(seal, {match: {"old": old, "new": new} for match in campaign.losses})
+
+
+def with_(content: Sealed, **values: Any) -> Sealed:
+    return content.model_copy(update=values)
+
+
+CLEAR = (0.1, 0.11, 0.12, 0.105, 0.115)
+
+
+def said(campaign: Campaign, match: str = "tokens", subjects: Sequence[str] = ()) -> str:
+    runs = campaign.runs(range(1, 1 + len(campaign.losses["tokens"]["old"])))
+    return verdicts(campaign.seal, runs, gap_at_end, asked=(match, subjects))
+
+
+def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
+    campaign = fabricated(CLEAR)
+    assert "': HIT." in said(campaign) and "at equal tokens; " in said(campaign)
+    unsealed = "Hypothesis 'new worse 2 % than old', unsealed because of what has changed: HIT."
+    for match, subjects, told in (
+        ("flops", [], "the report compares at equal flops, sealed is at equal tokens"),
+        ("seconds", [], "the report compares at equal seconds, sealed is at equal tokens"),
+        ("tokens", ["tokens"], "at equal tokens with --subject tokens, sealed is at equal tokens"),
+    ):
+        sentence = said(campaign, match, subjects)
+        assert unsealed in sentence and told in sentence and "nothing has" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"measure": None}, "which this older one does not"),
+        ({"data": ["other"]}, "old-seed_1 has other data"),
+        ({"sealed": "2100-01-01T00:00:00+0000"}, "new-seed_1 began before"),
+        ({"other_seeds": {"new": {"attention.seed": 7}}}, "attention.seed is 1 in new-seed_1"),
+        ({"settings": {"old": {}, "new": {}}}, "attention.variant is new in new-seed_1"),
+    ],
+)
+def test_what_is_not_as_sealed_unseals_the_verdict(values: dict[str, Any], told: str) -> None:
+    campaign = fabricated(CLEAR)
+    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, **values))
+    sentence = said(replace(campaign, seal=seal))
+    assert told in sentence and "unsealed because of what has changed: HIT." in sentence
+
+
+def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_nothing() -> None:
+    campaign = fabricated(CLEAR)
+    sentence = said(replace(campaign, seal=replace(campaign.seal, intact=False)))
+    assert "no longer has its own hash" in sentence and ", unsealed because" in sentence
+    measure = campaign.seal.sealed.measure
+    assert measure is not None
+    rule = measure.model_copy(update={"rule": {**measure.rule, "level": 0.2}})
+    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, measure=rule))
+    assert "': not judged, this version does not know the sealed rule." in said(
+        replace(campaign, seal=seal)
+    )
+
+
+@pytest.mark.parametrize("lacking", [0, 3])
+def test_a_trial_ends_at_its_first_answer_or_at_the_first_pair_that_is_not_there(
+    lacking: int,
+) -> None:
+    random = np.random.default_rng(5)
+    for mean in (0.0, 0.005, 0.03):
+        differences = (mean + 0.01 * random.standard_normal(12)).tolist()
+        campaign = fabricated(differences, trial=True)
+        pairs = [seed for seed in range(1, 13) if seed != lacking]
+        counted = differences[: lacking - 1] if lacking else differences
+        decision = decide(counted, campaign.seal.sealed.hypotheses[0])
+        word = {"yes": "HIT", "no": "MISS", None: "undecided"}[decision.answer]
+        sentence = verdicts(campaign.seal, campaign.runs(pairs), gap_at_end)
+        assert f"': {word} after {decision.n} pairs" in sentence
+
+
+def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared() -> None:
+    """Four designs, each of p about 0.03: none is a HIT, alone or together."""
+    designs = ("a", "b", "c", "d")
+    campaign = made_campaign(np.random.default_rng(1), 5, designs)
+    claims = [Hypothesis(name, "worse", 2.0, "old") for name in designs]
+    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, hypotheses=claims))
+    old = [4.0] * 5
+    new = [4.0 + gap for gap in (0.001, 0.012, 0.004, 0.02, 0.013)]
+    losses = {"tokens": {"old": old, **dict.fromkeys(designs, new)}}
+    campaign = Campaign(seal, losses)
+    alone = replace(seal, sealed=with_(seal.sealed, hypotheses=claims[:1]))
+    look = Look(campaign.runs(range(1, 6), designs[:1]))
+    assert sealed_hit(replace(campaign, seal=alone), look)
+    assert not sealed_hit(campaign, look)
+    assert not sealed_hit(campaign, Look(campaign.runs(range(1, 6), designs)))
+
+
+def test_p_values_are_the_t_tests_own_and_turn_with_the_interval() -> None:
+    own = {seed: made_run("new", seed, 4.0 + gap) for seed, gap in enumerate(CLEAR)}
+    base = {seed: made_run("old", seed, 4.0) for seed in own}
+    gap = gap_at_end(own, base)
+    assert gap is not None and gap.t_p is not None and gap.high is not None
+    assert p_value(Hypothesis("new", "worse", 1.0, "old"), gap) == pytest.approx(gap.t_p)
+    assert p_value(Hypothesis("new", "better", 1.0, "old"), gap) == 1.0
+    edge = 100 * (np.exp(gap.high) - 1)
+    within = Hypothesis("new", "within", float(edge), "old")
+    assert p_value(within, gap) == pytest.approx(0.05)
+
+
+def test_users_who_move_things_get_few_wrong_hits() -> None:
+    """`python -m benchmarks.seals` has the shares of 2,000 campaigns."""
+    found = simulate(40, [does_everything])
+    hits = [hit for of_user in found.values() for hit in of_user]
+    assert sum(sealed for sealed, _ in hits) <= 2 < sum(plain for _, plain in hits)
+
+
+# Files
+
+
+def a_seal(directory: Path) -> Seal:
+    """Write a seal of runs that are not there."""
+    content = fabricated(CLEAR).seal.sealed.model_dump(exclude={"commit", "sealed", "predictions"})
+    content["hypotheses"] = [
+        {"design": "new", "question": "worse", "margin": 2.0, "baseline": "old"}
+    ]
+    seal = write_seal(directory, content, [])
+    assert seal is not None
+    return seal
+
+
+def fifo(path: Path, _: str) -> None:
+    os.mkfifo(path)
+
+
+def dangling(path: Path, _: str) -> None:
+    path.symlink_to(path.with_name("gone"))
+
+
+def device(path: Path, _: str) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path, _: str) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+
+
+def folder(path: Path, _: str) -> None:
+    path.mkdir()
+
+
+def key_twice(path: Path, text: str) -> None:
+    path.write_text(text.replace('"sealed": {', '"sealed": {"fixed_n": true,', 1))
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, str], None]:
+    """Leave the seal with its content changed, under a hash that is right."""
+
+    def write(path: Path, text: str) -> None:
+        content = json.loads(text)
+        change(content["sealed"])
+        path.write_text(json.dumps(content))
+
+    return write
+
+
+def set_(key: str, value: Any) -> Callable[[Path, str], None]:
+    return edited(lambda sealed: sealed.update({key: value}))
+
+
+def raw(content: bytes) -> Callable[[Path, str], None]:
+    def write(path: Path, _: str) -> None:
+        path.write_bytes(content)
+
+    return write
+
+
+STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
+    (fifo, "not a regular file"),
+    (device, "not a regular file"),
+    (folder, "not a regular file"),
+    (dangling, "No such file"),
+    (huge, "1,073,741,824 bytes"),
+    (raw(b""), "EOF"),
+    (raw(b"{}"), "sealed: Field required"),
+    (raw(b"[" * 100_000), "recursion"),
+    (raw(b"\xff\xfe\x00"), "JSON"),
+    (raw(b'{"sealed": NaN, "sha256": ""}'), "sealed"),
+    (edited(lambda sealed: sealed.pop("grid")), "sealed.grid: Field required"),
+    (edited(lambda sealed: sealed.pop("settings")), "sealed.settings: Field required"),
+    (set_("seeds", None), "sealed.seeds"),
+    (set_("seeds", "12"), "sealed.seeds"),
+    (set_("seeds", [1, 1]), "a seed stands there twice"),
+    (set_("seeds", [10**30]), "sealed.seeds.0"),
+    (set_("settings", [1]), "sealed.settings"),
+    (set_("settings", {}), "there are no settings of new"),
+    (set_("grid", {"file": 5, "sha256": ""}), "sealed.grid.file"),
+    (set_("grid", {"file": "g" * 5000, "sha256": ""}), "sealed.grid.file"),
+    (set_("sealed", "yesterday"), "does not match format"),
+    (set_("measure", {"match": "luck", "subjects": [], "rule": {}}), "sealed.measure.match"),
+    (edited(lambda sealed: sealed["hypotheses"][0].update(question="equal")), "a question is one"),
+    (edited(lambda sealed: sealed["hypotheses"][0].update(margin="2")), "margin"),
+    (key_twice, "a key stands there twice"),
+]
+
+
+@pytest.mark.parametrize(("make", "told"), STRANGE)
+def test_a_strange_file_is_one_sentence_and_leaves_the_others(
+    make: Callable[[Path, str], None], told: str, tmp_path: Path
+) -> None:
+    seal = a_seal(tmp_path)
+    path = seal.path.with_name("strange.json")
+    make(path, seal.path.read_text())
+    read = read_seals([tmp_path])
+    (problem,) = read.problems
+    assert problem.startswith(f"{path} is not a valid seal file (") and told in problem
+    assert problem.isprintable() and len(problem) < 500
+    assert [own.path for own in read.seals] == [seal.path] and read.seals[0].intact
+
+
+@pytest.mark.parametrize("make", [fifo, dangling, raw(b"")])
+def test_a_folder_of_seals_that_is_none(make: Callable[[Path, str], None], tmp_path: Path) -> None:
+    make(tmp_path / "seals", "")
+    read = read_seals([tmp_path, tmp_path])
+    assert read.seals == () and len(read.problems) == 1
+    with pytest.raises(UserError, match=r"seals/\w+\.json cannot be written"):
+        a_seal(tmp_path)
+
+
+@pytest.mark.parametrize("grid", ["g" * 4000, "nul\0", "/dev/zero", "gone.yaml"])
+def test_a_grid_file_of_any_name_is_at_most_gone(grid: str, tmp_path: Path) -> None:
+    seal = a_seal(tmp_path)
+    content = json.loads(seal.path.read_text())
+    content["sealed"]["grid"]["file"] = grid
+    seal.path.write_text(json.dumps(content))
+    (read,) = read_seals([tmp_path]).seals
+    assert not read.intact
+    assert "has changed or is gone" in " ".join(read.notes({}))
