@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 
@@ -91,10 +92,10 @@ class Campaign:
             match: tokens, flops or seconds.
         """
         values, base = (
-            {seed: self.loss(run, match) for seed, run in runs.items()}
+            tuple((seed, self.loss(run, match)) for seed, run in runs.items())
             for runs in (design, baseline)
         )
-        return paired_gap("old", values, base, NATS)
+        return _gap(values, base)
 
     def loss(self, run: FinishedRun, match: str) -> float:
         """Return the loss of a run; one that was made again has the same by every measure.
@@ -107,6 +108,14 @@ class Campaign:
         own = run.result.validation_loss or 0.0
         again = own != self.losses["tokens"][run.variant][place]
         return own if again else self.losses[match][run.variant][place]
+
+
+@lru_cache(maxsize=64)
+def _gap(
+    values: tuple[tuple[int, float], ...], base: tuple[tuple[int, float], ...]
+) -> PairedGap | None:
+    """Return the gap of (seed, loss) pairs; users ask about the same again and again."""
+    return paired_gap("old", dict(values), dict(base), NATS)
 
 
 def made_run(name: str, seed: int, loss: float, bank_seed: int | None = None) -> FinishedRun:
