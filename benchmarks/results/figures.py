@@ -30,7 +30,8 @@ from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
 from pretrain.compare.content import variants_csv
 from pretrain.compare.convergence import Stability, smoothed_loss
-from pretrain.compare.figures import frontier_figure, gap_figure, trend_figure
+from pretrain.compare.figures import figures as of_comparison
+from pretrain.compare.figures import frontier_figure, trend_figure
 from pretrain.compare.tables import gap_table
 from pretrain.compare.trend import Trend, fit_trends, trend_table
 from pretrain.reporting.plots import (
@@ -315,7 +316,7 @@ def loss_figure(place: Path) -> Figure:
 
 
 FROM_TABLES: Mapping[str, Callable[[Comparison], Figure | None]] = {
-    "gap": gap_figure,
+    "gap": lambda comparison: of_comparison(comparison)["gap"](),
     "trend": trend_figure,
     "frontier": frontier_figure,
 }

@@ -262,9 +262,9 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
             coordinates=("axes fraction", "data"),
             va="center",
         )
-    axes.set_yticks(range(len(gaps)), [name.replace("$", r"\$") for name in gaps])
+    axes.set_yticks(range(len(gaps)), list(gaps))
     axes.set_ylim(len(gaps) - 0.45, -0.55)
-    axes.set_xlabel(in_lines(f"{axis} (right is worse)".replace("$", r"\$"), 95))
+    axes.set_xlabel(in_lines(f"{axis} (right is worse)", 95))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     legend_below(figure, axes)
