@@ -31,6 +31,7 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes, said: str) -> None:
 
 BY_HAND = {
     "api.py": "what an export of this version has just written",
+    "compare/loss_files.py": "losses that any trainer has written",
     "doctor/rendezvous.py": "what ranks tell each other",
     "export/run_exports.py": "exports, compared by the hashes of their files",
     "finetuning/records.py": "lines of a user's text",
