@@ -264,6 +264,25 @@ def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
         assert unsealed in sentence and told in sentence and "nothing has" not in sentence
 
 
+def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned(tmp_path, tiny_shards)
+    path = tmp_path / "grid.yaml"
+    path.write_text(path.read_text().replace("schedule.steps: 6", "schedule.flops: 1000000000"))
+    grid = read_grid(str(path))
+    runs = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
+    claim = Hypothesis.parse("orthogonal worse 1% than vanilla")
+    measure = Measure(match="flops", subjects=[], rule=fixed_rule(len(SEEDS)))
+    assert seal_plan(grid, None, (), runs, hypotheses=[claim], stopping_rule="", measure=measure)
+    paths = finish(runs, tiny_shards, gap=0.03)
+    (sentence,) = compare_runs(paths, "vanilla", match="flops").seals
+    assert ", at equal flops; " in sentence and "vanilla': HIT." in sentence
+    (sentence,) = compare_runs(paths, "vanilla").seals
+    assert "the report compares at equal tokens, sealed is at equal flops" in sentence
+    assert "vanilla', unsealed because of what has changed: HIT." in sentence
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
