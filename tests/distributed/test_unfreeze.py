@@ -32,8 +32,17 @@ WATCHED = {  # on two data-parallel ranks, but for the last
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {"precision__dtype": "bf16", **SHARDED},
 }
+MODERN = {  # with Muon, and with what measures weights
+    "model__norm": "rmsnorm",
+    "model__mlp": "swiglu",
+    "model__qk_norm": "true",
+    "model__z_loss": 1e-3,
+    "optimizer__kind": "muon",
+    "telemetry__weights_every": 2,
+    "telemetry__spectral_norms": "['*.linear_proj.weight']",
+}
 RESUMED = {
-    "zero1 fp32": {"model__dropout": 0.1},
+    "zero1 fp32": {"model__dropout": 0.1, **MODERN},
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
 }
 FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
