@@ -36,6 +36,7 @@ from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.documents import Visible
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 
 
@@ -50,7 +51,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             none.
         frozen_groups: global numbers of this layer's frozen key heads; their query heads are frozen
             with them.
-        kept: the rows of the other heads have been trained and are frozen now.
+        keep: rows of the other heads that are frozen as they were trained, at some time.
+        kept: that time has come.
 
     Attributes:
         recomputes_query_key: recompute structured queries and keys in backward instead of keeping
@@ -70,6 +72,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         policy: QKPolicy,
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
+        keep: Keep | None = None,
         kept: bool = False,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
@@ -90,6 +93,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             policy=policy,
             recipe=recipe,
             frozen_groups=frozen_groups,
+            keep=keep,
             kept=kept,
             layer=layer_number - 1,
         )
@@ -187,6 +191,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         layer: int,
+        keep: Keep | None = None,
         kept: bool = False,
     ) -> None:
         super().__init__()
@@ -207,6 +212,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
             place=(tp_group.rank(), tp_group.size()),
             dtype=config.params_dtype,
             device=device,
+            keep=keep,
             kept=kept,
         )
         self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
@@ -235,7 +241,8 @@ class FrozenQueryKeyValueLinear(HeadRows):
     @property
     def only_structured(self) -> bool:
         """Return whether queries and keys of this layer come from structured frozen rows alone."""
-        alone = self.adapters is None and self.trained_query_key is None
+        trained = self.trained_query_key is not None or self.early_query_key is not None
+        alone = self.adapters is None and not trained
         return alone and self.query_key_weight is None
 
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,9 +269,11 @@ class FrozenQueryKeyValueLinear(HeadRows):
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
         own = {"value": self.value_weight, "trained": self.trained_query_key}
+        own["early"] = self.early_query_key
         own |= {name: getattr(self, name) for name in self.shared_adapters}
+        frozen_now = "trained" if self.keeps_whole else "early"
         if self.kept:
-            own["trained"] = own.pop("trained")  # what does not train comes last
+            own[frozen_now] = own.pop(frozen_now)  # what does not train comes last
         weights = {name: weight for name, weight in own.items() if weight is not None}
         factors = self.trained_factors()
         first = "frozen" if factors is None else "trained"
@@ -274,7 +283,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
             weights=[*weights.values()],
-            kept=int(self.kept and self.trained_query_key is not None),
+            kept=int(self.kept and own[frozen_now] is not None),
             tile=self.tile,
             factors_train=factors is not None and not self.kept,
         )

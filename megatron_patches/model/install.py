@@ -29,6 +29,7 @@ from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinea
 from megatron_patches.model.parts import NORMS, RMSNorm
 from megatron_patches.model.penalty import penalized
 from megatron_patches.recipe.parts import ModelShape
+from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
 from megatron_patches.recipe.tensors import is_patched
@@ -60,7 +61,6 @@ def gpt_block_spec(
     """
     norm: Any = NORMS[shape.norm]
     sizes = shape.num_layers, shape.num_query_groups
-    kept = [begins is not None and begins <= phase for begins in policy.kept_from(*sizes)]
     frozen = policy.frozen_groups(*sizes, phase)
     layers = [
         ModuleSpec(
@@ -68,7 +68,13 @@ def gpt_block_spec(
             submodules=TransformerLayerSubmodules(
                 input_layernorm=norm,
                 self_attention=_self_attention_spec(
-                    policy, recipe, frozen_groups, rotary, qk_norm=shape.qk_norm, kept=layer_kept
+                    policy,
+                    recipe,
+                    frozen_groups,
+                    rotary,
+                    qk_norm=shape.qk_norm,
+                    keep=keep,
+                    phase=phase,
                 ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
@@ -76,7 +82,7 @@ def gpt_block_spec(
                 mlp_bda=get_bias_dropout_add,
             ),
         )
-        for frozen_groups, layer_kept in zip(frozen, kept, strict=True)
+        for frozen_groups, keep in zip(frozen, policy.keeps(*sizes), strict=True)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
@@ -87,7 +93,8 @@ def _self_attention_spec(
     frozen_groups: tuple[int, ...],
     rotary: RotaryAngles | None,
     qk_norm: bool,
-    kept: bool,
+    keep: Keep | None,
+    phase: int,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -101,7 +108,8 @@ def _self_attention_spec(
     patched = is_patched(policy, frozen_groups)
     if patched:
         params |= {"policy": policy, "recipe": recipe}
-        params |= {"frozen_groups": frozen_groups, "kept": kept}
+        kept = keep is not None and keep.phase <= phase
+        params |= {"frozen_groups": frozen_groups, "keep": keep, "kept": kept}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     norm: Any = RMSNorm if qk_norm else None

@@ -17,7 +17,7 @@ from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Ro
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
-from megatron_patches.recipe.phases import PhaseStart, layer_range, spread, training_begins
+from megatron_patches.recipe.phases import Keep, PhaseStart, layer_range, spread, training_begins
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
 FrozenRoles = Literal["both", "query", "key"]
@@ -202,7 +202,7 @@ class QKPolicy:
     phases: tuple[PhaseStart, ...] = axis(
         (),
         "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
-        "list of {at, freeze, train, learning_rate_factor}; unset: the variant's own.",
+        "list of {at, freeze, heads, roles, train, learning_rate_factor}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "
@@ -225,6 +225,12 @@ class QKPolicy:
             )
         self._check_adapters()
         self._check_trained_later()
+        partly = any(entry.heads != 1 or entry.roles != "both" for entry in self.phases)
+        if partly and (self.shared or self.trains_factors):
+            raise MethodError(
+                "attention.phases freezes shared rows, and factors, of whole layers; leave heads "
+                "and roles of its entries unset"
+            )
         if self.frozen_roles != "both" and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(
                 f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; "
@@ -350,7 +356,7 @@ class QKPolicy:
             num_layers: layers of the model.
             num_groups: key heads of a layer.
             phase: of `phases`, from 0. Rows that are frozen in the course of the run are not among
-                these, see `kept_from`.
+                these, see `keeps`.
 
         Raises:
             MethodError: `frozen_heads` or `phases` names no layers, a layer twice, or no whole
@@ -370,26 +376,92 @@ class QKPolicy:
             for begin, groups in zip(begins, frozen, strict=True)
         ]
 
-    def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
-        """Return for each layer the phase from which its trained rows are frozen as they are.
+    def keeps(self, num_layers: int, num_groups: int) -> list[Keep | None]:
+        """Return for each layer the rows that are frozen as they were trained, and when.
 
-        None: never, or there are none that train.
+        None: none are, or none train.
 
         Args:
             num_layers: layers of the model.
             num_groups: key heads of a layer.
 
         Raises:
-            MethodError: as `frozen_groups`.
+            MethodError: as `frozen_groups`; rows of a layer are frozen at different times, or what
+                trains on is not the same heads of queries and of keys.
         """
-        kept: list[int | None] = [None] * num_layers
+        keeps: list[Keep | None] = [None] * num_layers
         for phase, entry in enumerate(self.phases, start=1):
             frozen = self.frozen_groups(num_layers, num_groups, phase - 1)
             for layer in entry.named("freeze", num_layers):
-                some_train = len(frozen[layer]) < num_groups or self.frozen_roles != "both"
-                if kept[layer] is None and some_train:
-                    kept[layer] = phase
-        return kept
+                trained = self._trained_rows(frozen[layer], num_groups)
+                rows = entry.chosen(num_groups) & trained
+                before = keeps[layer]
+                if not rows or (before is not None and rows <= before.rows):
+                    continue
+                if before is not None:
+                    raise MethodError(
+                        f"attention.phases entry {phase} freezes further rows of layer {layer}, of "
+                        f"which entry {before.phase} freezes some; rows of a layer are frozen at "
+                        "one time"
+                    )
+                if entry.roles != "both" and len({g for _, g in rows}) < len(
+                    {g for _, g in trained}
+                ):
+                    raise MethodError(
+                        f"attention.phases entry {phase} has heads and roles; give one of them"
+                    )
+                keeps[layer] = Keep(phase, rows, whole=rows == trained)
+        return keeps
+
+    def _trained_rows(self, frozen: tuple[int, ...], num_groups: int) -> frozenset[tuple[str, int]]:
+        """Return (role, key head) of the rows that train where these key heads are frozen."""
+        roles = ("query",) if self.shared else ROLES
+        return frozenset(
+            (role, group)
+            for group in range(num_groups)
+            for role in roles
+            if group not in frozen or role not in self.frozen_row_roles
+        )
+
+    def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
+        """Return for each layer the phase from which trained rows are frozen as they are, or None.
+
+        Args:
+            num_layers: layers of the model.
+            num_groups: key heads of a layer.
+
+        Raises:
+            MethodError: as `keeps`.
+        """
+        return [None if keep is None else keep.phase for keep in self.keeps(num_layers, num_groups)]
+
+    def fixed_groups(
+        self, num_layers: int, num_groups: int, phase: int
+    ) -> list[dict[Role, tuple[int, ...]]]:
+        """Return for each layer and role the key heads whose rows do not train in a phase.
+
+        Args:
+            num_layers: layers of the model.
+            num_groups: key heads of a layer.
+            phase: of `phases`, from 0.
+
+        Raises:
+            MethodError: as `keeps`.
+        """
+        fixed = []
+        sizes = num_layers, num_groups
+        for groups, keep in zip(self.frozen_groups(*sizes, phase), self.keeps(*sizes), strict=True):
+            trained = self._trained_rows(groups, num_groups)
+            if keep is not None and keep.phase <= phase:
+                trained -= keep.rows
+            held = {role: "query" if self.shared else role for role in ROLES}
+            fixed.append(
+                {
+                    role: tuple(g for g in range(num_groups) if (own, g) not in trained)
+                    for role, own in held.items()
+                }
+            )
+        return fixed
 
     def _frozen_parts(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
         frozen: list[tuple[int, ...] | None] = [None] * num_layers

@@ -36,7 +36,7 @@ from megatron_patches.recipe.parts import (
     Tensor,
     Trace,
 )
-from megatron_patches.recipe.phases import training_begins
+from megatron_patches.recipe.phases import Keep, training_begins
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
@@ -82,9 +82,9 @@ def parts_of_model(
     norm, mlp = NORMS[shape.norm], MLPS[shape.mlp]
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
-    kept = policy.kept_from(shape.num_layers, shape.num_query_groups)
+    keeps = policy.keeps(shape.num_layers, shape.num_query_groups)
     for layer, groups in enumerate(frozen):
-        rows = QueryKeyValue(policy, groups, until=kept[layer], phase=phase)
+        rows = QueryKeyValue(policy, groups, later=keeps[layer], phase=phase)
         name = f"decoder.layers.{layer}"
         stream = f"layer.{layer}"
         attention = f"{name}.self_attention"
@@ -134,13 +134,13 @@ class QueryKeyValue(Part):
     Args:
         policy: kind of attention.
         frozen_groups: key heads of the layer that are frozen, with their query heads.
-        until: the phase from which the rows that train are frozen as they are; None: never.
+        later: rows that are frozen as they were trained, and when; None: none.
         phase: of the policy's schedule, from 0.
     """
 
     policy: QKPolicy
     frozen_groups: tuple[int, ...]
-    until: int | None = None
+    later: Keep | None = None
     phase: int = 0
 
     @override
@@ -216,13 +216,28 @@ class QueryKeyValue(Part):
         held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
         left = {role: len(every) - held[role] if policy.has_rows else 0 for role in roles}
         trained = tuple(not one or policy.frozen_roles != "both" for one in frozen)
-        yield from self._trained(at, shape, left, trained)
+        keep = self.later
+        if keep is None or keep.whole:
+            yield from self._trained(
+                at, shape, left, groups=trained, until=keep.phase if keep else None
+            )
+        else:
+            early = {role: len(keep.heads(role, every, 1)) for role in roles}
+            rest = {role: count - early[role] for role, count in left.items()}
+            some = tuple(any((role, group) in keep.rows for role in roles) for group in every)
+            of_one_role = any(left[role] and not early[role] for role in roles)
+            others = tuple(
+                one and (of_one_role or not frozen_early)
+                for one, frozen_early in zip(trained, some, strict=True)
+            )
+            yield from self._trained(at, shape, rest, groups=others)
+            yield from self._trained(at, shape, early, groups=some, until=keep.phase, when="early")
         yield from self._frozen(at, shape, held, frozen)
         adapted = policy.adapted_groups(self.frozen_groups, len(every))
         if adapted:
-            some = tuple(group in adapted for group in every)
+            with_adapters = tuple(group in adapted for group in every)
             sizes = adapter_sizes(shape, policy)
-            corrections = Corrections(policy.corrections, sizes, some)
+            corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
     def _parts(
@@ -234,20 +249,36 @@ class QueryKeyValue(Part):
         return tuple((f"{at.stream}.{role}", count) for role, count in counts.items() if count)
 
     def _trained(
-        self, at: Place, shape: ModelShape, left: Mapping[str, int], groups: tuple[bool, ...]
+        self,
+        at: Place,
+        shape: ModelShape,
+        left: Mapping[str, int],
+        *,
+        groups: tuple[bool, ...],
+        until: int | None = None,
+        when: str = "trained",
     ) -> Iterator[Tensor]:
-        """Yield rows that train or have trained, or the factors in their place."""
+        """Yield rows that train or have trained, or the factors in their place.
+
+        Args:
+            at: place of the layer's attention.
+            shape: sizes of the model.
+            left: {role: number of key heads with such rows}.
+            groups: for each key head whether it has such rows, or its query heads.
+            until: the phase from which the rows are frozen as they are; None: never.
+            when: begins the names; `early` for rows that are frozen before others of the layer.
+        """
         name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
         begins = training_begins(self.policy.phases, shape.num_layers)[at.layer or 0]
-        kept = self.until is not None and self.until <= self.phase
+        kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
         parts = self._parts(at, shape, left, head_dim // a)
         rows = sum(count for _, count in parts)
         from_bank = begins is not None or self._starts_from_bank
         made: dict[str, tuple[tuple[int, ...], Start]] = {
-            "trained_query_key": ((rows, b), "bank" if from_bank else "normal")
+            f"{when}_query_key": ((rows, b), "bank" if from_bank else "normal")
         }
         if factors:
             made = {
@@ -267,7 +298,7 @@ class QueryKeyValue(Part):
                 start="own" if kept else start,
                 head_rows=None if factors else head_dim,
                 layer=at.layer,
-                until=self.until,
+                until=until,
             )
 
     def _frozen(

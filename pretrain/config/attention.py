@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 
@@ -50,6 +50,15 @@ class PhaseEntry(Section):
     train: Layers | None = Field(
         default=None, description="Frozen layers that become trainable, likewise; unset: none."
     )
+    heads: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Fraction of the heads of these layers that is frozen; the others train on.",
+    )
+    roles: Literal["both", "query", "key"] = Field(
+        default="both", description="Whether the rows of queries, of keys or of both are frozen."
+    )
     learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
@@ -80,8 +89,10 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _without_none(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if value is not None}
+def _shown_phase(entry: PhaseStart) -> dict[str, Any]:
+    """Return the keys of an entry without those that say nothing."""
+    silent = {"freeze": None, "train": None, "heads": 1.0, "roles": "both"}
+    return {key: value for key, value in asdict(entry).items() if silent.get(key, ...) != value}
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ _FORMS: dict[Any, _Form] = {
     tuple[PhaseStart, ...]: _Form(
         Annotated[tuple[PhaseEntry, ...], BeforeValidator(as_tuple)],
         read=lambda entries: tuple(PhaseStart(**entry.model_dump()) for entry in entries),
-        shown=lambda entries: [_without_none(asdict(entry)) for entry in entries] or None,
+        shown=lambda entries: [_shown_phase(entry) for entry in entries] or None,
     ),
 }
 """{type of the policy: its written form}; types that are missing here are written as they are."""

@@ -8,7 +8,7 @@ and the file with the subclasses is copied into the export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,25 +144,26 @@ class Architecture:
                     yield _whole(f"{name}.{vector}", own[f"{key}.{vector}"])
 
     def row_ranges(
-        self, layer: int, groups: tuple[int, ...], roles: Collection[Role] | None = None
+        self, layer: int, groups: Mapping[Role, Sequence[int]]
     ) -> dict[str, list[list[int]]]:
         """Return the rows of W (in W x) that are Q or K of some key heads of a layer.
 
         Args:
             layer: number of the layer, from 0.
-            groups: numbers of the key heads.
-            roles: of which rows are meant; None: those of the policy's bank.
+            groups: {role: numbers of the key heads}.
 
         Returns:
             {tensor: [first, end] of each range of rows}.
         """
         queries = self.config.model.num_attention_heads // self.config.num_query_groups
-        heads = {"query": [group * queries + head for group in groups for head in range(queries)]}
-        heads["key"] = list(groups)
-        policy = self.config.policy
-        frozen = roles or (ROLES if policy.shared else policy.frozen_row_roles)
+        heads = {
+            "query": [
+                group * queries + head for group in groups["query"] for head in range(queries)
+            ],
+            "key": [*groups["key"]],
+        }
         by_tensor: dict[str, list[list[int]]] = {}
-        for role in (role for role in ROLES if role in frozen):
+        for role in (role for role in ROLES if heads[role]):
             module, parts = self.model_class.module_of(layer, role)
             offset = sum(self._heads(part) for part in parts[: parts.index(role)])
             copies = self._heads("key") // self.config.num_query_groups if role == "key" else 1

@@ -19,7 +19,6 @@ from megatron.core.models.gpt import GPTModel
 import pretrain
 from data_pipeline.io.files import hash_file
 from data_pipeline.io.words import shown
-from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.export.agreement import (
     LogitAgreement,
@@ -157,15 +156,8 @@ def _facts(
     phase = config.phase_at(run.step).number
     count = count_parameters(config.shape, config.policy, phase)
     sizes = config.model.num_layers, config.num_query_groups
-    groups = config.policy.frozen_groups(*sizes, phase)
-    kept = [until is not None and until <= phase for until in config.policy.kept_from(*sizes)]
-    ranges = [
-        architecture.row_ranges(layer, tuple(range(sizes[1])), ROLES)
-        if kept[layer]
-        else architecture.row_ranges(layer, frozen)
-        for layer, frozen in enumerate(groups)
-        if frozen or kept[layer]
-    ]
+    fixed = config.policy.fixed_groups(*sizes, phase)
+    ranges = [architecture.row_ranges(layer, groups) for layer, groups in enumerate(fixed)]
     return {
         "ora_pretrain": pretrain.__version__,
         "packages": {

@@ -61,14 +61,22 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
     trained = _trained_rows(linear)
     if linear.adapters is not None and not linear.adapts_all:
         frozen = _folded(linear, frozen)
-    number = ROLES.index(role)
-    if role in linear.head_orders:
-        both = torch.cat((frozen[number], trained[number].to(frozen[number].dtype)))
-        return both.index_select(0, linear.head_orders[role])
-    whole = tuple(one if len(one) else other for one, other in zip(frozen, trained, strict=True))
+    kinds = (frozen, trained, _early_rows(linear))
+    whole = tuple(
+        _joined(linear, one, tuple(rows[number] for rows in kinds))
+        for number, one in enumerate(ROLES)
+    )
     if linear.adapters is not None and linear.adapts_all:
         whole = _folded(linear, whole)
-    return whole[number]
+    return whole[ROLES.index(role)]
+
+
+def _joined(linear: FrozenQueryKeyValueLinear, role: Role, kinds: Rows) -> torch.Tensor:
+    """Return the rows of frozen, trained and early heads of a role, in the heads' order."""
+    if role not in linear.head_orders:
+        return next((rows for rows in kinds if len(rows)), kinds[0])
+    every = torch.cat([rows.to(kinds[0].dtype) for rows in kinds])
+    return every.index_select(0, linear.head_orders[role])
 
 
 Rows = tuple[torch.Tensor, ...]
@@ -85,6 +93,14 @@ def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
         rows = linear.value_weight.new_zeros(sum(sizes) * linear.head_dim, linear.input_size)
     query, key = rows.unflatten(0, (-1, linear.head_dim)).split(sizes)
     return query, query[:: linear.queries_per_group] if linear.shared else key
+
+
+def _early_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
+    sizes = [len(linear.early[name]) for name in ROLES]
+    rows = linear.early_query_key
+    if rows is None:
+        rows = linear.value_weight.new_zeros(0, linear.input_size)
+    return rows.unflatten(0, (-1, linear.head_dim)).split(sizes)
 
 
 def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:

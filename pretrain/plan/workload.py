@@ -155,7 +155,11 @@ class Workload:
             return ()
         shape, policy, first = self.shape, self.policy, rank * self.groups
         layers = []
-        for groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, self.phase):
+        sizes = shape.num_layers, shape.num_query_groups
+        keeps = policy.keeps(*sizes)
+        for layer, groups in enumerate(policy.frozen_groups(*sizes, self.phase)):
+            keep = keeps[layer]
+            parted = keep is not None and not keep.whole
             split = split_heads(
                 shape.num_attention_heads,
                 shape.num_query_groups,
@@ -172,7 +176,8 @@ class Workload:
                     frozen=sum(map(len, split.frozen.values())),
                     trained=sum(map(len, split.trainable.values())) if policy.has_rows else 0,
                     adapted=sum(first <= group < first + self.groups for group in adapted),
-                    mixed=any(split.frozen[role] and split.trainable[role] for role in ROLES),
+                    mixed=parted
+                    or any(split.frozen[role] and split.trainable[role] for role in ROLES),
                 )
             )
         return tuple(layers)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
@@ -139,9 +138,9 @@ class PhasedEngine:
             with together():
                 state.give_weights(model)
         self.engine, self._reduction, self.audit = wrap_model(model, self._resolved, self._context)
-        layers = {layer.layer for _, layer in frozen_layers(model) if layer.kept_tensors()}
-        if kept := trained_digests(model, self._context, layers):
-            self.audit[KEPT_ROWS] = kept
+        until_now = self._config.phases[: self.phase.number + 1]
+        if kept := {layer for phase in until_now for layer in phase.newly_kept}:
+            self.audit[KEPT_ROWS] = trained_digests(model, self._context, kept)
         on_cuda = self._context.device.type == "cuda"
         if self._config.performance.compiles(on_cuda, self._resolved.layout.zero_stage):
             compile_layers(model, "inductor")

@@ -94,6 +94,11 @@ DESIGNS: dict[str, dict[str, str]] = {
         "variant": "vanilla",
         "phases": "[{at: 0.2, freeze: 1}, {at: 0.5, freeze: all, learning_rate_factor: 0.5}]",
     },
+    "part-freezes": {
+        "variant": "vanilla",
+        "adapters": "[query_key_bias]",
+        "phases": "[{at: 0.3, freeze: 0, heads: 0.5}, {at: 0.5, freeze: 1, roles: key}]",
+    },
     "monarch-freezes": {
         "variant": "monarch_trainable",
         "shared": "true",
@@ -101,7 +106,7 @@ DESIGNS: dict[str, dict[str, str]] = {
         "phases": "[{at: 0.4, freeze: all}]",
     },
 }
-PHASED = ("unfreeze", "early_freeze", "vanilla-freezes", "monarch-freezes")
+PHASED = ("unfreeze", "early_freeze", "vanilla-freezes", "part-freezes", "monarch-freezes")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
 
 

@@ -51,6 +51,7 @@ ON_TWO_RANKS = (
     ("monarch_shared_conv", "bf16"),
     ("monarch_trainable", "fp32"),
     ("vanilla-freezes", "bf16"),
+    ("part-freezes", "fp32"),
     ("monarch-freezes", "fp32"),
     ("synthesizer_random", "bf16"),
     ("synthesizer_factorized", "fp32"),
@@ -219,7 +220,8 @@ def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[
     for segment, layout in zip(segments, chain.layouts, strict=True):
         assert segment["world_size"] == layout.ranks and segment["zero_stage"] == layout.zero_stage
         structured = segment.get("structured_products", {}).get("way")
-        factored = "monarch" in chain.design and chain.design != "monarch_trainable"
+        variant = DESIGNS[chain.design]["variant"]
+        factored = "monarch" in variant and variant != "monarch_trainable"
         assert structured == ("two products" if factored else None)
     for segment, before, after in zip(segments[1:], chain.layouts, chain.layouts[1:], strict=False):
         changed = segment["changes"].get("tensor_model_parallel_size")

@@ -127,6 +127,24 @@ def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
     }
 
 
+def test_heads_or_a_role_of_a_layer_are_frozen_apart() -> None:
+    entries = ("{at: 0.25, freeze: 0, heads: 0.5}", "{at: 0.5, freeze: 1, roles: key}")
+    config = load_config("demo", schedule(*entries, variant="vanilla"))
+    assert [kinds(config, n)[:2] for n in range(3)] == [
+        [{"ordinary"}, {"ordinary"}],
+        [{"ordinary", "kept"}, {"ordinary"}],
+        [{"ordinary", "kept"}, {"ordinary", "kept"}],
+    ]
+    every = (0, 1, 2, 3)
+    fixed = config.policy.fixed_groups(4, 4, 2)
+    assert fixed[:3] == [
+        {"query": (1, 3), "key": (1, 3)},
+        {"query": (), "key": every},
+        {"query": (), "key": ()},
+    ]
+    assert parse_config(config.as_dict()).policy == config.policy
+
+
 def test_show_lists_the_phases() -> None:
     shown = " ".join(render_show("demo", [UNFREEZE]).split())
     halfway = (
@@ -172,6 +190,21 @@ def test_show_lists_the_phases() -> None:
             "entry 3 (train: all) trains layer 2, which entry 2 freezes",
         ),
         (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
+        (schedule("{at: 0.5, freeze: 1, heads: 0.1}", variant="vanilla"), "rounds to none"),
+        (
+            schedule("{at: 0.5, freeze: 1, heads: 0.5, roles: key}", variant="vanilla"),
+            "entry 1 has heads and roles; give one of them",
+        ),
+        (
+            schedule(
+                "{at: 0.5, freeze: 1, roles: key}", "{at: 0.6, freeze: all}", variant="vanilla"
+            ),
+            "entry 2 freezes further rows of layer 1, of which entry 1 freezes some",
+        ),
+        (
+            schedule("{at: 0.5, freeze: 1, heads: 0.5}", variant="monarch_trainable"),
+            "freezes shared rows, and factors, of whole layers",
+        ),
         (schedule("{at: 0.5, train: 1}", variant="monarch"), "frozen as whole matrices"),
         (schedule("{at: 0.5, train: 1}", variant="orthogonal_shared"), "frozen as whole matrices"),
         *(
