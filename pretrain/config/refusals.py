@@ -364,12 +364,35 @@ def check_stage(config: Config, stage: int) -> None:
             "attention.phases changes in the middle of the run what is trained, which is not "
             f"possible here under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
         )
+    if policy.phases:
+        _check_same_spans(config)
     if config.performance.compile == "layers" and stage == 3:
         raise UserError(
             "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch "
             "the weights of each module in Python; set performance.compile=none or "
             "deepspeed.config=zero2"
         )
+
+
+def _check_same_spans(config: Config) -> None:
+    """Refuse rows of some heads that change on some tensor-parallel ranks only.
+
+    What changes together is a parameter group, and ranks with other groups would wait for each
+    other.
+    """
+    size = config.parallel.tensor_model_parallel_size
+    for phase, inventory in enumerate(config.inventories):
+        trained = [tensor for tensor in inventory if tensor.trains]
+        spans = [
+            {tensor.span for tensor in trained if tensor.rank_elements(rank, size)}
+            for rank in range(size)
+        ]
+        if any(some != spans[0] for some in spans):
+            raise UserError(
+                f"attention.phases: in phase {phase} some of the {size} tensor-parallel ranks have "
+                "none of the heads that are frozen or trained together; choose another "
+                "parallel.tensor_model_parallel_size, or more heads"
+            )
 
 
 def _check_same_parameters(config: Config) -> None:

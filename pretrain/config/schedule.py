@@ -39,8 +39,8 @@ class Phase:
         """Return what trains from here on and what no longer does, as a clause."""
         begun = ", ".join(map(str, self.newly_trainable))
         ended = ", ".join(map(str, self.newly_kept))
-        clauses = [f"also Query/Key of layer {begun}"] if begun else []
-        clauses += [f"no longer Query/Key of layer {ended}"] if ended else []
+        clauses = [f"Query/Key of layer {begun} train too"] if begun else []
+        clauses += [f"Query/Key of layer {ended} are frozen"] if ended else []
         return ", ".join(clauses)
 
 

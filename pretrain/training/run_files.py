@@ -311,7 +311,7 @@ def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
         facts: in that phase.
     """
     return (
-        f"from step {phased.phase.first_step} on trains {phased.phase.change}: "
+        f"from step {phased.phase.first_step} on {phased.phase.change}: "
         f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen "
         f"parameters, learning rate x {phased.phase.learning_rate_factor:g}"
     )

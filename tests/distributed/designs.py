@@ -97,7 +97,7 @@ DESIGNS: dict[str, dict[str, str]] = {
     "part-freezes": {
         "variant": "vanilla",
         "adapters": "[query_key_bias]",
-        "phases": "[{at: 0.3, freeze: 0, heads: 0.5}, {at: 0.5, freeze: 1, roles: key}]",
+        "phases": "[{at: 0.3, freeze: 0, roles: query}, {at: 0.5, freeze: 1, roles: key}]",
     },
     "monarch-freezes": {
         "variant": "monarch_trainable",

@@ -46,8 +46,13 @@ RESUMED = {
     "zero2 bf16": {"precision__dtype": "bf16", "deepspeed__config": "zero2"},
 }
 FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
-FROZEN = {  # on two data-parallel ranks, but for the last
+FROZEN = {  # on two data-parallel ranks, but for those with tp2
     "zero1 fp32": FREEZES,
+    "tp2 heads": {
+        "parallel__tensor_model_parallel_size": 2,
+        "attention__variant": "vanilla",
+        "attention__phases": "[{at: 0.3, freeze: 1, heads: 0.5}]",
+    },
     "zero2 bf16": {**FREEZES, "precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {
         **SHARDED,
@@ -137,6 +142,8 @@ def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
     names = ("trained_query_key",)
     if "monarch" in FROZEN[case]["attention__variant"]:
         names = ("trained_left_query_key", "trained_right_query_key")
+    if "heads" in case:
+        names = ("early_query_key",)
     layers = [1, 0][: len(freezes["changes"])]
     assert [change.pop("step") for change in freezes["changes"]] == list(LAST_STEPS)[: len(layers)]
     for change, layer in zip(freezes["changes"], layers, strict=True):

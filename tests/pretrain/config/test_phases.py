@@ -147,14 +147,13 @@ def test_heads_or_a_role_of_a_layer_are_frozen_apart() -> None:
 
 def test_show_lists_the_phases() -> None:
     shown = " ".join(render_show("demo", [UNFREEZE]).split())
-    halfway = (
-        "from step 73 on 1,247,488 trainable (also Query/Key of layer 2, 3), learning rate x 0.5"
-    )
+    halfway = "from step 73 on 1,247,488 trainable (Query/Key of layer 2, 3 train too), "
+    halfway += "learning rate x 0.5"
     assert halfway in shown
     assert "from step 145 on 1,313,024 trainable" in shown  # all there are
     frozen = schedule("{at: 0.25, freeze: 0-1}", variant="vanilla")
     shown = " ".join(render_show("demo", frozen).split())
-    assert "from step 61 on 1,247,488 trainable (no longer Query/Key of layer 0, 1)" in shown
+    assert "from step 61 on 1,247,488 trainable (Query/Key of layer 0, 1 are frozen)" in shown
 
 
 @pytest.mark.parametrize(
@@ -191,6 +190,13 @@ def test_show_lists_the_phases() -> None:
         ),
         (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
         (schedule("{at: 0.5, freeze: 1, heads: 0.1}", variant="vanilla"), "rounds to none"),
+        (
+            [
+                *schedule("{at: 0.5, freeze: 1, heads: 0.25}", variant="vanilla"),
+                "parallel.tensor_model_parallel_size=2",
+            ],
+            "in phase 0 some of the 2 tensor-parallel ranks have none of the heads",
+        ),
         (
             schedule("{at: 0.5, freeze: 1, heads: 0.5, roles: key}", variant="vanilla"),
             "entry 1 has heads and roles; give one of them",
