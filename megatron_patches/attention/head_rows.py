@@ -98,7 +98,8 @@ class HeadRows(torch.nn.Module):
             kept: that time has come.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
-        self.kept, self.keeps_whole = kept, keep is None or keep.whole
+        self.kept = kept
+        self.keeps_whole = keep is None or keep.whole
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
