@@ -186,7 +186,14 @@ class Watch:
                 self._look(passed)
 
     def _own_wait(self) -> str:
-        """Return the sentence about this rank, which has waited outside of any collective."""
+        """Return the sentence about this rank, which has waited outside of any collective.
+
+        Or in one that has not failed yet, for a rank that says what it waits for.
+        """
+        if len(self._ranks) > 1:
+            self._look(0.0)
+        if any(sign.held for rank, sign in self._signs.items() if rank != self._rank):
+            return self.sentence()
         return (
             f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
             f"(parallel.timeout_seconds is {self._timeout:g}) at {self._place}: "

@@ -38,7 +38,8 @@ def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
 def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, bool, bool]]:
     run = open_trained_run(path, step)
     model = load_model(run, context)
-    prompts = read_prompts(run.config.telemetry, run.config.data.sequence_length, run.blend)
+    own = load_config(str(path / "config.yaml"))  # `run.config` is one without prompts
+    prompts = read_prompts(own.telemetry, own.data.sequence_length, run.blend)
     assert prompts is not None
     found = []
     for number, prompt in enumerate(prompts.ids):

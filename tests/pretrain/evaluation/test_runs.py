@@ -88,7 +88,8 @@ def test_what_does_not_fit_the_run_is_refused(answers: dict[str, Any]) -> None:
     refusals = answers["refusals"]
     assert "frozen digest mismatch at layer=1 role=key" in refusals["bank"]
     assert "the weights are not those of that step" in refusals["weights"]
-    assert "was written with model.ffn_hidden_size=128 but config.yaml has 64" in refusals["shape"]
+    assert "config.yaml has model.ffn_hidden_size 64, but by" in refusals["shape"]
+    assert "step_00000006/checkpoint.json it is 128" in refusals["shape"]
     assert "rank_00000.safetensors does not have the SHA-256" in refusals["flipped"]
 
 
