@@ -1,7 +1,7 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-price.svg     what freezing costs against what it saves, from the tables of three docs/results
+findings.svg  the findings of README, from the runs.csv of docs/results that FINDINGS names
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import exp, floor, log10
 from pathlib import Path
 
+from pretrain.api import paired_gaps
+
 HERE = Path(__file__).resolve().parent
-DESIGNS = HERE.parent / "results/frozen_designs"
-DOCUMENTATION = HERE.parent / "results/equal_flops/documentation/to_vanilla"
-DEMO = HERE.parent / "results/equal_flops/demo/to_vanilla"
+RESULTS = HERE.parent / "results"
 LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
@@ -35,8 +36,9 @@ STYLE = """
   .curve { stroke: #0969da; stroke-width: 2 } .trained circle { fill: #bc4c00 }
   .dashed { stroke-dasharray: 5 4 } .middle { text-anchor: middle } .end { text-anchor: end }
   .frozen line { stroke: #0969da } .frozen circle { fill: #0969da } .frozen text { fill: #0550ae }
-  .trained line { stroke: #bc4c00 } .trained rect.point { fill: #bc4c00 }
+  .trained line { stroke: #bc4c00 }
   .trained text { fill: #953800 } .block text { fill: #1f2328 }
+  .frozen circle.open { fill: #ffffff; stroke: #0969da; stroke-width: 1.8 }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .plain rect { fill: #212830; stroke: #9198a1 }
     .frozen .frame, .frozen rect { stroke: #4493f8 } .frozen rect { fill: #0d2d55 }
@@ -46,8 +48,9 @@ STYLE = """
     .curve { stroke: #4493f8 } .trained circle { fill: #f0883e }
     .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
     .frozen line { stroke: #4493f8 } .frozen circle { fill: #4493f8 } .frozen text { fill: #79b8ff }
-    .trained line { stroke: #f0883e } .trained rect.point { fill: #f0883e }
+    .trained line { stroke: #f0883e }
     .trained text { fill: #ffa657 } .block text { fill: #f0f6fc }
+    .frozen circle.open { fill: #0d1117; stroke: #4493f8 }
   }
 """
 DRAWN = (
@@ -166,80 +169,115 @@ def scale(low: float, high: float, start: float, end: float) -> Scale:
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-LABELS: dict[str, tuple[float, float, str]] = {
-    "vanilla_conv4": (8, 4, ""),
-    "orthogonal": (0, -8, "middle"),
-    "orthogonal_conv4": (-8, -4, "end"),
-    "shared": (-8, 12, "end"),
-    "shared_conv4": (8, 6, ""),
-    "shared_conv4_low_rank_8": (8, 0, ""),
-    "monarch_shared_conv4": (9, 5, ""),
-    "low_rank_8": (8, 8, ""),
-    "low_rank_8_conv4": (4, 15, "end"),
-    "trained_shared_conv4": (0, 16, "middle"),
-    "monarch_trainable": (0, -8, "middle"),
-}
-"""Where a design's name stands, from its point or its interval's end: right, down, alignment."""
-AT_HIGH = ("orthogonal", "shared", "low_rank_8", "monarch_trainable")
-AT_LOW = ("shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")
-PRICE = (
-    "What freezing costs against what it saves: "
-    "perplexity to vanilla's over FLOPs saved, three studies"
-)
-ONE_RATE = "perplexity to vanilla's, one learning rate for all (0.3 M tokens, n = 5)"
-ON_DEMO = "the same text at equal FLOPs, another rate and warm-up for all (0.5 M tokens, n = 12)"
-ON_DOCUMENTATION = "documentation, likewise (0.5 M tokens, n = 12)"
+@dataclass(frozen=True)
+class Finding:
+    """A contrast of two designs, paired by seed.
+
+    Attributes:
+        text: what its row says of length and text.
+        page: folder of docs/results with runs.csv, or with a trial's trial.json.
+        design: name of the design's runs without their seeds; `baseline` that of the other's.
+        seeds: the first so many seeds, in case not all were planned.
+    """
+
+    text: str
+    page: str
+    design: str
+    baseline: str
+    seeds: int | None = None
 
 
-def price() -> str:
-    """Three studies over one axis of FLOPs saved, each with all its designs."""
-    parts = [
-        *panel(DESIGNS, ONE_RATE, (44, 340), (-13, 32)),
-        *panel(DEMO, ON_DEMO, (410, 560), (-19, 4)),
-        *panel(DOCUMENTATION, ON_DOCUMENTATION, (630, 780), (-33, 4)),
-        text(
-            455,
-            824,
-            "FLOPs of a training token saved (models of 1.3 M parameters, 95 % intervals)",
-            "small middle",
-        ),
-        f'<g class="frozen">{circle(560, 64)}{text(572, 69, "Q and K frozen (or in part)")}</g>',
-        f'<g class="trained">{square(560, 88)}{text(572, 93, "everything trained")}</g>',
-    ]
-    return drawing(PRICE, 860, 836, parts)
-
-
-def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int, int]) -> list[str]:
-    """A study between two heights of the drawing, which show these per cent of perplexity."""
-    designs, runs = (table(study / name) for name in ("variants.csv", "runs.csv"))
-    names = {run["variant"]: run["name"].rpartition("-")[0] for run in runs}
-    (vanilla,) = (design for design in designs if not design["gap.mean"])
-    top, bottom = places
-    x = scale(-0.8, 11.4, 70, 840)
-    y = scale(*percents, bottom, top)
-    parts = [text(70, top - 22, title, "title")]
-    for percent in range(0, 12, 2):
-        parts.append(line(x(percent), top, x(percent), bottom, kind="grid"))
-        parts.append(text(x(percent), bottom + 20, f"{percent} %", "small middle"))
-    for percent in range(-(-percents[0] // 10) * 10, percents[1] + 1, 10):
-        parts.append(
-            text(
-                62,
-                y(percent) + 5,
-                f"{percent:+d} %".replace("-", "−") if percent else "0 %",
-                "small end",
+ALONE, SAME = "demo/sweeps/{}/orthogonal", "demo/sweeps/{}/vanilla"
+FROZEN, RIVAL = "monarch_shared_conv4", "vanilla_conv4"
+FINDINGS: dict[str, list[Finding]] = {
+    "1. Freezing alone, to trained attention, equal tokens": [
+        Finding("0.3 M tokens", "tokens", ALONE.format("ablations"), SAME.format("ablations")),
+        Finding("0.3 M, nine other seeds", "trials/freezing", "orthogonal", "vanilla"),
+        Finding("0.6 M", "tokens", ALONE.format("structured"), SAME.format("structured")),
+        Finding("1.2 M", "tokens", ALONE.format("tokens"), SAME.format("tokens")),
+    ],
+    "2. A frozen design, to trained attention with the same convolution, equal FLOPs": [
+        Finding("0.5 M tokens, demo's text", "thin_demo/to_slow", FROZEN, f"{RIVAL}_slow"),
+        Finding("0.5 M, documentation", "headline", FROZEN, RIVAL),
+        Finding("0.5 M, articles", "wiki", FROZEN, RIVAL),
+        *(
+            Finding(
+                f"{length} M, documentation",
+                f"widths/w128-{run}",
+                f"{FROZEN}-w128-{run}",
+                f"{RIVAL}-w128-{run}",
             )
-        )
-        parts.append(
-            line(70, y(percent), 840, y(percent), kind="grid" if percent else "axis dashed")
-        )
-    parts.append(text(836, y(0) + 18, "vanilla", "small end"))
-    for design in designs:
-        if design is not vanilla:
-            flops = [float(own["theory.executed_flops_per_token"]) for own in (design, vanilla)]
-            place = x(100 * (1 - flops[0] / flops[1]))
-            parts.append(point(design, names[design["variant"]], place, y))
-    return parts
+            for length, run in ((1, "warm"), (2, "t2000"), (4, "t4000"), (8, "t8000"))
+        ),
+    ],
+    "3. The same design frozen, to it trained, equal FLOPs": [
+        Finding("0.5 M tokens, documentation", "thin", FROZEN, f"trained_{FROZEN}"),
+        Finding("0.5 M, demo's text", "thin_demo", FROZEN, f"trained_{FROZEN}", seeds=6),
+    ],
+}
+FOUND = (
+    "What freezing queries and keys costs: per cent of perplexity in three contrasts, "
+    "with 95 % intervals"
+)
+
+
+def findings() -> str:
+    """Each contrast a row with its interval, hollow where the interval holds 0."""
+    rows = sum(len(own) + 1.4 for own in FINDINGS.values())
+    bottom = 34 + 25 * rows
+    x = scale(-15, 19, 270, 690)
+    parts = [text(270, 20, "frozen is better", "small")]
+    parts.append(text(690, 20, "frozen is worse", "small end"))
+    height = 30.0
+    for title, own in FINDINGS.items():
+        height += 29
+        parts.append(text(20, height, title, "title"))
+        for percent in range(-15, 20, 5):
+            kind = "grid" if percent else "axis dashed"
+            parts.append(
+                line(x(percent), height + 8, x(percent), height + 25 * len(own) + 6, kind=kind)
+            )
+        for finding in own:
+            height += 25
+            parts.append(contrast(finding, height, x))
+        height += 6
+    for percent in range(-15, 20, 5):
+        words = f"{percent:+d} %".replace("-", "−") if percent else "0"
+        parts.append(text(x(percent), bottom + 20, words, "small middle"))
+    parts.append(text(480, bottom + 42, "perplexity, frozen to trained", "small middle"))
+    return drawing(FOUND, 860, int(bottom) + 56, parts)
+
+
+def contrast(finding: Finding, height: float, x: Scale) -> str:
+    """A row: what was compared, the interval, the number."""
+    nats, n = gap(finding)
+    mean, low, high = (100 * (exp(value) - 1) for value in nats)
+    held = low <= 0 <= high
+    mark = f'<circle class="{"open" if held else ""}" cx="{x(mean):.1f}" cy="{height - 5}" r="5"/>'
+    bar = line(x(low), height - 5, x(high), height - 5)
+    value = f"{mean:+.1f} %, n = {n}".replace("-", "−")
+    words = text(36, height, finding.text, "small") + text(845, height, value, "small end")
+    return f'<g class="frozen">{bar}{mark}</g>{words}'
+
+
+def gap(finding: Finding) -> tuple[tuple[float, float, float], int]:
+    """The mean in nats with its interval's ends, and the number of pairs."""
+    place = RESULTS / finding.page
+    if (place / "trial.json").is_file():
+        trial = json.loads((place / "trial.json").read_text())
+        return (trial["mean"], trial["low"], trial["high"]), trial["n"]
+    losses: dict[str, dict[int, float]] = {}
+    for run in table(place / "runs.csv"):
+        own = losses.setdefault(run["name"].rpartition("-")[0], {})
+        own[int(run["seed"])] = float(run["validation_loss"])
+    chosen = sorted(losses[finding.design])[: finding.seeds]
+    pairs = {
+        name: {seed: losses[name][seed] for seed in chosen}
+        for name in (finding.design, finding.baseline)
+    }
+    found = paired_gaps(pairs, finding.baseline)[finding.design]
+    assert found.low is not None and found.high is not None, finding
+    return (found.mean, found.low, found.high), found.n
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -248,26 +286,8 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def point(design: Mapping[str, str], name: str, place: float, y: Scale) -> str:
-    """A design's gap, its interval and its name."""
-    frozen = int(design["theory.frozen_parameters"]) > 0
-    middle, low, high = (
-        y(100 * (exp(float(design[f"gap.{key}"])) - 1)) for key in ("mean", "low", "high")
-    )
-    right, down, alignment = LABELS[name]
-    at = high if name in AT_HIGH else low if name in AT_LOW else middle
-    mark = circle(place, middle) if frozen else square(place, middle)
-    bar = line(place, low, place, high)
-    label = text(place + right, at + down, name, f"small {alignment}".strip())
-    return f'<g class="{"frozen" if frozen else "trained"}">{bar}{mark}{label}</g>'
-
-
 def circle(x: float, y: float, radius: float = 5) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
-
-
-def square(x: float, y: float) -> str:
-    return f'<rect class="point" x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>'
 
 
 CURVE = (
@@ -338,7 +358,7 @@ def super_script(number: int) -> str:
 
 DRAWINGS: dict[str, Callable[[], str]] = {
     "block.svg": block,
-    "price.svg": price,
+    "findings.svg": findings,
     "layouts.svg": layouts,
 }
 
