@@ -33,7 +33,7 @@ PAGES = sorted(
     or path.name == "README.md"  # else by a command
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
-METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
+METHOD = ("docs/method.md", "docs/method-exactly.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
 NOT_IN_THE_CHECKOUT = (
     "slurm/site.sh",
