@@ -1,6 +1,7 @@
-"""Text of the study of frozen designs: 21 M tokens of documentation, from Debian packages.
+"""Texts of the studies: 24 M tokens of documentation, or as many of Python code, from Debian packages.
 
     python -m benchmarks.results.documentation documentation/corpus
+    python -m benchmarks.results.documentation code/corpus code
 
 Downloads the packages with apt-get (Debian 12, no root needed), unpacks them with dpkg-deb, and
 writes the text files of each as PACKAGE.jsonl.zst, one document a file, every text once.
@@ -23,7 +24,7 @@ import zstandard
 
 from data_pipeline.io.files import sha256_file, to_json, write_atomically
 
-PACKAGES = {
+DOCUMENTATION = {
     "linux-doc-6.1": (
         "Documentation/**/*.rst.gz",
         "Documentation/**/*.yaml.gz",
@@ -38,6 +39,21 @@ PACKAGES = {
     "cmake-doc": ("_sources/**/*.rst.txt",),
 }
 """Package to the patterns of its text files, without what HTML or a source says again."""
+CODE = dict.fromkeys(
+    (
+        "libpython3.11-stdlib",
+        "python3-astropy",
+        "python3-django",
+        "python3-matplotlib",
+        "python3-pandas",
+        "python3-scipy",
+        "python3-sklearn",
+        "python3-twisted",
+    ),
+    ("**/*.py",),
+)
+"""The same of another kind of text."""
+TEXTS = {"documentation": DOCUMENTATION, "code": CODE}
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""
 
@@ -59,15 +75,20 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
     return list(texts)
 
 
-def make(directory: Path) -> None:
-    """Write the corpus into a new directory; exit with a sentence where a package is not there."""
+def make(directory: Path, kind: str = "documentation") -> None:
+    """Write the corpus into a new directory; exit with a sentence where a package is not there.
+
+    Args:
+        directory: Of the corpus.
+        kind: Key of TEXTS.
+    """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
     directory.mkdir(parents=True)
     record = {}
     with tempfile.TemporaryDirectory() as temporary:
-        for package, patterns in PACKAGES.items():
+        for package, patterns in TEXTS[kind].items():
             place = Path(temporary, package)
             place.mkdir()
             if subprocess.run(
@@ -97,6 +118,6 @@ def make(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3) or not {*sys.argv[2:]} <= TEXTS.keys():
         sys.exit(__doc__)
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), *sys.argv[2:])

@@ -258,6 +258,8 @@ PAGES = (
     of_grid("wiki", at_flops("vanilla_conv4-seed_1")),
     of_grid("rivals", at_flops("vanilla"), grid="documentation_rivals"),
     *(of_grid(f"{study}_rates") for study in SEARCHED),
+    of_grid("documentation_modern_rates_muon"),
+    of_grid("documentation_modern"),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
