@@ -1,4 +1,4 @@
-"""Texts of the studies: 24 M tokens of documentation, or as many of Python code, from Debian packages.
+"""Texts of the studies: 24 M tokens of documentation, or of Python code, from Debian packages.
 
     python -m benchmarks.results.documentation documentation/corpus
     python -m benchmarks.results.documentation code/corpus code
