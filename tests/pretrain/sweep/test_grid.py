@@ -334,9 +334,11 @@ def test_values_survive_the_command_line() -> None:
 
 
 SEEDS = {"documentation_ladder": 3, "wiki": 6, "documentation_widths": 4}
-SEEDS |= {"documentation_headline_rates": 2}
+SEEDS |= {"documentation_headline_rates": 2, "documentation_modern_rates_muon": 2}
 SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
-SEEDS |= dict.fromkeys(("documentation_frozen_designs", "documentation_headline"), 8)
+SEEDS |= dict.fromkeys(
+    ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
+)
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
