@@ -185,7 +185,7 @@ ora_scontrol() {
       printf '%s\n' "$answer"
       return
     }
-    case $answer in *[Ii]nvalid* | *[Dd]enied* | *disabled* | *already*) break ;; esac
+    case $answer in *'not found'* | *[Ii]nvalid* | *[Dd]enied* | *disabled* | *already*) break ;; esac
     [ "$try" != 2 ] || ora_say "slurmctld does not answer ($answer); waiting for it"
     sleep 5
   done

@@ -8,6 +8,7 @@ there are.
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -76,8 +77,24 @@ class WordStream:
 
 def guard_output() -> None:
     """Show on standard output and error, as escapes, what a terminal would obey or cannot show."""
+    _open_what_is_closed()
     sys.stdout = _guarded(sys.stdout)
     sys.stderr = _guarded(sys.stderr)
+
+
+def _open_what_is_closed() -> None:
+    """Open standard streams that came closed (`>&-`, some daemons) as the null device.
+
+    Otherwise a file that is opened next would take their place, and get what a library prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            lowest_free = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(lowest_free, True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 (for good)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _guarded(stream: Any) -> Any:

@@ -329,6 +329,12 @@ def _rendezvous(
     # torch.distributed's own errors, and gloo's, are RuntimeErrors.
     except (RuntimeError, OSError) as error:
         host, port = meeting_point() or ("this process", "-")
+        if "EADDRINUSE" in str(error):
+            raise UserError(
+                f"port {port}, which MASTER_PORT names, is taken by another program on {host}; set "
+                "MASTER_PORT to a free one",
+                rank_specific=True,
+            ) from error
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} "

@@ -78,6 +78,8 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
     Three run at a time, for they use one core each, or wait.
     """
     directory = tmp_path_factory.mktemp("bad_input")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = {"MASTER_PORT": str(listener.getsockname()[1])}
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
         "ranks that do not divide": lambda: cases.resumed(ranks=3),
@@ -86,11 +88,12 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
         ),
         "rank 0 alone": lambda: cases.fresh("rank0", environment=_one_of_two(0), **_IMPATIENT),
         "rank 1 alone": lambda: cases.fresh("rank1", environment=_one_of_two(1), **_IMPATIENT),
+        "taken port": lambda: cases.fresh("port", environment=_one_of_two(0) | port),
         "half an environment": lambda: cases.fresh(
             "environment", environment={"RANK": "1", "LOCAL_RANK": "1"}
         ),
     }
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    with listener, ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
         return {case: future.result() for case, future in running.items()}
 
@@ -139,6 +142,10 @@ SENTENCES = {
     "rank 1 alone": (
         "rank 1 waited 3 s for 2 ranks at 127.0.0.1:",
         "check that every rank started",
+    ),
+    "taken port": (
+        "which MASTER_PORT names, is taken by another program on 127.0.0.1",
+        "set MASTER_PORT to a free one",
     ),
     "half an environment": (
         "the environment sets RANK but not WORLD_SIZE",

@@ -120,6 +120,12 @@ def test_a_segment_does_not_wait_for_what_slurmctld_refuses(tmp_path: Path) -> N
     assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
 
 
+def test_a_missing_scontrol_is_not_waited_for(tmp_path: Path) -> None:
+    missing = "echo 'bash: scontrol: command not found' >&2; exit 127"
+    done = in_shell(tmp_path, missing, "ora_job_field JobState || echo refused")
+    assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
+
+
 def test_a_requeued_job_meets_at_another_port(tmp_path: Path) -> None:
     script = """export SLURM_JOB_ID=123456 SLURM_JOB_NODELIST=n1
         for SLURM_RESTART_COUNT in 0 1 2 3; do ora_meeting_point; echo $MASTER_PORT; done"""

@@ -67,6 +67,32 @@ open(sys.argv[1], "w").write("done")
     os.close(full)
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_stream_that_came_closed_is_no_place_for_a_file(
+    closed: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Without a standard output the file would be descriptor 1, and get what a library prints."""
+    program = """
+import os, sys
+from pretrain.ranks.output import outlive_output
+outlive_output()
+print("lost", flush=True)
+print("lost", file=sys.stderr, flush=True)
+with open(sys.argv[1], "w") as file:
+    os.system("echo lost; echo lost >&2")
+    file.write("kept")
+"""
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    kept = tmp_path / "kept"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" "$2" {redirections}', sys.executable, program, str(kept)],
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, kept.read_text()) == (0, "kept")
+
+
 @pytest.mark.parametrize(
     ("line", "files", "cores"),
     [
