@@ -69,6 +69,7 @@ def open_source(directory: Path) -> SourceModel:
     for file, key, value in named_code(directory):
         raise UserError(f"{file} has {key}={value}, code to run: it cannot be imported")
     require_transformers("import")
+    _refuse_files_of_another_model(directory)
     from transformers import AutoConfig
 
     with _loading(directory):
@@ -104,6 +105,23 @@ def open_source(directory: Path) -> SourceModel:
             raise UserError(f"{directory}: {name} holds NaN or infinity: it cannot be imported")
         weights[stream] = weight
     return SourceModel(section, weights, _stored_type(directory, stored))
+
+
+def _refuse_files_of_another_model(directory: Path) -> None:
+    """Refuse an adapter, which would be left out, and an index of files outside the directory."""
+    if (directory / "adapter_config.json").exists():
+        raise UserError(
+            f"{directory} has adapter_config.json, an adapter of another model: merge it into that "
+            "model first"
+        )
+    with _loading(directory):
+        index = directory / "model.safetensors.index.json"
+        files = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
+        strange = [file for file in files if Path(file).name != file]
+    if strange:
+        raise UserError(
+            f"{index} names {strange[0]!r}, which is not in the directory: it cannot be imported"
+        )
 
 
 @contextmanager
@@ -229,11 +247,12 @@ def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
 
 
 def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.dtype:
-    """Return bf16 if every tensor is stored in bf16, else fp32. Refuses what fp32 would round."""
-    if wide := [name for name, (kind, _) in stored.items() if kind == "F64"]:
-        raise UserError(
-            f"{directory}: {wide[0]} is of type F64; only fp32, bf16 and fp16 can be imported"
-        )
+    """Return bf16 if every tensor is stored in bf16, else fp32. Refuses other types of weights."""
+    for name, (kind, _) in stored.items():
+        if name.endswith(".weight") and kind not in ("F32", "BF16", "F16"):
+            raise UserError(
+                f"{directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
+            )
     return torch.bfloat16 if {kind for kind, _ in stored.values()} == {"BF16"} else torch.float32
 
 

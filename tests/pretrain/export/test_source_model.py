@@ -141,6 +141,14 @@ LORA = "model.layers.0.self_attn.q_proj.lora_A.weight"
             _add("model.norm.weight", torch.ones(8).double()),
             "model.norm.weight is of type F64; only",
         ),
+        (
+            _add("model.norm.weight", torch.ones(8, dtype=torch.int32)),
+            "model.norm.weight is of type I32; only",
+        ),
+        (
+            _add("model.norm.weight", torch.ones(8).to(torch.float8_e4m3fn)),
+            "model.norm.weight is of type F8_E4M3; only",
+        ),
     ],
 )
 def test_values_and_tensors_that_cannot_be_imported(
@@ -193,6 +201,9 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
             '{"metadata": {}, "weight_map": {"model.embed_tokens.weight": "gone"}}',
             "transformers cannot load",
         ),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../a"}}', "names '../a', which is"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "/a"}}', "names '/a', which is not"),
+        ("adapter_config.json", "{}", "merge it into that model first"),
         ("model.safetensors", "no weights at all", "Error while deserializing header"),
     ],
 )
