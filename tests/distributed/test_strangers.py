@@ -82,6 +82,7 @@ def test_no_verb_writes_or_sends_where_a_strangers_run_says(runs: Path, tmp_path
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(tmp_path / "home"),
         "TMPDIR": str(tmp_path / "scratch"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "scratch"),  # that of pytest's process may be set
         LOG: str(log),
         ALLOWED: ":".join(f"{place}/" for place in (*own, log)),
     }
