@@ -37,7 +37,7 @@ OTHER_SECONDS = 75.0
 MOST_EPOCHS = 10
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
-PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson"), 3
+PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".csv", ".tsv"), 3
 """Endings of files that are not packed, and about how many bytes of text are in a byte of the
 others."""
 DESIGNS = "demo_frozen_designs"
@@ -65,7 +65,7 @@ def try_(
     texts: Annotated[
         list[str],
         typer.Argument(
-            help="Files or directories of text: .txt, .md, .jsonl (also packed), .parquet."
+            help="Files or directories of text: .txt, .md, .jsonl, .csv (also packed), .parquet."
         ),
     ],
     out: Out = Path("trial"),
@@ -79,7 +79,9 @@ def try_(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
     ] = None,
-    text_key: Annotated[str, typer.Option(help="Key of the text in a JSON record.")] = "text",
+    text_key: Annotated[
+        str, typer.Option(help="Key of the text in a record; of several the first that it has.")
+    ] = "text|content|body",
 ) -> None:
     """Try it on your own text: a tokenizer, two models trained side by side, their comparison.
 

@@ -116,7 +116,17 @@ def lines_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | 
     Returns:
         Lines without their end, and a `DamageError` for each loss.
     """
-    return _split_lines(_plain(stream) if packing is None else _unpacked(stream, packing))
+    return _split_lines(chunks_of(stream, packing))
+
+
+def chunks_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | DamageError]:
+    """Iterate over the unpacked bytes of a file, and over the places where bytes are lost.
+
+    Args:
+        stream: the file's bytes.
+        packing: how they are packed; None for a plain file.
+    """
+    return _plain(stream) if packing is None else _unpacked(stream, packing)
 
 
 def shortened(stream: HashedStream) -> DamageError:

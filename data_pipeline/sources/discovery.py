@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
 from data_pipeline.io.home import expand_home
-from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, format_of
+from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, foreign_name, format_of
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.sources.stores import (
     WEB,
@@ -48,7 +48,7 @@ class RecordKeys:
     """Keys of a record; a dot goes one object down, unless the record has a key of that very name.
 
     Attributes:
-        text: key of the text.
+        text: key of the text, or several with `|` between them: the first that a record has.
         source: key of the name of the text's source.
         default_source: source of a record that names none.
     """
@@ -56,6 +56,11 @@ class RecordKeys:
     text: str = "text"
     source: str = "meta.redpajama_set_name"
     default_source: str = "default"
+
+    @property
+    def text_keys(self) -> tuple[str, ...]:
+        """Return the keys of the text, the preferred ones first."""
+        return tuple(self.text.split("|"))
 
 
 def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
@@ -172,8 +177,14 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
 def _why_not(name: str, size: int) -> str | None:
     """Return why a file or object of this name is not read; None if it is."""
     if format_of(name) is None:
-        return "unknown ending"
+        return foreign_name(name) or "unknown ending"
     return "empty" if size == 0 else None
+
+
+def _unknown(name: str) -> str:
+    """Return what is wrong with a name of an unknown ending, after the input."""
+    foreign = foreign_name(name)
+    return f"is {foreign}" if foreign else f"has an unknown ending; known are {KNOWN_ENDINGS}"
 
 
 def _is_companion(name: str, directory: bool = False) -> bool:
@@ -195,8 +206,8 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
         reason = _why_not_file(entry)
         if reason in ("broken link", "not a directory"):
             raise DataError(f"input {entry} does not exist; give a file or a directory of files")
-        if reason == "unknown ending":
-            raise DataError(f"input {entry} has an unknown ending; known are {KNOWN_ENDINGS}")
+        if reason is not None and format_of(entry.name) is None:
+            raise DataError(f"input {entry} {_unknown(entry.name)}")
         if reason is not None:
             passed_over.append(PassedOver(str(entry), reason))
         else:
@@ -300,8 +311,8 @@ def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
                 passed_over.append(PassedOver(name, COMPANION))
             elif (reason := _why_not(name, entry.size)) is None:
                 files.append(InputFile(entry, name, entry.size))
-            elif entry.url == url and reason == "unknown ending":
-                raise DataError(f"input {url} has an unknown ending; known are {KNOWN_ENDINGS}")
+            elif entry.url == url and format_of(name) is None:
+                raise DataError(f"input {url} {_unknown(name)}")
             else:
                 passed_over.append(PassedOver(name, reason))
     return files, passed_over

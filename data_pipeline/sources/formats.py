@@ -36,7 +36,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Format:
-    """Content of a file, one of `lines` (of JSON), `parquet`, `text`; and its packing, if any."""
+    """Content of a file, one of `lines` (of JSON), `csv`, `parquet`, `text`; and its packing."""
 
     kind: str
     packing: Packing | None = None
@@ -62,6 +62,15 @@ _PACKINGS = {
     ".gz": Packing(_begin_gzip, zlib.error),
     ".xz": Packing(_begin_xz, lzma.LZMAError),
 }
+_PACKED = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".txt": "text",
+    ".md": "text",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
 FORMATS = MappingProxyType(
     {
         ".jsonl": Format("lines"),
@@ -69,16 +78,39 @@ FORMATS = MappingProxyType(
         ".parquet": Format("parquet"),
         ".txt": Format("text"),
         ".md": Format("text"),
+        ".csv": Format("csv"),
+        ".tsv": Format("csv"),
     }
     | {
-        f"{kind}{ending}": Format("lines", packing)
-        for kind in (".jsonl", ".ndjson", ".json")
-        for ending, packing in _PACKINGS.items()
+        f"{ending}{packed}": Format(kind, packing)
+        for ending, kind in _PACKED.items()
+        for packed, packing in _PACKINGS.items()
     }
 )
 KNOWN_ENDINGS = (
-    ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, "
-    ".txt, .md"
+    ".jsonl, .ndjson, .txt, .md, .csv, .tsv (each also .zst, .zstd, .gz, .xz), .json.zst, "
+    ".json.gz, .json.xz, .parquet"
+)
+# What people have beside text, by ending and by how such a file begins, and how it becomes text.
+_FOREIGN = (
+    (".pdf", b"%PDF-", "a PDF, not text; convert it: pdftotext -enc UTF-8 FILE.pdf FILE.txt"),
+    (".docx", b"", "a Word document, not text; convert it: pandoc FILE.docx -o FILE.txt"),
+    (".doc", b"\xd0\xcf\x11\xe0", "an old Office document, not text; save it as .txt"),
+    (".odt", b"", "an OpenDocument text, not text; convert it: pandoc FILE.odt -o FILE.txt"),
+    (".epub", b"", "an EPUB, not text; convert it: pandoc FILE.epub -t plain -o FILE.txt"),
+    (".rtf", b"{\\rtf", "RTF, not text; convert it: pandoc FILE.rtf -o FILE.txt"),
+    (".html", b"", "HTML, not text; convert it: pandoc FILE.html -t plain -o FILE.txt"),
+    (".htm", b"", "HTML, not text; convert it: pandoc FILE.htm -t plain -o FILE.txt"),
+    (".xlsx", b"", "a spreadsheet; save it as .csv with a header"),
+    (".zip", b"PK\x03\x04", "a ZIP archive (a .docx and an .epub is one too); unpack it first"),
+    (".tar", b"", "a tar archive; unpack it first"),
+    (".tgz", b"", "a tar archive; unpack it first"),
+    (".json", b"", "JSON as a whole; write one record a line: jq -c '.[]' FILE.json > FILE.jsonl"),
+    (".gz", b"\x1f\x8b", "packed by gzip; name it by what is inside, as .txt.gz or .jsonl.gz"),
+    (".zst", _ZSTD.magic, "packed by zstd; name it by what is inside, as .txt.zst or .jsonl.zst"),
+    (".xz", b"\xfd7zXZ", "packed by xz; name it by what is inside, as .txt.xz or .jsonl.xz"),
+    (".bz2", b"BZh91AY&SY", "packed by bzip2; unpack it first: bunzip2 FILE.bz2"),
+    (".parquet", b"PAR1\x15", "a parquet file; name it .parquet"),
 )
 
 
@@ -86,3 +118,15 @@ def format_of(name: str) -> Format | None:
     """Return the format that the ending of a file name tells, in any case; None if unknown."""
     lower = name.lower()
     return next((FORMATS[ending] for ending in FORMATS if lower.endswith(ending)), None)
+
+
+def foreign_name(name: str) -> str | None:
+    """Return what a file of this name is and how it becomes text; None if its ending is unknown."""
+    lower = name.lower()
+    return next((what for ending, _, what in _FOREIGN if lower.endswith(ending)), None)
+
+
+def foreign_content(content: bytes) -> str | None:
+    """Return what bytes are that begin as no text does, and how they become text; None if none."""
+    starts = ((start, what) for _, start, what in _FOREIGN if start)
+    return next((what for start, what in starts if content.startswith(start)), None)

@@ -7,11 +7,13 @@ the file itself is a `Reject` too, with `lost` set.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,17 +22,31 @@ import orjson
 
 from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import refusing
-from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of, shortened
+from data_pipeline.sources.containers import (
+    DamageError,
+    HashedStream,
+    chunks_of,
+    hash_of,
+    lines_of,
+)
 from data_pipeline.sources.discovery import InputFile, RecordKeys
-from data_pipeline.sources.formats import Format, format_of
+from data_pipeline.sources.encodings import NotTextError, decode, likely, marked
+from data_pipeline.sources.formats import Format, Packing, format_of
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-# A .txt of more characters, such as a novel, is cut into documents up to this size: at blank lines,
-# and at the end of a line where more text than this has no blank line.
+# A .txt of more characters, such as a novel, is cut into documents up to this size: at blank lines;
+# where more text than this has no blank line, at the end of a line; and in a longer line, at the
+# end of a sentence, at a space, or anywhere.
 TEXT_CHARACTERS = 1 << 14
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
-_LINE_ENDS = re.compile(r"\n(?:[ \t]*\n)*")
+_ENDS = (
+    _BLANK_LINES,
+    re.compile(r"\n(?:[ \t]*\n)*"),
+    re.compile(r"(?<=[.!?]) |(?<=[。！？])"),
+    re.compile(r"[ \t]"),
+)
+_DELIMITERS = ",;\t|"
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
@@ -114,10 +130,11 @@ class RecordReader:
             else:
                 with self._file.open() as raw:
                     self._stream = stream = HashedStream(raw, self._file.size)
-                    if found.kind == "text":
-                        yield from self._text(stream)
+                    if found.kind == "lines":
+                        yield from self._json_lines(_utf8(lines_of(stream, found.packing)))
                     else:
-                        yield from self._json_lines(lines_of(stream, found.packing))
+                        read = self._csv if found.kind == "csv" else self._text
+                        yield from self._decoded(stream, found.packing, read)
                     self._sha256 = stream.hexdigest()
             self._file.check_unchanged()
         self._done = True
@@ -167,19 +184,55 @@ class RecordReader:
         yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
         yield from records
 
-    def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
-        content = (stream.read() or b"").removeprefix(_UTF8_MARK)
-        if stream.missing:  # a part of the text is not a document
-            damage = shortened(stream)
-            yield Reject(1, damage.reason, damage.detail)
-            return
+    def _decoded(
+        self,
+        stream: HashedStream,
+        packing: Packing | None,
+        read: Callable[[str], Iterator[Document | Reject]],
+    ) -> Iterator[Document | Reject]:
+        """Read a file that is taken as a whole."""
+        chunks: list[bytes] = []
+        for chunk in chunks_of(stream, packing):
+            if isinstance(chunk, DamageError):  # a part of the text is not a document
+                yield Reject(1, chunk.reason, chunk.detail)
+                return
+            chunks.append(chunk)
         self.lines = 1
         try:
-            for number, text in enumerate(cut_text(_with_newlines(content.decode())), start=1):
-                self.lines = number
-                yield from self._checked_text(text, self._keys.default_source)
-        except UnicodeDecodeError as error:
-            yield Reject(1, "invalid_utf8", f"byte {error.start} of the file is not valid UTF-8")
+            text = decode(b"".join(chunks))
+        except NotTextError as error:
+            yield Reject(1, "invalid_utf8", str(error))
+            return
+        yield from read(text)
+
+    def _text(self, content: str) -> Iterator[Document | Reject]:
+        for number, text in enumerate(cut_text(_with_newlines(content)), start=1):
+            self.lines = number
+            yield from self._checked_text(text, self._keys.default_source)
+
+    def _csv(self, content: str) -> Iterator[Document | Reject]:
+        """Read a table with a header, whatever of `_DELIMITERS` stands between its fields."""
+        header = content.lstrip().partition("\n")[0]
+        csv.field_size_limit(max(len(content), csv.field_size_limit()))
+        delimiter = max(_DELIMITERS, key=header.count)
+        rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
+        self._require_text([name.strip() for name in rows.fieldnames or () if name])
+        self.lines = 0
+        try:
+            for row in rows:
+                self.lines += 1
+                named = {name.strip(): value for name, value in row.items() if name}
+                yield from self._checked(named)
+        except csv.Error as error:
+            yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
+
+    def _require_text(self, names: Sequence[str]) -> None:
+        """Raise DataError if no column of these names may hold the text."""
+        if not any(_may_hold(name, key) for name in names for key in self._keys.text_keys):
+            raise DataError(
+                f"{self._file.path} has no column {_either(self._keys.text_keys)}, it has "
+                f"{', '.join(names) or 'none'}; set --text-key, or move the file away"
+            )
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[Path | BinaryIO]:
@@ -203,13 +256,9 @@ class RecordReader:
         try:
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
                 names = table.schema_arrow.names
-                keys = (self._keys.text, self._keys.source)
+                keys = (*self._keys.text_keys, self._keys.source)
                 columns = [name for name in names if any(_may_hold(name, key) for key in keys)]
-                if not any(_may_hold(name, self._keys.text) for name in names):
-                    raise DataError(
-                        f'{self._file.path} has no column "{self._keys.text}", it has '
-                        f"{', '.join(names)}; set --text-key"
-                    )
+                self._require_text(names)
                 self._rows = rows = table.metadata.num_rows
                 for batch in table.iter_batches(_PARQUET_ROWS, columns=columns):
                     yield from self._parquet_rows(batch)
@@ -235,12 +284,20 @@ class RecordReader:
             yield from self._checked(record)
 
     def _checked(self, record: Any) -> list[Document | Reject]:
-        text = _look_up(record, self._keys.text)
+        found = {key: _look_up(record, key) for key in self._keys.text_keys}
+        found = {key: value for key, value in found.items() if value is not None}
+        if not found:
+            there = (
+                f", which has {', '.join(record)}" if isinstance(record, dict) and record else ""
+            )
+            detail = f"no {_either(self._keys.text_keys)} in the record{there}"
+            return [Reject(self.lines, "missing_text", detail)]
+        full = (key for key, value in found.items() if value and isinstance(value, str))
+        key = next(full, next(iter(found)))
+        text = found[key]
         source = _look_up(record, self._keys.source)
-        if text is None:
-            return [Reject(self.lines, "missing_text", f'no "{self._keys.text}" in the record')]
         if not isinstance(text, str):
-            detail = f'"{self._keys.text}" is {type(text).__name__}, not a string'
+            detail = f'"{key}" is {type(text).__name__}, not a string'
             return [Reject(self.lines, "text_not_string", detail)]
         if source is not None and (not isinstance(source, str) or not source):
             detail = f'"{self._keys.source}" is not a non-empty string'
@@ -254,18 +311,24 @@ class RecordReader:
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
 
 
-def cut_text(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]:
-    """Yield parts of a text, as long as possible, without the line ends at which it is cut.
+def cut_text(
+    text: str, limit: int = TEXT_CHARACTERS, ends: Sequence[re.Pattern[str]] = _ENDS
+) -> Iterator[str]:
+    """Yield parts of a text, as long as possible, without the white space at which it is cut.
 
-    Text without a blank line is cut at the ends of lines. A line stays whole, however many
-    characters it has.
+    What has no blank line is cut at the ends of lines, a longer line at the ends of sentences, a
+    longer sentence at spaces, and what has none of these wherever the limit is.
 
     Args:
         text: the text.
         limit: characters of a part.
+        ends: where to cut, the best places first.
     """
-    for part in _cut_at(_BLANK_LINES, text, limit):
-        yield from _cut_at(_LINE_ENDS, part, limit)
+    if not ends:
+        yield from (text[start : start + limit] for start in range(0, len(text), limit))
+        return
+    for part in _cut_at(ends[0], text, limit):
+        yield from cut_text(part, limit, ends[1:]) if len(part) > limit else (part,)
 
 
 def _cut_at(ends: re.Pattern[str], text: str, limit: int) -> Iterator[str]:
@@ -311,6 +374,34 @@ def _look_up(record: Any, key: str) -> Any:
     return value
 
 
+def _either(keys: Sequence[str]) -> str:
+    """Return keys as words: "a", "b" or "c"."""
+    quoted = [f'"{key}"' for key in keys]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def _utf8(lines: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+    """Yield lines, as UTF-8 where the first begins with a mark of UTF-16 or UTF-32."""
+    for first in lines:
+        encoding = marked(first) if isinstance(first, bytes) else None
+        if encoding in (None, "utf-8-sig"):
+            yield first
+        else:
+            yield from _recoded([first, *lines], str(encoding))
+        yield from lines
+
+
+def _recoded(lines: list[bytes | DamageError], encoding: str) -> list[bytes | DamageError]:
+    """Return the lines of a file that is not UTF-8 as UTF-8; as they are where that fails."""
+    whole = [line for line in lines if isinstance(line, bytes)]
+    damage = [line for line in lines if isinstance(line, DamageError)]
+    try:
+        text = b"\n".join(whole).decode(encoding)
+    except UnicodeDecodeError:
+        return lines
+    return [*text.encode().split(b"\n"), *damage]
+
+
 def _may_hold(column: str, key: str) -> bool:
     """Return whether the key's value may lie in the column."""
     return key == column or key.startswith(f"{column}.")
@@ -321,7 +412,10 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     try:
         line.decode()
     except UnicodeDecodeError as fault:
-        return "invalid_utf8", f"byte {fault.start} of the line is not valid UTF-8"
+        return (
+            "invalid_utf8",
+            f"byte {fault.start} of the line is not valid UTF-8; {likely(line)}",
+        )
     if b"\x00" in line:
         return "nul_byte", f"byte {line.index(0)} of the line is NUL"
     try:

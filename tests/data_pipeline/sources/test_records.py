@@ -148,10 +148,12 @@ def test_a_text_without_blank_lines_is_cut_at_its_lines_by_whatever_they_end(
         ("abc", ["abc"]),
         ("", [""]),
         ("ab\n\ncd\n \t\n\nef", ["ab\n\ncd", "ef"]),
-        ("abcdefghijkl\n\nab\nabcdefghijk", ["abcdefghijkl", "ab", "abcdefghijk"]),
+        ("abcdefghijkl\n\nab\nabcdefg", ["abcdefgh", "ijkl", "ab", "abcdefg"]),
+        ("a b. cdefg hij", ["a b.", "cdefg", "hij"]),
+        ("一二三。四五六七八。九", ["一二三。", "四五六七八。九"]),
         ("ab\ncd\nef\ngh\n", ["ab\ncd\nef", "gh\n"]),
-        ("\n \nabcdefghijkl\n", ["\n \nabcdefghijkl"]),
-        ("\n\nabcdefghijkl\n\n", ["\n\nabcdefghijkl"]),
+        ("\n \nabcdefghijkl\n", ["\n", "\nabcdefg", "hijkl"]),
+        ("\n\nabcdefgh\n\n", ["\n\nabcdef", "gh"]),
     ],
 )
 def test_the_cuts_of_a_text(text: str, parts: list[str]) -> None:
@@ -288,3 +290,88 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_hostile_line(tmp_path: Pa
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError, match=r"cannot read .*a\.jsonl: No such file"):
         list(RecordReader(file, RecordKeys()))
+
+
+PROSE = "Größe – naïve, «ça va»?\nДа\n" * 40
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_text_in_an_encoding_that_can_be_told_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes(PROSE.encode(encoding))
+    assert [document.text for document in documents(tmp_path / "a.txt")] == [PROSE]
+    (tmp_path / "b.jsonl").write_bytes(
+        "\ufeff".encode("utf-16-le") + LINES.decode().encode("utf-16-le")
+    )
+    assert [document.text for document in documents(tmp_path / "b.jsonl")] == [
+        text for text, _ in EXPECTED
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "named"),
+    [
+        ("Der Großvater saß in der Küche und erzählte. ", "latin-1", "-f WINDOWS-1252 -t"),
+        ("Le vieux château était situé près de l’été. ", "cp1252", "-f WINDOWS-1252 -t"),
+        ("Stary człowiek siedział w kuchni i wrócił, żeby. ", "cp1250", "-f WINDOWS-1250 -t"),
+        ("Всё смешалось в доме Облонских, и жена узнала. ", "cp1251", "-f WINDOWS-1251 -t"),
+    ],
+)
+def test_another_encoding_is_named_with_the_remedy(
+    tmp_path: Path, text: str, encoding: str, named: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes((text * 40).encode(encoding))
+    (reject,) = rejects(tmp_path / "a.txt")
+    assert reject.reason == "invalid_utf8" and "is not valid UTF-8; it looks like" in reject.detail
+    assert named in reject.detail
+    record = json.dumps({"text": text * 4}, ensure_ascii=False)
+    (tmp_path / "b.jsonl").write_bytes(record.encode(encoding))
+    assert named in rejects(tmp_path / "b.jsonl")[0].detail
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"%PDF-1.4 ...", "the file is a PDF, not text; convert it: pdftotext"),
+        (b"PK\x03\x04\x00\x00", "a ZIP archive (a .docx and an .epub is one too)"),
+        (gzip.compress(b"text"), "packed by gzip; name it by what is inside"),
+        (b"\xff\x00\x01\x02\x03" * 100, "it does not look like text of any encoding"),
+    ],
+)
+def test_another_kind_of_file_named_txt_is_called_what_it_is(
+    tmp_path: Path, content: bytes, named: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    assert named in rejects(tmp_path / "a.txt")[0].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b'id,text\n1,"a, ""b""\nc"\n2,d\n'),
+        ("a.csv", b'\xef\xbb\xbfid;text\r\n1;"a, ""b""\nc"\r\n2;d\r\n'),
+        ("a.tsv", 'id\ttext\n1\t"a, ""b""\nc"\n2\td\n'.encode("utf-16")),
+        ("a.csv.gz", gzip.compress(b'text\n"a, ""b""\nc"\nd\n')),
+    ],
+)
+def test_a_table_is_read_by_its_header(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert [document.text for document in documents(tmp_path / name)] == ['a, "b"\nc', "d"]
+    with pytest.raises(DataError, match=r'has no column "x" or "y", it has .*text; set --text-key'):
+        records(tmp_path / name, RecordKeys(text="x|y"))
+
+
+def test_packed_text_is_text(tmp_path: Path) -> None:
+    packed = gzip.compress("one\r\ntwo".encode("utf-16"))
+    (tmp_path / "a.md.gz").write_bytes(packed)
+    assert [document.text for document in documents(tmp_path / "a.md.gz")] == ["one\ntwo"]
+    (tmp_path / "a.md.gz").write_bytes(packed[:-9])
+    assert [reject.reason for reject in rejects(tmp_path / "a.md.gz")] == ["truncated"]
+
+
+def test_of_several_keys_the_first_with_text_is_taken(tmp_path: Path) -> None:
+    lines = '{"text": "", "content": "a"}\n{"body": "b"}\n{"text": "c", "body": "d"}\n{"x": 1}\n'
+    (tmp_path / "a.jsonl").write_text(lines)
+    keys = RecordKeys(text="text|content|body")
+    assert [document.text for document in documents(tmp_path / "a.jsonl", keys)] == ["a", "b", "c"]
+    (reject,) = rejects(tmp_path / "a.jsonl", keys)
+    assert reject.detail == 'no "text", "content" or "body" in the record, which has x'

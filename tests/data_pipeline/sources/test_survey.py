@@ -29,8 +29,9 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
     (root / "a.jsonl").write_bytes(LINE)
-    (root / "b.csv").write_bytes(LINE)
+    (root / "b.bin").write_bytes(LINE)
     (root / "c.json").write_bytes(b"[]")
+    (root / "d.pdf").write_bytes(b"%PDF")
     (root / "empty.jsonl.zst").write_bytes(b"")
     (root / "gone.jsonl").symlink_to(root / "absent")
     os.mkfifo(root / "pipe.jsonl")
@@ -39,9 +40,11 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
         listening.bind(str(root / "s.jsonl"))
         found = find_inputs([root])
     assert [file.path for file in found.files] == [root / "a.jsonl"]
-    assert passed_over(root) == {
-        "b.csv": "unknown ending",
-        "c.json": "unknown ending",
+    reasons = passed_over(root)
+    assert reasons.pop("c.json").endswith("jq -c '.[]' FILE.json > FILE.jsonl")
+    assert reasons.pop("d.pdf").startswith("a PDF, not text; convert it: pdftotext")
+    assert reasons == {
+        "b.bin": "unknown ending",
         "empty.jsonl.zst": "empty",
         "gone.jsonl": "broken link",
         "pipe.jsonl": "a pipe",
@@ -125,7 +128,7 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     for name, content in contents.items():
         (root / name).write_bytes(content)
     (root / "README.md").write_bytes(b"about")
-    (root / "notes.docx").write_bytes(b"?")
+    (root / "notes.bin").write_bytes(b"?")
     os.mkfifo(root / "pipe.jsonl")
     command = [
         "tokenize",
@@ -139,21 +142,21 @@ def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: 
     ]
     done = run(*command)
     assert done.code == 0, done.err
-    assert done.err == "  not read (a pipe): pipe.jsonl\n  not read (unknown ending): notes.docx\n"
+    assert done.err == "  not read (a pipe): pipe.jsonl\n  not read (unknown ending): notes.bin\n"
     assert "left out: README.md" in done.out
     manifest = read_manifest(tmp_path / "out")
     assert sum(entry.documents for entry in manifest.inputs) == len(contents)
     stated = {entry["name"]: entry["reason"] for entry in manifest.passed_over}
     assert stated == {
         "README.md": COMPANION,
-        "notes.docx": "unknown ending",
+        "notes.bin": "unknown ending",
         "pipe.jsonl": "a pipe",
     }
     command[command.index(tmp_path / "out")] = tmp_path / "strict"
     assert "not read (a pipe): pipe.jsonl" in run(*command, "--strict").sentence()
     assert not (tmp_path / "strict").exists()
     (root / "pipe.jsonl").unlink()
-    (root / "notes.docx").unlink()
+    (root / "notes.bin").unlink()
     assert run(*command, "--strict").code == 0  # a README is no reason
 
 
