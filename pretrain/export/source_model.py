@@ -31,6 +31,7 @@ from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
+from pretrain.runs.json_text import parse_json
 from pretrain.study.models import named_code, require_transformers
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
@@ -116,7 +117,7 @@ def _refuse_files_of_another_model(directory: Path) -> None:
         )
     with _loading(directory):
         index = directory / "model.safetensors.index.json"
-        files = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
+        files = parse_json(index.read_text())["weight_map"].values() if index.exists() else ()
         strange = [file for file in files if Path(file).name != file]
     if strange:
         raise UserError(
