@@ -340,7 +340,7 @@ def test_files_are_short(package: str) -> None:
 SMALL = 60
 """Lines of code below which a module that only one of its folder imports needs a reason."""
 APART = {
-    "data_pipeline/sources/encodings.py": "which encoding bytes are of, which no reader should know",
+    "data_pipeline/sources/encodings.py": "which encoding bytes are of: no reader should know",
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
