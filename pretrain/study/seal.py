@@ -86,8 +86,9 @@ class Hypothesis:
         if match := _SENTENCE.fullmatch(" ".join(text.split())):
             return cls(match[1], match[2], float(match[3]), match[4])
         raise UserError(
-            f"'{text}' is no hypothesis; write it as 'DESIGN better|worse|within 2% than|of "
-            "BASELINE', as 'orthogonal within 5% of vanilla'"
+            f"'{text}' is not a hypothesis; write 'VARIANT better|worse|within MARGIN% than|of "
+            "BASELINE', such as 'orthogonal within 5% of vanilla' or 'orthogonal worse 1% than "
+            "vanilla'"
         )
 
     def __str__(self) -> str:

@@ -129,9 +129,9 @@ def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("orthogonal is nice", "is no hypothesis; write it as"),
+        ("orthogonal is nice", "is not a hypothesis; write 'VARIANT"),
         ("orthogonal within 0% of vanilla", "must be above 0"),
-        ("orthogonal better 1.2.3% than vanilla", "is no hypothesis"),
+        ("orthogonal better 1.2.3% than vanilla", "is not a hypothesis"),
         ("gaussian better 1% than vanilla", "'gaussian', which is none of vanilla, orthogonal"),
     ],
 )
