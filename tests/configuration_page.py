@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
@@ -15,32 +16,36 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from pretrain.config.keys import KEYS, SECTIONS
-from pretrain.config.types import SEED_MAX, Section
+from pretrain.config.types import SEED_MAX, Section, Setting
 
 _INTRODUCTION = """\
 # Configuration keys
 
-Every key of a configuration: a YAML file, such as those of
-`pretrain/configs`, with overrides `section.key=value` on the command line.
-`python -m pretrain show CONFIG --meanings` prints the same with the values of a run, and where each
-was given. Of two keys that exclude each other, an override unsets the one that the file gives.
+```
+python -m pretrain train demo model.num_layers=6 run.name=deeper    # an override: section.key=value
+python -m pretrain show demo --meanings                             # values, origins, meanings
+```
 
-The last column says what another value does to a run that goes on from a checkpoint: it takes
-effect from the next step on, is refused, or changes no number (see
-[operations.md](operations.md#stop-go-on-extend-move)). An unset key is `null` in YAML.
+A configuration is a YAML file, such as those of `pretrain/configs`, with overrides. Of two keys
+that exclude each other, an override unsets the file's. The default stands last in the second
+column, of several words first; a key without one is unset, `null` in YAML.
+
+*At a resume* says what another value does to a run that
+[resumes from a checkpoint](operations.md#stop-resume-extend-move). It takes effect from the next
+step on, is refused, or changes no number.
 
 This page is made by `python -m tests.configuration_page > docs/configuration.md`.
 """
 _WORDS = {
-    bool: "`true` or `false`",
-    int: "whole number",
+    bool: "boolean",
+    int: "integer",
     float: "number",
     str: "text",
     Path: "path",
     dict: "mapping",
     Any: "any",
 }
-COLUMNS = ("key", "value", "default", "meaning", "at a resume")
+COLUMNS = ("key", "value", "meaning")
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -50,27 +55,39 @@ def configuration_page() -> str:
 
 
 def _section(name: str) -> Iterator[str]:
+    """Yield a section's lines: what most keys do at a resume stands above the table."""
     section = SECTIONS[name]
-    yield from (f"## {name}", "", (inspect.getdoc(section) or "").partition("\n")[0], "")
+    effects = {key: _at_a_resume(KEYS[f"{name}.{key}"]) for key in section.model_fields}
+    usual = Counter(effects.values()).most_common(1)[0][0]
+    about = (inspect.getdoc(section) or "").partition("\n")[0]
+    rest = ", unless the row says otherwise" if len(set(effects.values())) > 1 else ""
+    yield from (f"## {name}", "", about, f"At a resume: {usual}{rest}.", "")
     yield from _table(COLUMNS)
     entries = []
     for key, field in section.model_fields.items():
-        record = KEYS[f"{name}.{key}"]
-        resume = record.on_resume.value
-        if record.data_change:
-            resume += " unless `data.allow_change` is true"
-        if record.note:
-            resume += f"; {record.note}"
-        yield _row(f"`{name}.{key}`", *_described(field), resume)
+        value, meaning = _described(field)
+        if effects[key] != usual:
+            meaning += f" *Resume: {effects[key]}.*"
+        yield _row(f"`{name}.{key}`", value, meaning)
         entries += [(f"{name}.{key}", kind) for kind in _sections_in(field.annotation)]
     yield ""
     for key, kind in entries:
         yield from (f"An entry of `{key}`:" if key != "telemetry.profile" else f"`{key}`:", "")
-        yield from _table(("in it", *COLUMNS[1:4]))
+        yield from _table(("in it", *COLUMNS[1:]))
         yield from (
             _row(f"`{part}`", *_described(field)) for part, field in kind.model_fields.items()
         )
         yield ""
+
+
+def _at_a_resume(record: Setting) -> str:
+    """Return the effect of another value at a resume, in words."""
+    effect = record.on_resume.value
+    if record.data_change:
+        effect += " unless `data.allow_change` is true"
+    if record.note:
+        effect += f"; {record.note}"
+    return effect
 
 
 def _table(columns: Sequence[str]) -> tuple[str, str]:
@@ -81,16 +98,19 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _described(field: FieldInfo) -> tuple[str, str, str]:
-    """Return value (type and range), default and meaning of a field."""
+def _described(field: FieldInfo) -> tuple[str, str]:
+    """Return value (type, range and default) and meaning of a field."""
     kind, inner = _kind(field.annotation)
-    limits = _limits([*field.metadata, *inner])
-    value, default = field.default, "unset"
+    value = f"{kind} {_limits([*field.metadata, *inner])}".strip()
+    default = field.default
     if field.is_required():
-        default = "required"
-    elif value is not None:
-        default = f"`{value if isinstance(value, (str, Path)) else json.dumps(value)}`"
-    return f"{kind} {limits}".strip(), default, field.description or ""
+        value += "; required"
+    elif get_origin(field.annotation) is Literal:
+        others = [f"`{choice}`" for choice in get_args(field.annotation) if choice != default]
+        value = ", ".join([f"`{default}`", *others])
+    elif default is not None:
+        value += f"; `{default if isinstance(default, (str, Path)) else json.dumps(default)}`"
+    return value, field.description or ""
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
@@ -101,7 +121,7 @@ def _kind(annotation: Any) -> tuple[str, list[Any]]:
         words, inner = _kind(args[0])
         return words, [*inner, *args[1:]]
     if origin is Literal:
-        return " or ".join(f"`{value}`" for value in args), []
+        return f"`{'`, `'.join(args)}`", []
     if origin is tuple and args[-1] is not Ellipsis:
         words, inner = _kind(args[0])
         return f"{len(args)} {words}s", [limit for field in inner for limit in field.metadata]
@@ -116,7 +136,7 @@ def _kind(annotation: Any) -> tuple[str, list[Any]]:
 
 def _limits(metadata: list[Any]) -> str:
     limits = [
-        f"{sign} {'2^64 - 1' if bound == SEED_MAX else bound}"
+        f"{sign}{'2^64-1' if bound == SEED_MAX else bound}"
         for item in metadata
         for name, sign in _SIGNS.items()
         if (bound := getattr(item, name, None)) is not None

@@ -92,10 +92,10 @@ class Section(BaseModel):
 class OnResume(Enum):
     """The effect of another value on a run that continues from a checkpoint."""
 
-    LAYOUT = "takes effect, the same training up to rounding"
+    LAYOUT = "takes effect, equal up to rounding"
     REFUSED = "refused"
     EFFECTIVE = "takes effect"
-    NO_EFFECT = "no effect on the numbers"
+    NO_EFFECT = "changes no number"
 
 
 @dataclass(frozen=True)

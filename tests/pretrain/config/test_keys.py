@@ -3,8 +3,6 @@
 Complete, as the program acts, and as the documentation has them.
 """
 
-import re
-
 import pytest
 import yaml
 from pydantic.fields import FieldInfo
@@ -110,27 +108,6 @@ def test_changes_are_what_takes_effect_and_nothing_else() -> None:
         "schedule.steps is 300, was 240",
     ]
     assert list(effective_changes(before, load_config("demo").values)) == []
-
-
-def test_the_table_of_what_a_resume_does_has_each_key_in_its_row() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
-    for start, of_class in (
-        ("| effective from the next step on", OnResume.EFFECTIVE),
-        ("| effective too, the same training up to rounding", OnResume.LAYOUT),
-        ("| refused: another run", OnResume.REFUSED),
-        ("| without effect on the numbers", OnResume.NO_EFFECT),
-    ):
-        (row,) = (line for line in page.splitlines() if line.startswith(start))
-        named = set(re.findall(r"`([a-z]+\.(?:[a-z_]+|\*))`", row)) - {"environment.json"}
-        if of_class is OnResume.REFUSED:
-            named.discard("data.allow_change")  # the condition in that row
-        whole = tuple(name.removesuffix("*") for name in named if name.endswith("*"))
-        expected = {key for key, record in KEYS.items() if record.on_resume is of_class}
-        assert {key for key in named if not key.endswith("*")} == {
-            key for key in expected if not key.startswith(whole or ("no section",))
-        }, start
-        for section in whole:
-            assert {key for key in KEYS if key.startswith(section)} <= expected, start
 
 
 def test_the_page_of_all_keys_is_made_from_the_declarations() -> None:
