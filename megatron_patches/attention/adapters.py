@@ -1,4 +1,4 @@
-"""Small trainable corrections of queries, keys and values.
+"""Adapters: small trainable changes of queries, keys and values.
 
 With q_h = W_q x of head h (k likewise), in this order:
 

@@ -151,7 +151,7 @@ class QKPolicy:
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(
         (),
-        "Small trainable corrections of queries, keys and values, of the frozen heads or, where "
+        "Adapters of queries, keys and values, of the frozen heads or, where "
         f"none is frozen, of all: {', '.join(ADAPTERS)}.",
         _HAS_QUERIES_AND_KEYS,
     )
