@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import time
+import statistics
 from pathlib import Path
 
 import pytest
@@ -189,4 +190,5 @@ def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_
         record["memory/host_rss"] for record in read_metrics(tmp_path / "many/metrics.jsonl")
     ]
     checkpoint = (tmp_path / "many/checkpoints/step_00000009/rank_00000.safetensors").stat().st_size
-    assert max(resident[4:]) - resident[3] < checkpoint / 8
+    # a leak shows at every later save; a single reading may catch a buffer of the allocator
+    assert statistics.median(resident[-3:]) - resident[3] < checkpoint / 10
