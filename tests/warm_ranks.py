@@ -70,8 +70,17 @@ def _import_everything() -> None:
     from pretrain.ranks.groups import import_deepspeed
 
     import_deepspeed()
-    for module in ("__main__", "training.loop", "evaluation.heads.trained_model", "compare.report"):
-        importlib.import_module(f"pretrain.{module}")
+    for module in (
+        "pretrain.__main__",
+        "pretrain.training.loop",
+        "pretrain.evaluation.heads.trained_model",
+        "pretrain.compare.report",
+        "deepspeed.module_inject",
+        # what compiling a layer imports, two seconds a rank
+        "torch._inductor.compile_fx",
+        "torch._inductor.codegen.cpp",
+    ):
+        importlib.import_module(module)
 
 
 def _launch(job: socket.socket) -> NoReturn:
