@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 import statistics
+import time
 from pathlib import Path
 
 import pytest
