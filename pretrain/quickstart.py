@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from megatron_patches.recipe.policy import LEADING
 from pretrain.errors import UserError
 from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.output import outlive_output
 
 if TYPE_CHECKING:
+    from data_pipeline.sources.discovery import InputFile
     from pretrain.sweep.running import SignalRelay
 
 LEAST_BYTES = 200_000
@@ -42,6 +45,8 @@ PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson", ".csv", ".tsv"), 3
 others."""
 DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
+SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors"
+"""The entry that is the leading variant, and what else it sets."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 
 Out = Annotated[Path, typer.Option(help="Directory for all that is made; the same one goes on.")]
@@ -73,8 +78,9 @@ def try_(
         float, typer.Option(min=1, help="About how long it may take on this machine.")
     ] = 4,
     design: Annotated[
-        str, typer.Option(help=f"What is tried beside vanilla: an entry of the grid {DESIGNS}.")
-    ] = "shared_conv4",
+        str,
+        typer.Option(help=f"What is tried beside vanilla: {LEADING}, or one of grid {DESIGNS}."),
+    ] = LEADING,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
@@ -96,15 +102,18 @@ def try_(
 
     refuse_out(texts, out / "shards")
     files = find_inputs(texts).files
-    size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in files)
+    read, remarks = survey(files, text_key)
+    size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in read)
     if size < LEAST_BYTES:
+        why = f" ({'; '.join(remarks)})" if remarks else ""
         raise UserError(
-            f"{', '.join(texts)}: {size / 1e6:.2f} MB of text are too little; "
-            f"give {LEAST_BYTES / 1e6:g} MB at least"
+            f"{', '.join(texts)}: {size / 1e3:,.0f} kB of text are too little{why}; "
+            f"give {LEAST_BYTES / 1e3:g} kB at least"
         )
     cores = usable_cores()
     planned, *options = plan_sizes(size, cores, minutes)
     of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
+    of_shards += ("--max-reject-rate=1",)  # a file that is no text is named and left out
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
     both = planned | dict(parse_overrides(settings or []))
     designs = (next(iter(_designs())), design)
@@ -118,8 +127,9 @@ def try_(
         of_shards=of_shards,
         settings=both,
     )
-    amount = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e6:,.1f} MB"
-    run_trial(trial, out, f"{amount}; {cores} cores, about {minutes:g} minutes")
+    amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
+    said = f"{amount}; {cores} cores, about {minutes:g} minutes"
+    run_trial(trial, out, "\n".join([said, *remarks]))
 
 
 def demo(
@@ -148,6 +158,42 @@ def demo(
     )
     what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
     run_trial(trial, out, what, training)
+
+
+def survey(files: Sequence[InputFile], text_key: str) -> tuple[list[InputFile], list[str]]:
+    """Look for a first document in every file of this machine.
+
+    Args:
+        files: the inputs.
+        text_key: keys of the text in a record.
+
+    Returns:
+        The files that hold text, and lines that name the keys of it and the other files.
+
+    Raises:
+        DataError: a table has no such column.
+    """
+    from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe
+    from data_pipeline.sources.records import Document, RecordReader
+
+    keys: Counter[str] = Counter()
+    lost = {}
+    for file in files:
+        if not isinstance(file.path, Path):  # to be fetched once only
+            continue
+        item = None
+        for item in RecordReader(file, RecordKeys(text_key)):
+            if isinstance(item, Document):
+                keys[item.key] += 1
+                break
+        else:
+            lost[file.name] = PassedOver(file.name, item.detail if item else "no lines")
+    named = {f"`{key}`": count for key, count in keys.most_common() if key}
+    one = len(named) == 1
+    listed = " and ".join(named if one else [f"{key} (of {n})" for key, n in named.items()])
+    said = [f"text is read from the key{'' if one else 's'} {listed}"] if named else []
+    read = [file for file in files if file.name not in lost]
+    return read, [*said, *describe(lost.values())]
 
 
 def plan_sizes(
@@ -256,11 +302,13 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
 
 
 def _designs() -> dict[str, dict[str, Any]]:
-    """Return {name: entry} of the grid DESIGNS."""
+    """Return {name: entry} of the grid DESIGNS, and of the leading variant by its own name."""
     from pretrain.sweep.grid import read_grid
 
     entries = read_grid(DESIGNS).content.entries or []
-    return {entry.get("name", entry["attention.variant"]): entry for entry in entries}
+    designs = {entry.get("name", entry["attention.variant"]): entry for entry in entries}
+    factors = {_FACTORS: designs[SPELLED_OUT][_FACTORS]}
+    return designs | {LEADING: {"name": LEADING, "attention.variant": LEADING, **factors}}
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
@@ -272,7 +320,7 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
         if trial.designs.count(name) > 1:
             raise UserError(f"--design {name} is what the others are compared with; choose another")
         if name not in entries:
-            known = did_you_mean(name, entries) or f"; they are {', '.join(entries)}"
+            known = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
             raise UserError(f"--design {name} is none of the grid {DESIGNS}{known}")
     settings = {"data.directory": str(out / "shards"), **trial.settings} if trial.settings else {}
     return {

@@ -55,11 +55,17 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Document:
-    """Document of a source. `id` is `FILE:LINE` with the input's name, for messages."""
+    """Document of a source.
+
+    Attributes:
+        id: `FILE:LINE` with the input's name, for messages.
+        key: of its record that the text is of; "" where there are no records.
+    """
 
     text: str
     source: str
     id: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -302,12 +308,12 @@ class RecordReader:
         if source is not None and (not isinstance(source, str) or not source):
             detail = f'"{self._keys.source}" is not a non-empty string'
             return [Reject(self.lines, "bad_source", detail)]
-        return self._checked_text(text, source or self._keys.default_source)
+        return self._checked_text(text, source or self._keys.default_source, key)
 
-    def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
+    def _checked_text(self, text: str, source: str, key: str = "") -> list[Document | Reject]:
         if not text:
             return [Reject(self.lines, "empty_text", "the text is empty")]
-        document = Document(text, source, f"{self._file.name}:{self.lines}")
+        document = Document(text, source, f"{self._file.name}:{self.lines}", key)
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
 
 

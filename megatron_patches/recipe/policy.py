@@ -524,6 +524,8 @@ VARIANTS: dict[str, QKPolicy] = {
 
 ORDINARY = "vanilla"
 """The default variant for others to be compared with."""
+LEADING = "monarch_shared_conv"
+"""The frozen variant of the findings, which is tried first on another text."""
 
 
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:

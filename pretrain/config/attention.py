@@ -6,6 +6,7 @@ module adds how their values are written in YAML, and their records as configura
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -16,7 +17,7 @@ from pydantic import BeforeValidator, Field, create_model
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import PhaseStart
-from megatron_patches.recipe.policy import AXES, QKPolicy
+from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy
 from pretrain.config.types import (
     SEED_MAX,
     Int,
@@ -180,6 +181,30 @@ class AttentionSection(Section):
         """Return {axis: value} of the axes that are set, as `policy_for` takes them."""
         given = {name: getattr(self, name) for name in AXES}
         return {name: _form(name).read(value) for name, value in given.items() if value is not None}
+
+
+def named_variant(variant: str, section: Mapping[str, Any]) -> str:
+    """Return the name of the variant that has all of a section's values; `variant` if none has.
+
+    Args:
+        variant: of the section.
+        section: its plain values, those that follow from the variant filled in.
+    """
+    if variant not in VARIANTS:
+        return variant
+    values = {name: section.get(name) for name in AXES}
+    return _names().get(_fingerprint(VARIANTS[variant], values), variant)
+
+
+def _fingerprint(policy: QKPolicy, values: Mapping[str, Any]) -> str:
+    """Return what tells a policy from others, of plain values of its axes."""
+    fixed = [policy.init, policy.scores, policy.trains_factors, policy.trainable]
+    return json.dumps([fixed, values], sort_keys=True, default=str)
+
+
+@cache
+def _names() -> dict[str, str]:
+    return {_fingerprint(own, written_axes(own)): name for name, own in VARIANTS.items()}
 
 
 def written_axes(policy: QKPolicy) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import pretrain.study.packages  # noqa: F401
 from megatron_patches.recipe.policy import VARIANTS
+from pretrain.config.attention import named_variant
 from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
@@ -142,10 +143,15 @@ def settings_of(run: Member) -> dict[str, Any]:
 
 
 def method_of(run: Member) -> str:
-    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself."""
-    adapters = run.config.get("attention", {}).get("adapters") or []
-    own = list(VARIANTS[run.variant].adapters) if run.variant in VARIANTS else []
-    return "+".join([run.variant, *([] if adapters == own else adapters or ["none"])])
+    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself.
+
+    A combination that has a name of its own is called by it.
+    """
+    attention = run.config.get("attention", {})
+    adapters = list(attention.get("adapters") or [])
+    variant = named_variant(run.variant, attention)
+    own = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
+    return "+".join([variant, *([] if adapters == own else adapters or ["none"])])
 
 
 def group_runs(

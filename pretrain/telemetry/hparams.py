@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from pretrain.config.attention import named_variant
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.reporting.text import setting_text
 from pretrain.runs import tags
@@ -30,6 +31,8 @@ FIRST = ("attention.adapters", "attention.variant", "optimizer.learning_rate", "
 def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
     """Return {section.key: value} of the keys that are declared as hyperparameters.
 
+    A combination that has a name is shown as the variant of that name, as `compare` calls it.
+
     Args:
         settings: `Config.values`.
     """
@@ -42,6 +45,8 @@ def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
             value = _text(value)
         values[name] = value
+    attention = settings["attention"]
+    values["attention.variant"] = named_variant(attention["variant"], attention)
     return values
 
 

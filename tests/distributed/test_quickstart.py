@@ -40,11 +40,12 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     done = tried()
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
-    assert said[1] == "vanilla beside shared_conv4:"
+    assert said[1] == "vanilla beside monarch_shared_conv:"
     assert said[2].startswith("2 layers of 32") and "6 steps" in said[2]
     assert said[-1] == "the page: trial/comparison/report.html"
     content = json.loads((tmp_path / "trial/comparison/comparison.json").read_text())
     names = [variant["name"] for variant in content["variants"]]
+    assert names == ["vanilla", "monarch_shared_conv"]
     assert [text["variant"] for text in content["texts"]] == [
         name for name in names for _ in range(2)
     ]

@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from data_pipeline.errors import DataError
+from data_pipeline.sources.discovery import find_inputs
+from megatron_patches.recipe.policy import LEADING
 from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
@@ -20,11 +22,14 @@ from pretrain.quickstart import (
     LEAST_BYTES,
     SIZES,
     Trial,
+    SPELLED_OUT,
+    _designs,
     _grid,
     _said,
     _write_grid,
     parameters,
     plan_sizes,
+    survey,
 )
 from pretrain.sweep.grid import expand, read_grid
 
@@ -48,7 +53,7 @@ def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
     return Trial(
         texts=("x",),
         name="text",
-        designs=("vanilla", "shared_conv4"),
+        designs=("vanilla", LEADING),
         jobs=2,
         local_ranks=1,
         of_tokenizer=of_tokenizer,
@@ -98,15 +103,17 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
     grid = _grid(trial, tmp_path)
     runs = expand(read_grid(str(_write_grid(grid, tmp_path))))
-    assert [run.name for run in runs] == ["vanilla", "shared_conv4"]
+    assert [run.name for run in runs] == ["vanilla", LEADING]
     configs = [load_config("demo", run.overrides()) for run in runs]
     assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
     assert all(config.total_steps == 7 for config in configs)
     assert configs[0].policy.trainable and not configs[1].policy.trainable
-    assert configs[1].attention.adapters == ("short_convolution", "query_key_bias", "channel_scale")
+    entry = _designs()[SPELLED_OUT].items()
+    spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
+    assert configs[1].policy == load_config("demo", spelled_out).policy
     assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
     assert _said(trial, grid).startswith(
-        "vanilla beside shared_conv4:\n4 layers of 128, about 1.3 M parameters, 7 "
+        f"vanilla beside {LEADING}:\n4 layers of 128, about 1.3 M parameters, 7 "
     )
     _write_grid(grid, tmp_path)  # again: goes on
     with pytest.raises(
@@ -141,7 +148,10 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
         return refused("try", str(given), *options, f"--out={to}")
 
     short = said(text_file(tmp_path / "s.txt", 50_000))
-    assert short.endswith("s.txt: 0.05 MB of text are too little; give 0.2 MB at least")
+    assert short.endswith("s.txt: 50 kB of text are too little; give 200 kB at least")
+    book = tmp_path / "b.txt"
+    book.write_bytes(b"%PDF-1.4\n" + bytes(range(256)) * 2_000)
+    assert "b.txt: 0 kB of text are too little (not read (the file is a PDF, not" in said(book)
     assert "did you mean 'shared_conv4'?" in said(text, "--design=shared_conv")
     assert "choose another" in said(text, "--design=vanilla")
     assert "schedule.step" in said(text, "--set=schedule.step=5")
@@ -152,3 +162,19 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert not out.exists()
     out.write_text("a file")
     assert "cannot be used" in said(text)
+
+
+def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:
+    """A PDF among texts by another name, and records of which some have other keys."""
+    (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
+    (tmp_path / "table.csv").write_text("id,content\n1,a\n")
+    text_file(tmp_path / "plain.txt", 1000)
+    (tmp_path / "book.txt").write_bytes(b"%PDF-1.4\n\xff")
+    read, said = survey(find_inputs([tmp_path]).files, "text|content")
+    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.csv"]
+    assert said[0] == "text is read from the key `content`"
+    assert said[1].startswith("not read (the file is a PDF, not text; convert it: pdftotext ")
+    assert said[1].endswith("): book.txt") and len(said) == 2
+    (tmp_path / "more.jsonl").write_text('{"text": "a"}\n')
+    said = survey(find_inputs([tmp_path]).files, "text|content")[1]
+    assert said[0] == "text is read from the keys `content` (of 2) and `text` (of 1)"

@@ -25,6 +25,7 @@ from pretrain.compare.report import (
     report_page,
     write_comparison,
 )
+from pretrain.config.attention import written_axes
 from pretrain.errors import UserError
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
 from pretrain.study.report import page_text, write
@@ -104,6 +105,21 @@ def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: 
         paths.append(with_attention(tmp_path, str(number), variant, adapters=adapters))
     more = "+".join((variant, *own, "low_rank"))
     assert names(paths) == ["vanilla", variant, f"{variant}+none", more]
+
+
+def test_a_combination_that_has_a_name_is_called_by_it(tmp_path: Path) -> None:
+    """However it was written: `compare` takes both for one method, and refuses two of one seed."""
+    values = {name: written_axes(policy) for name, policy in VARIANTS.items()}
+    paths = [write_run(tmp_path, "vanilla")]
+    for variant, name in (("monarch", "monarch_shared_conv"), ("orthogonal", "dct")):
+        paths.append(with_attention(tmp_path, name, variant, **values[name]))
+    assert names(paths) == ["vanilla", "monarch_shared_conv", "dct"]
+    other = values["orthogonal_shared"] | {"adapters": values["monarch_shared_conv"]["adapters"]}
+    paths.append(with_attention(tmp_path, "other", "orthogonal_shared", **other))
+    assert names(paths)[3] == "orthogonal_shared+short_convolution+query_key_bias+channel_scale"
+    paths.append(with_attention(tmp_path, "again", "monarch_shared_conv", **values["monarch_shared_conv"]))
+    with pytest.raises(UserError, match="both 'monarch_shared_conv' with run.seed=1"):
+        compare_runs(paths, "vanilla")
 
 
 def test_the_baseline_is_a_label_a_variant_or_a_run(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
         assert values["optimizer.betas"] == "0.9, 0.98"
         assert values["optimizer.learning_rate_factors"] == "none"
     assert len({tuple(columns.items()) for columns in seen.values()}) == 1
+    spelled_out = ["attention.variant=orthogonal", "attention.shared=true"]
+    shown = hparams(load_config("demo", spelled_out).values)["attention.variant"]
+    assert shown == "orthogonal_shared"
     by_tokens = hparams(
         load_config("demo", ["schedule.steps=null", "schedule.tokens=1000000"]).values
     )
