@@ -107,7 +107,7 @@ def try_(
     if size < LEAST_BYTES:
         why = f" ({'; '.join(remarks)})" if remarks else ""
         raise UserError(
-            f"{', '.join(texts)}: {size / 1e3:,.0f} kB of text are too little{why}; "
+            f"{', '.join(texts)}: {size // 1000:,} kB of text are too little{why}; "
             f"give {LEAST_BYTES / 1e3:g} kB at least"
         )
     cores = usable_cores()

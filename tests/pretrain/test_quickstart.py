@@ -21,8 +21,8 @@ from pretrain.errors import UserError
 from pretrain.quickstart import (
     LEAST_BYTES,
     SIZES,
-    Trial,
     SPELLED_OUT,
+    Trial,
     _designs,
     _grid,
     _said,
