@@ -181,13 +181,14 @@ def survey(files: Sequence[InputFile], text_key: str) -> tuple[list[InputFile], 
     for file in files:
         if not isinstance(file.path, Path):  # to be fetched once only
             continue
-        item = None
+        why = "no lines"
         for item in RecordReader(file, RecordKeys(text_key)):
             if isinstance(item, Document):
                 keys[item.key] += 1
                 break
+            why = item.detail
         else:
-            lost[file.name] = PassedOver(file.name, item.detail if item else "no lines")
+            lost[file.name] = PassedOver(file.name, why)
     named = {f"`{key}`": count for key, count in keys.most_common() if key}
     one = len(named) == 1
     listed = " and ".join(named if one else [f"{key} (of {n})" for key, n in named.items()])
