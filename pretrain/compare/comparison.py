@@ -23,8 +23,10 @@ from pretrain.compare.comparability import (
 from pretrain.compare.compute import (
     EqualCompute,
     Lengths,
+    Ratio,
     bytes_per_token,
     equal_compute,
+    paired_seconds,
     runs_by_length,
 )
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
@@ -146,6 +148,8 @@ class Variant:
         theory: cost by formula; None where the formulas do not know the config.
         bytes_per_token: of held-out text; None where the runs do not know it.
         compute: the variant at equal compute; None for the baseline.
+        speed: seconds of a token over the baseline's; None where too few pairs were measured side
+            by side.
     """
 
     name: str
@@ -164,6 +168,7 @@ class Variant:
     theory: Theory | None
     bytes_per_token: float | None
     compute: EqualCompute | None
+    speed: Ratio | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -260,6 +265,10 @@ class Comparison:
     def variant(self, name: str) -> Variant:
         """Return the variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
+
+    def base_of(self, variant: Variant) -> Variant:
+        """Return the variant that another is compared with."""
+        return self.variant(variant.baseline)
 
 
 def compare_runs(
@@ -364,6 +373,7 @@ def _variant(
         theory=theories[group.name],
         bytes_per_token=bytes_per_token(group.runs[0]),
         compute=compute,
+        speed=paired_seconds(group, base) if compute else None,
     )
 
 

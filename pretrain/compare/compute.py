@@ -23,7 +23,7 @@ from pretrain.runs.curves import Floats
 from pretrain.runs.environment import STARTED
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import STEP_SECONDS, VALIDATION_LOSS
-from pretrain.study.gaps import NATS, SCORES, PairedGap, paired_gap
+from pretrain.study.gaps import FEWEST_SEEDS, NATS, SCORES, PairedGap, paired_gap
 from pretrain.study.seeds import Group, Groups
 
 LENGTHS, BASELINE_LENGTHS, VALIDATIONS = "lengths", "lengths of the baseline", "validations"
@@ -294,6 +294,24 @@ def _validations(run: FinishedRun) -> dict[int, float]:
     finite = np.isfinite(losses)
     points = dict(zip(run.curves.tokens[finite].tolist(), losses[finite].tolist(), strict=True))
     return points | {run.result.tokens: _end(run)}
+
+
+def paired_seconds(group: Group[FinishedRun], baseline: Group[FinishedRun]) -> Ratio | None:
+    """Return the seconds of a token over the baseline's, a ratio of each pair of seeds.
+
+    None where not all runs are in pairs that were measured side by side, or the pairs are too few.
+
+    Args:
+        group: runs of a variant.
+        baseline: runs of its baseline.
+    """
+    base = {run.seed: run for run in baseline.runs}
+    if len(group.runs) < FEWEST_SEEDS or not {run.seed for run in group.runs} <= base.keys():
+        return None
+    try:
+        return Ratio.of({run.seed: seconds_ratio(run, base[run.seed]) for run in group.runs})
+    except UserError:
+        return None
 
 
 def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:

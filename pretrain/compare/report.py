@@ -26,6 +26,7 @@ from pretrain.compare.comparison import Comparison
 from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS
 from pretrain.compare.content import as_json, runs_csv, variants_csv
 from pretrain.compare.figures import figures
+from pretrain.compare.in_short import in_short
 from pretrain.compare.tables import (
     compute_table,
     convergence_table,
@@ -38,14 +39,13 @@ from pretrain.compare.tables import (
     stability_table,
     validation_table,
 )
-from pretrain.compare.trend import trend_sentence, trend_table
+from pretrain.compare.trend import trend_table
 from pretrain.reporting.text import share
 from pretrain.runs.curves import WARM_UP
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL
 from pretrain.study.report import Block, Document, Picture, show, write
-from pretrain.study.tables import gap_sentence
 
 PACKAGES = ("torch", "deepspeed", "megatron-core")
 _TAIL = (1 - CONFIDENCE) / 2
@@ -139,13 +139,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         comparison: what is printed.
         console: where it is printed.
     """
-    warning = (
-        "Runs made one after the other share a machine with different company: "
-        "benchmarks/step/measure.py measures a ratio of speeds side by side."
-    )
     tables = (quality_summary(comparison), cost_summary(comparison))
-    sentences = [*_gap_sentences(comparison), *comparison.seals, warning, *comparison.notes]
-    show((*_headlines(comparison), *tables, sentences), console, lines=True)
+    show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
 
 
 def report_page(
@@ -162,9 +157,8 @@ def report_page(
         "# Comparison of runs",
         *_headlines(comparison),
         "## In short",
-        [*_gap_sentences(comparison), *comparison.seals, *comparison.notes],
+        in_short(comparison),
         *_quality(comparison),
-        *_texts(texts),
         *_compute(comparison),
         *_trends(comparison),
         "## Convergence",
@@ -182,6 +176,7 @@ def report_page(
         "\n".join(["```", " \\\n    ".join(map(shlex.join, command)), "```"]),
         "of",
         _origins(comparison.runs),
+        *_texts(texts),
     ]
 
 
@@ -205,11 +200,6 @@ def _headlines(comparison: Comparison) -> list[str]:
 
 def _either(values: Sequence[float], form: str = ",") -> str:
     return " or ".join(format(value, form) for value in values)
-
-
-def _gap_sentences(comparison: Comparison) -> list[str]:
-    gaps = [gap_sentence(variant.name, variant.gap) for variant in comparison.others]
-    return [*gaps, *map(trend_sentence, comparison.trends)]
 
 
 def _quality(comparison: Comparison) -> list[Block]:
@@ -334,7 +324,9 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "before it.",
         "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's "
         f"first {share(WARM_UP)}. Runs made one after the other share a machine with different "
-        "company: benchmarks/step/measure.py measures a ratio side by side.",
+        "company, so no distance to the baseline is shown. Side by side: a ratio of each pair of "
+        "runs of one host, device and number of ranks, without a resume, and with no longer pause "
+        "than the shorter one took.",
         "Memory is what the live engine held, summed over ranks. By formula: with T trainable and "
         "F frozen parameters, w bytes a weight and D data-parallel replicas, weights T w D "
         "(ZeRO-3: T w), frozen bank F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state "

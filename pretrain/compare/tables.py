@@ -21,7 +21,7 @@ from pretrain.reporting.text import (
     signed,
 )
 from pretrain.study import tables as study
-from pretrain.study.gaps import PairedGap
+from pretrain.study.gaps import FEWEST_SEEDS, PairedGap
 from pretrain.study.tables import p_value
 
 NOT_FINITE = "not finite"
@@ -63,21 +63,22 @@ def _perplexity_of(source: str) -> Column[Variant]:
 
 
 def gap_table(comparison: Comparison) -> Table:
-    """Return each variant's paired gap, its interval, effect size and tests."""
+    """Return each variant's paired gap; interval, effect size and tests where pairs allow them."""
+    most = max((variant.gap.n for variant in comparison.others if variant.gap), default=0)
+    spread = [study.LIES_WITHIN, study.EFFECT] if most > 1 else []
     columns: list[Column[Variant]] = [
         NAME,
         study.PAIRS,
         replace(study.GAP, title="gap, nats/token"),
-        study.INTERVAL,
+        *([study.INTERVAL] if most > 1 else []),
         study.PERPLEXITY,
-        study.LIES_WITHIN,
-        study.EFFECT,
+        *spread,
     ]
     if comparison.in_bits:
         columns.append(Column("bits/byte", lambda variant: signed(variant.gap_bits)))
     columns += [
         Column("of what context taught", lambda variant: _percentage(variant.gap_of_context)),
-        *study.TESTS,
+        *(study.TESTS if most >= FEWEST_SEEDS else ()),
         study.CLAIM,
     ]
     return table_of(comparison.others, columns)
@@ -111,7 +112,9 @@ def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
 
 
 def _gap(gap: PairedGap | None) -> str:
-    return NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}"
+    if gap is None:
+        return NOTHING
+    return signed(gap.mean) + ("" if gap.low is None else f" {interval(gap.low, gap.high)}")
 
 
 def source_gap_table(comparison: Comparison) -> Table:
@@ -152,7 +155,7 @@ def cost_summary(comparison: Comparison) -> Table:
     """Return speed, parameters and bytes of each variant for a terminal of 100 columns."""
     rows = []
     for variant in comparison.variants:
-        base = comparison.variant(variant.baseline)
+        base = comparison.base_of(variant)
         cells = [_measured(measure, variant, base) for _, measure in SUMMARY]
         rows.append([_in_lines(variant), *(cell.replace(" (", "\n(", 1) for cell in cells)])
     return Table(("variant", *(title for title, _ in SUMMARY)), rows)
@@ -215,6 +218,8 @@ class Measure:
         show: returns the number as text.
         digits: of the median and quartiles, where the cost table shows these.
         formula: where the expected number of another unit stands, of which the ratio is shown.
+        by_chance: company on the machine, or an allocator, moves the number by more than a variant
+            does: its distance to the baseline is not shown.
     """
 
     title: str
@@ -222,6 +227,7 @@ class Measure:
     show: Callable[[float | None], str] = byte_count
     digits: int | None = None
     formula: str = ""
+    by_chance: bool = False
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
@@ -232,7 +238,7 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
         stratum: values of the subject of those that are shown.
     """
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
-    pairs = [(variant, comparison.variant(variant.baseline)) for variant in variants]
+    pairs = [(variant, comparison.base_of(variant)) for variant in variants]
     rows: list[tuple[str, ...]] = []
     for measure in MEASURES:
         title = measure.title
@@ -254,6 +260,8 @@ def _measured(measure: Measure, variant: Variant, base: Variant, digits: int | N
         spread: Quartiles = getattr(variant.cost, measure.field)
         ends = f"[{number(spread.low, digits)}, {number(spread.high, digits)}]"
         text = f"{number(spread.median, digits)} {ends}"
+    if measure.by_chance:
+        return text
     return text + _change(variant, value, _number(base.cost, measure.field))
 
 
@@ -304,7 +312,7 @@ def _percentage(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.1f} %"
 
 
-SPEED = Measure("tokens/s", "tokens_per_second", _count, digits=0)
+SPEED = Measure("tokens/s", "tokens_per_second", _count, digits=0, by_chance=True)
 TRAINABLE = Measure("trainable parameters", "size.trainable_parameters", _count)
 FROZEN = Measure("frozen parameters", "size.frozen_parameters", _count)
 CHECKPOINT = Measure("checkpoint", "states.checkpoint_bytes")
@@ -312,17 +320,24 @@ MEASURES = (
     TRAINABLE,
     FROZEN,
     Measure("FLOPs per token", "executed_flops_per_token", _count),
-    Measure("step time, s", "step_seconds", number, digits=4, formula="executed_flops_per_token"),
+    Measure(
+        "step time, s",
+        "step_seconds",
+        number,
+        digits=4,
+        formula="executed_flops_per_token",
+        by_chance=True,
+    ),
     SPEED,
-    Measure("MFU", "mfu", _percentage),
-    Measure("HFU", "hfu", _percentage),
+    Measure("MFU", "mfu", _percentage, by_chance=True),
+    Measure("HFU", "hfu", _percentage, by_chance=True),
     Measure("weights that train", "states.weight_bytes"),
     Measure("frozen bank", "states.frozen_bytes"),
     Measure("gradients", "states.gradient_bytes"),
     Measure("optimizer state", "states.optimizer_state_bytes"),
     Measure("these four together", "states.in_memory"),
     Measure("peak memory of a device", "peak_device_bytes"),
-    Measure("peak memory of a host process", "peak_host_bytes"),
+    Measure("peak memory of a host process", "peak_host_bytes", by_chance=True),
     CHECKPOINT,
 )
 """Rows of the cost table; another number of `Cost` or `Theory` needs one more here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Collection
 from dataclasses import astuple
 from pathlib import Path
@@ -23,7 +24,9 @@ from pretrain.compare.compute import (
 )
 from pretrain.compare.content import as_json, variants_csv
 from pretrain.compare.figures import frontier_figure, loss_figure
+from pretrain.compare.in_short import in_short
 from pretrain.compare.report import report_page
+from pretrain.compare.tables import cost_table
 from pretrain.errors import UserError
 from pretrain.runs import tags
 from pretrain.study.report import page_text
@@ -188,7 +191,14 @@ def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
 
 
 def timed(
-    root: Path, name: str, seconds: float, started: str = "12:00:00", host: str = "a", **more: Any
+    root: Path,
+    name: str,
+    seconds: float,
+    started: str = "12:00:00",
+    host: str = "a",
+    *,
+    seed: int = 1,
+    **more: Any,
 ) -> Path:
     facts = {"started": f"2026-11-22T{started}+0000", "host": host, **more}
     changes = {f"environment.{key}": value for key, value in facts.items()}
@@ -196,7 +206,8 @@ def timed(
     losses = {
         tags.VALIDATION_LOSS.tag: [None if step % 50 else 5 - step / 100 for step in range(1, 101)]
     }
-    return write_run(root, name, name, columns=columns | losses, changes=changes)
+    variant = name.partition("-")[0]
+    return write_run(root, name, variant, seed=seed, columns=columns | losses, changes=changes)
 
 
 def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
@@ -285,3 +296,40 @@ def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> 
     assert rounded(compute.effective_compute) == (1.00, 0.94, 1.07)
     at_large = [(1 - 0.137) * end for end in (compute.token_ratio.mean, compute.token_ratio.low)]
     assert [round(end, 2) for end in at_large] == [0.93, 0.88]
+
+
+# What is said first
+
+
+def timed_pairs(root: Path, pairs: int) -> list[Path]:
+    """Pairs of runs of 200 and 150 seconds, one a quarter of an hour, noisy by 2 %."""
+    paths = []
+    for seed in range(pairs):
+        for variant, seconds, minute in (("vanilla", 2.0, 0), ("orthogonal", 1.5, 4)):
+            noisy = seconds * (1 + 0.02 * (seed % 2) * (variant == "vanilla"))
+            started = f"{12 + seed // 4}:{15 * (seed % 4) + minute:02}:00"
+            paths.append(timed(root, f"{variant}-{seed}", noisy, started, seed=seed))
+    return paths
+
+
+def test_in_short_says_quality_then_speed_then_equal_flops(tmp_path: Path) -> None:
+    """A ratio of speeds, which noise decides in few pairs, takes five of them side by side."""
+    paths = timed_pairs(tmp_path, 5)
+    quality, speed, cost, *_ = in_short(compare_runs(paths, "vanilla"))
+    assert quality.startswith("orthogonal: +0.0000 nats per token (95 % interval ")
+    ratio, low, high = map(float, re.findall(r"0\.\d{3}", speed))
+    assert low < ratio < high < 0.76 and "5 pairs of runs side by side" in speed
+    assert cost.startswith("orthogonal: at equal FLOPs ") and "FLOPs of a token -3.2 %" in cost
+    for few in (paths[:8], [*paths[:9], timed(tmp_path, "orthogonal", 1.5, host="b", seed=4)]):
+        comparison = compare_runs(few, "vanilla")
+        assert comparison.variants[1].speed is None
+        said = in_short(comparison)
+        assert [each for each in said if "side by side" in each] == [said[1]]
+        assert said[1].startswith("Speed and peak memory were not measured side by side")
+
+
+def test_no_table_shows_a_distance_of_what_a_clock_reads(tmp_path: Path) -> None:
+    table = cost_table(compare_runs(timed_pairs(tmp_path, 1), "vanilla"), "")
+    rows = {row[0]: row[2] for row in table.rows}
+    assert "%" not in rows["step time, s"] + rows["tokens/s"]
+    assert "(-10.0 %)" in rows["gradients"]

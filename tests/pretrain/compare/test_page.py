@@ -197,7 +197,7 @@ def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(
     page, text, content = written(comparison, tmp_path / "some", texts)
     assert page.open == [] and page.tags["script"] == 1
     wanted = [each.text for each in texts]
-    assert [each["text"] for each in content["texts"]] == page.texts[:4] == wanted
+    assert [each["text"] for each in content["texts"]] == page.texts[1:] == wanted
     assert "<h3>After “&lt;i&gt;Once upon”</h3>" in text
     report = (tmp_path / "some/report.md").read_text()
     assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
