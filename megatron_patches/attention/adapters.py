@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from megatron_patches.attention.convolution import Reach, convolve
-from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole
+from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole, even_values
 from megatron_patches.recipe.parts import Start
 
 QK_NORM_EPSILON = 1e-6
@@ -247,13 +247,7 @@ def fill_evenly(weight: torch.Tensor, start: Start) -> None:
         weight: filled in place.
         start: declared initial values.
     """
-    if start in ("current", "half_previous"):
-        weight.zero_()
-        weight[:, 0] = 1.0
-        if start == "half_previous":
-            weight[1::2, :2] = torch.tensor([0.0, 1.0], dtype=weight.dtype)
-    else:
-        weight.fill_({"zeros": 0.0, "ones": 1.0}[start])
+    weight.copy_(torch.as_tensor(even_values(weight.shape, start)))
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

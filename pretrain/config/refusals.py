@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from data_pipeline.errors import how_to_install
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_phases, training_begins
+from megatron_patches.recipe.score_bound import is_bounded
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
@@ -36,6 +37,7 @@ def check_tree(config: Config) -> None:
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
     _check_qk_norm(config)
+    _check_score_bound(config)
     _check_z_loss(config)
     _check_factors(config)
     _check_muon(config)
@@ -193,6 +195,16 @@ def _check_qk_norm(config: Config) -> None:
         raise UserError(
             "model.qk_norm=true would normalise what the adapter qk_norm has normalised; set it to "
             "false, or take qk_norm out of attention.adapters"
+        )
+
+
+def _check_score_bound(config: Config) -> None:
+    limit = config.attention.score_bound
+    if limit is not None and not is_bounded(config.shape, config.policy):
+        raise UserError(
+            f"attention.score_bound={limit:g} with attention.variant={config.attention.variant}: "
+            "scores have no bound where rows of queries and keys train, or are not orthonormal, "
+            "without a norm after them; set model.qk_norm=true, or leave it out"
         )
 
 
@@ -358,6 +370,11 @@ def check_stage(config: Config, stage: int) -> None:
             f"ZeRO stage {stage} does not keep; set deepspeed.config=auto, zero0 or zero1"
         )
     if stage == 3:
+        if config.attention.score_bound is not None:
+            raise UserError(
+                f"attention.score_bound={config.attention.score_bound:g} needs whole weights on "
+                "every rank, which ZeRO stage 3 does not keep; set deepspeed.config=auto or zero2"
+            )
         _check_same_parameters(config)
     if policy.phases and stage not in (1, 2):
         raise UserError(

@@ -18,6 +18,7 @@ from megatron_patches.recipe.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.score_bound import bound_at_start
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.schedule import Phase, last_stable_step
@@ -81,6 +82,12 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
     stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
     what = "freezing and factors save" if policy.structured else "freezing saves"
+    bound = bound_at_start(shape, policy)
+    scores = "without bound: rows of queries and keys train, or are not orthonormal, without a norm"
+    if bound is not None:
+        scores = f"at most {bound:.4g} at the start"
+    if config.attention.score_bound is not None:
+        scores += f", held within {config.attention.score_bound:.4g}"
     factors = []
     if policy.structured:
         a, b = block_sizes(shape.hidden_size, shape.head_dim)
@@ -101,6 +108,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("total FLOPs, executed", f"{config.total_flops:.4g}"),
         *([("last step before the decay", stable)] if config.schedule.kind == "wsd" else []),
         *factors,
+        ("attention scores |q·k|/√head_dim", scores),
         ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),

@@ -50,6 +50,8 @@ def step_metrics(
         tags.FORWARD_BACKWARD_SECONDS.tag: seconds.forward_backward,
         tags.OPTIMIZER_SECONDS.tag: seconds.optimizer,
     }
+    if record.score_bound is not None:
+        metrics[tags.SCORE_BOUND.tag] = record.score_bound
     if record.seconds_stall is not None:
         metrics[tags.CHECKPOINT_STALL_SECONDS.tag] = record.seconds_stall
     return metrics

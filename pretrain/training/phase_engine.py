@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.score_bound import is_bounded
 from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
@@ -31,6 +32,7 @@ from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.reduction import OverlappedReduction
+from pretrain.training.score_bound import ScoreBound
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
@@ -43,7 +45,8 @@ class PhasedEngine:
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
-    another one after `enter` has answered True. `structured_products`: how structured rows are
+    another one after `enter` has answered True. `score_bound`: of attention's scores; None: they
+    have none, or ranks lack weights (ZeRO stage 3). `structured_products`: how structured rows are
     multiplied by, chosen once; None: there have been none.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
@@ -65,6 +68,7 @@ class PhasedEngine:
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
+        self.score_bound: ScoreBound | None
         self.structured_products: StructuredProducts | None = None
         self._audited: list[dict[str, Any]] = []
         self._build(state)
@@ -115,6 +119,7 @@ class PhasedEngine:
     def close(self) -> None:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
+        self.score_bound = None
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None
@@ -148,6 +153,10 @@ class PhasedEngine:
             with together():
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
+        self.score_bound = None
+        bounded = is_bounded(self._config.shape, self._config.policy)
+        if bounded and self._resolved.layout.zero_stage < 3:
+            self.score_bound = ScoreBound(self.engine, self._config, self._context)
 
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""

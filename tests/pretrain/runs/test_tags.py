@@ -26,6 +26,7 @@ PUBLIC = [
     "attention/entropy/",
     "attention/score_scale/",
     "attention/largest_score/",
+    "attention/score_bound",
     "weights/norm/",
     "weights/update/",
     "weights/spectral_norm/",
