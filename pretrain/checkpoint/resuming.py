@@ -177,10 +177,8 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
         problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
     elif lost:
         problem = f"{lost[-1]} has lost files: it has {GOOD}, but no {MARKER}; restore it"
-    elif newest is None and _was_saved(run):
-        problem = (
-            f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
-        )
+    elif newest is None and (witness := _tells_of_a_save(run)) is not None:
+        problem = f"{run.checkpoints} has no checkpoint, though {witness} tells of one; restore it"
     else:
         return []
     if newest is None:
@@ -190,12 +188,16 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     return [problem.partition("; ")[0]]
 
 
-def _was_saved(run: RunDirectory) -> bool:
-    """Return whether the records tell of a complete checkpoint, not of a killed save alone."""
-    if not run.metrics.is_file() or run.withdrawn_checkpoints():
-        return False
+def _tells_of_a_save(run: RunDirectory) -> Path | None:
+    """Return the file that tells of a complete checkpoint, not of a killed save alone; or None."""
+    if run.summary.exists():
+        return run.summary
+    ended = run.state() in (CONTINUE, STOPPED, FINISHED)
+    if not run.metrics.is_file():
+        return run.state_file if ended else None
     saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
-    return sum(saves) > 1 or (bool(saves) and run.state() in (CONTINUE, STOPPED, FINISHED))
+    told = sum(saves) > 1 or (bool(saves) and ended)
+    return run.metrics if told and not run.withdrawn_checkpoints() else None
 
 
 def _keep_aside(

@@ -255,6 +255,21 @@ def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Tra
     assert files_under(run) == before
 
 
+@pytest.mark.parametrize("witness", ["summary.json", "state"])
+def test_a_finished_run_of_which_little_is_left_does_not_begin_anew(
+    witness: str, trained: Trained
+) -> None:
+    run = trained.copy(f"bare-{witness}")
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    if witness == "state":
+        (run / "summary.json").unlink()
+    before = files_under(run)
+    refusal = f"has no checkpoint, though {run / witness} tells of one; restore it, or choose"
+    assert_refused(trained.resume(run.name), refusal)
+    assert files_under(run) == before
+
+
 def test_what_cannot_be_read_is_kept_aside_too(trained: Trained) -> None:
     run = trained.copy("unreadable")
     (run / NEWEST / "COMPLETE").unlink()
