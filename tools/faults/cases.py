@@ -49,6 +49,12 @@ WORDS = {
     Fault.IO_ERROR: "Input/output error",
     Fault.STORAGE_STANDS: "takes no byte",
 }
+ORDERS = {
+    Fault.TERMINATE: signal.SIGTERM,
+    Fault.CONTINUE: signal.SIGUSR1,
+    Fault.HANG_UP: signal.SIGHUP,
+}
+"""Signals after which a run is to be saved."""
 
 
 @dataclass
@@ -144,7 +150,11 @@ class Cases:
 
     def _disturbed(self, outcome: Outcome, directory: Path, disturb: Disturbance) -> End:
         case = outcome.case
-        end = self._start(case.layout, directory / "disturbed.log", _timeout(case), disturb)
+        piped: tuple[str, ...] = ()
+        if case.fault is Fault.DISPLAY_GONE:
+            piped = ("stdout", "stderr") if case.whole_family else ("stdout",)
+        log = directory / "disturbed.log"
+        end = self._start(case.layout, log, _timeout(case), disturb, piped=piped)
         outcome.happened, outcome.in_save = disturb.happened, disturb.in_save
         outcome.waited = disturb.seconds_to_sentence
         if case.fault is Fault.SUSPEND:
@@ -156,7 +166,10 @@ class Cases:
             if len(end.sentences) > 1 or end.has_traceback:
                 also = ", and a traceback" if end.has_traceback else ""
                 outcome.wrong_end.append(f"{len(end.sentences)} sentences{also}: {_last_line(end)}")
-        elif case.fault in (Fault.TERMINATE, Fault.CONTINUE):
+        elif case.fault is Fault.DISPLAY_GONE:
+            if not end.hung and (end.code != 0 or end.has_traceback):
+                outcome.wrong_end.append(f"exit code {end.code}: {_last_line(end)}")
+        elif case.fault in ORDERS:
             _expect_order(outcome, end, directory / "runs/run")
         return end
 
@@ -181,12 +194,24 @@ class Cases:
         return end
 
     def _damaged(self, outcome: Outcome, directory: Path) -> End:
+        case = outcome.case
         newest = max((directory / "runs/run/checkpoints").glob("step_????????"))
-        damage(newest, outcome.case)
+        marker = newest / "COMPLETE"
+        content = marker.read_bytes()
+        file = damage(newest, case)
+        lost = case.fault is Fault.SETTINGS_LOST and not file.exists()
         outcome.happened = True
-        end = self._start(outcome.case.layout, directory / "disturbed.log")
+        end = self._start(case.layout, directory / "disturbed.log", _timeout(case))
         if end.code != 0:  # some bytes mean nothing: white space in JSON
-            _expect_sentence(outcome, end, newest.name)
+            whole = case.fault in (Fault.SETTINGS_LOST, Fault.MARKER_STANDS)
+            _expect_sentence(outcome, end, str(file) if whole else newest.name)
+        elif case.fault in (Fault.MARKER_STANDS, Fault.RECORD_LOST):
+            outcome.wrong_end.append("was not noticed")
+        elif lost and f"{file} is missing" not in end.output:
+            outcome.wrong_end.append(f"nothing is said of {file.name}")
+        if case.fault is Fault.MARKER_STANDS:
+            marker.unlink()
+            marker.write_bytes(content)
         return end
 
     def _go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
@@ -224,6 +249,7 @@ class Cases:
         more: Sequence[str] = (),
         disturb: Disturbance | None = None,
         environment: Mapping[str, str] | None = None,
+        piped: Sequence[str] = (),
     ) -> End:
         """Start the run beside `log`, with overrides of this case."""
         runs = log.with_name("runs")
@@ -234,6 +260,7 @@ class Cases:
             log,
             disturb=disturb or leave_alone,
             environment=environment,
+            piped=piped,
         )
 
 
@@ -279,7 +306,7 @@ def _expect_order(outcome: Outcome, end: End, run: Path) -> None:
     """After a signal to stop: saved and exit code 0; or ended by it, before it was handled."""
     if end.hung:
         return
-    number = signal.SIGTERM if outcome.case.fault is Fault.TERMINATE else signal.SIGUSR1
+    number = ORDERS[outcome.case.fault]
     state = run / "state"
     saved = state.is_file() and state.read_text() != "running\n"
     by_signal = end.code in (-number, 128 + number) and outcome.case.in_start

@@ -69,8 +69,11 @@ class Disturbance:
             time.sleep(case.within * self.step_seconds)
 
     def _strike(self, start: Start, ranks: list[psutil.Process]) -> bool:
-        """Send the signal; whether anyone got it."""
+        """Send the signal, or take the display away; whether anyone got it."""
         case = self.case
+        if start.display is not None:
+            start.display.go_away()
+            return start.alive
         single = ranks[case.rank : case.rank + 1] or [start.launcher]
         family = ranks if case.whole_family and ranks else [start.launcher]
         number, targets = {
@@ -82,6 +85,10 @@ class Disturbance:
             Fault.SUSPEND: (signal.SIGSTOP, single),
             Fault.TERMINATE: (signal.SIGTERM, [start.launcher]),
             Fault.CONTINUE: (signal.SIGUSR1, [start.launcher]),
+            Fault.HANG_UP: (
+                signal.SIGHUP,
+                [start.launcher, *(ranks if case.whole_family else [])],
+            ),
         }[case.fault]
         sent = False
         for process in targets:
@@ -178,6 +185,7 @@ def make_room(directory: Path) -> None:
 
 
 AHEAD_SECONDS = 3600.0
+RECORDS = ("config.yaml", "environment.json")
 
 
 def set_clock_back(run: Path) -> None:
@@ -189,18 +197,36 @@ def set_clock_back(run: Path) -> None:
 
 
 def damage(checkpoint: Path, case: Case) -> Path:
-    """Flip a bit of, or cut, one of a checkpoint's files, or remove its marker.
+    """Flip a bit of, or cut, one of a checkpoint's files, remove some, or damage the run's records.
 
     Args:
         checkpoint: its directory.
         case: says what, and where.
 
     Returns:
-        The file.
+        The file, or the checkpoint if there are several.
     """
     if case.fault is Fault.MARKER_LOST:
         (checkpoint / "COMPLETE").unlink()
         return checkpoint / "COMPLETE"
+    if case.fault is Fault.MARKER_STANDS:
+        (checkpoint / "COMPLETE").unlink()
+        os.mkfifo(checkpoint / "COMPLETE")
+        return checkpoint / "COMPLETE"
+    if case.fault is Fault.RECORD_LOST:
+        (checkpoint / "PROVEN").touch()
+        (checkpoint / "COMPLETE").unlink()
+        (checkpoint / "checkpoint.json").unlink()
+        if case.whole_family:
+            (checkpoint.parent / "latest").unlink()
+        return checkpoint
+    if case.fault is Fault.SETTINGS_LOST:
+        file = checkpoint.parents[1] / RECORDS[int(case.file * len(RECORDS))]
+        if case.whole_family:
+            file.unlink()
+        else:
+            os.truncate(file, int(case.place * file.stat().st_size))
+        return file
     files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
     file = files[int(case.file * len(files))]
     at = int(case.place * file.stat().st_size)

@@ -1,4 +1,4 @@
-"""Faults of other commands: inputs of tokenize, an export, the controller of a Slurm."""
+"""Faults of other commands: inputs of tokenize, an export, seals, the controller of a Slurm."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from filecmp import cmp
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,7 @@ from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import read_documents
 from tests.data_pipeline.helpers import digests
 from tests.data_pipeline.sources.range_server import serving
+from tests.fabricated_runs import write_run
 from tests.slurm.cluster import Cluster, missing_programs
 from tests.slurm.drills import Drills
 from tests.slurm.drills import References as Uninterrupted
@@ -39,6 +41,34 @@ DAMAGED_INPUTS = 3
 LEAST_AWAY, MORE_AWAY = 15.0, 30.0
 """Seconds without a controller."""
 HELD_BEFORE = 4
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("gone"))
+
+
+def _brackets(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def _no_seal(path: Path) -> None:
+    path.write_text('{"sealed": {"seeds": null}, "sha256": "0"}')
+
+
+STRANGE = (_fifo, _folder, _device, _dangling, _brackets, _no_seal)
+"""What makes a file that is no seal."""
 
 
 def not_drawn() -> dict[Fault, str]:
@@ -94,6 +124,7 @@ class Outside:
             Fault.WEB_503: self._web_503,
             Fault.EXPORT_KILLED: self._export_killed,
             Fault.CONTROLLER_AWAY: self._controller_away,
+            Fault.STRANGE_SEAL: self._strange_seal,
         }
         tried[case.fault](case, directory, verdict)
 
@@ -230,6 +261,42 @@ class Outside:
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pretrain", "export", str(run), "--out", str(out)]
         return run_command(command, out, log, disturb)
+
+    # --- compare ---
+
+    def _strange_seal(self, case: Case, directory: Path, verdict: Verdict) -> None:
+        """A file that is no seal lies where the seals of two runs are looked for."""
+        runs = directory / "runs"
+        write_run(runs, "baseline")
+        write_run(runs, "other", "orthogonal")
+        file = runs / "seals/0123456789ab.json"
+        file.parent.mkdir()
+        strange = STRANGE[int(case.file * len(STRANGE))]
+        strange(file)
+        found = self._compare(runs, directory / "disturbed.log", verdict)
+        verdict.happened = True
+        said = [line for line in found.output.splitlines() if str(file) in line]
+        verdict.sentence = " ".join(said)
+        if found.hung or found.code != 0 or found.has_traceback:
+            verdict.wrong_end.append(f"exit code {found.code}: {found.errors[-300:]}")
+        elif str(file) not in (directory / "comparison/report.md").read_text():
+            verdict.wrong_end.append(f"the report does not name {file.name} ({strange.__name__})")
+        whole = directory / "whole"
+        shutil.move(directory / "comparison", whole)
+        shutil.rmtree(file.parent)
+        self._compare(runs, directory / "again.log", verdict)
+        for name in ("runs.csv", "variants.csv"):
+            before, now = (each / name for each in (whole, directory / "comparison"))
+            if not (before.is_file() and now.is_file() and cmp(before, now, shallow=False)):
+                verdict.different.append(f"another {name}")
+
+    def _compare(self, runs: Path, log: Path, verdict: Verdict) -> End:
+        out = log.with_name("comparison")
+        command = [sys.executable, "-m", "pretrain", "compare", runs / "baseline", runs / "other"]
+        words = [str(word) for word in [*command, "--out", out]]
+        end = run_command(words, out, log)
+        verdict.left += end.left
+        return end
 
     # --- Slurm ---
 

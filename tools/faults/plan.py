@@ -35,13 +35,32 @@ class Fault(Enum):
     WEB_503 = "web server with 1 % of 503"
     EXPORT_KILLED = "SIGKILL of an export"
     CONTROLLER_AWAY = "Slurm's controller away"
+    DISPLAY_GONE = "display goes away"
+    HANG_UP = "SIGHUP"
+    RECORD_LOST = "COMPLETE and checkpoint.json lost"
+    SETTINGS_LOST = "config.yaml or environment.json lost or cut"
+    MARKER_STANDS = "COMPLETE does not answer"
+    STRANGE_SEAL = "strange file among the seals"
 
 
-DAMAGE = (Fault.FLIP, Fault.CUT, Fault.MARKER_LOST)
+DAMAGE = (
+    Fault.FLIP,
+    Fault.CUT,
+    Fault.MARKER_LOST,
+    Fault.RECORD_LOST,
+    Fault.SETTINGS_LOST,
+    Fault.MARKER_STANDS,
+)
 STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR, Fault.STORAGE_STANDS)
-OUTSIDE = (Fault.INPUT_CUT, Fault.WEB_503, Fault.EXPORT_KILLED, Fault.CONTROLLER_AWAY)
+OUTSIDE = (
+    Fault.INPUT_CUT,
+    Fault.WEB_503,
+    Fault.EXPORT_KILLED,
+    Fault.CONTROLLER_AWAY,
+    Fault.STRANGE_SEAL,
+)
 """Faults of other commands than `train`; their cases have no layout of their own."""
-WAITING = (Fault.SUSPEND, Fault.STORAGE_STANDS)
+WAITING = (Fault.SUSPEND, Fault.STORAGE_STANDS, Fault.MARKER_STANDS)
 """Faults that are told after parallel.timeout_seconds, which is short then."""
 
 
@@ -87,6 +106,7 @@ class Case:
         within: the step in which it comes.
         rank: which rank, for faults of one.
         whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends them.
+            SIGHUP meets ranks and launcher, else the launcher. The display is that of errors too.
         place: which byte: of all that a run writes, or of a file of the checkpoint.
         file: which file of the checkpoint.
         bit: which bit of that byte.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -30,6 +32,34 @@ BURIAL_SECONDS = 10.0
 """A killed process of many threads is a zombie before the last of them has let go of its ports."""
 
 
+class Display:
+    """A pipe to what shows a start's output, as `tee` is; it may go away before the start ends.
+
+    Args:
+        log: shows the output.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._reader, self.pipe = os.pipe()
+        self._gone = threading.Event()
+        self._thread = threading.Thread(target=self._show, args=(log,), daemon=True)
+        self._thread.start()
+
+    def go_away(self) -> None:
+        """Read nothing more: whoever writes from now on gets EPIPE."""
+        self._gone.set()
+        self._thread.join()
+
+    def _show(self, log: Path) -> None:
+        with log.open("ab") as file:
+            while not self._gone.is_set():
+                if select.select([self._reader], [], [], POLL_SECONDS)[0]:
+                    if not (text := os.read(self._reader, 1 << 16)):
+                        break
+                    file.write(text)
+        os.close(self._reader)
+
+
 @dataclass
 class Start:
     """A start under way; `ranks` is empty until the launcher has started them."""
@@ -39,6 +69,7 @@ class Start:
     mark: str
     began: float
     log: Path
+    display: Display | None = None
     ports: set[int] = field(default_factory=set)
     waited: float = 0.0
 
@@ -123,6 +154,7 @@ def run_start(
     *,
     disturb: Disturb = leave_alone,
     environment: Mapping[str, str] | None = None,
+    piped: Sequence[str] = (),
 ) -> End:
     """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and wait for its end.
 
@@ -133,10 +165,11 @@ def run_start(
         log: as above.
         disturb: as above.
         environment: as above.
+        piped: as above.
     """
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
     command += ["--local-ranks", str(layout.ranks)]
-    return run_command(command, run, log, disturb, environment=environment)
+    return run_command(command, run, log, disturb, environment=environment, piped=piped)
 
 
 def run_command(
@@ -146,6 +179,7 @@ def run_command(
     disturb: Disturb = leave_alone,
     *,
     environment: Mapping[str, str] | None = None,
+    piped: Sequence[str] = (),
 ) -> End:
     """Start a command, disturb it, and wait for its end.
 
@@ -155,22 +189,28 @@ def run_command(
         run: the directory that it makes.
         log: its output goes there, its errors beside it.
         environment: is added to the usual one.
+        piped: which of stdout and stderr are a `Display`'s pipe; the display shows them in `log`.
     """
     mark = uuid.uuid4().hex
     shared_before = _shared_files()
     env = rank_environment() | dict(environment or {}) | {MARK: mark}
     errors = log.with_suffix(".errors")
     with log.open("w") as out, errors.open("w") as err:
+        display = Display(log) if piped else None
+        streams: dict[str, Any] = {"stdout": out, "stderr": err}
+        if display is not None:
+            streams |= dict.fromkeys(piped, display.pipe)
         launcher = psutil.Popen(
             command,
             cwd=ROOT,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            preexec_fn=prepare_child,  # a campaign that is killed leaves nothing behind either
+            **streams,
+            preexec_fn=_prepare,
         )
-        start = Start(run, launcher, mark, began=time.monotonic(), log=log)
+        if display is not None:
+            os.close(display.pipe)
+        start = Start(run, launcher, mark, began=time.monotonic(), log=log, display=display)
         try:
             disturb(start)
             start.waited = 0.0  # for the end, however long the way to the fault was
@@ -179,6 +219,8 @@ def run_command(
             left = () if hung else tuple(_left_behind(start, shared_before))
         finally:
             _kill(start)
+            if display is not None:
+                display.go_away()
     return End(
         code=launcher.wait(10),
         seconds=seconds,
@@ -187,6 +229,12 @@ def run_command(
         hung=hung,
         left=left,
     )
+
+
+def _prepare() -> None:
+    """Prepare a child: a campaign that is killed leaves nothing behind; nohup is not inherited."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    prepare_child()
 
 
 def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
