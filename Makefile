@@ -77,12 +77,12 @@ test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 FAULTS ?= 60
 SEED ?= 1
 RECORD ?= build/faults.jsonl
-faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; goes on where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
+faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; continues where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
 	$(RUN) -m tools.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
 
 # A score for the tests: how many small faults, planted in the product one at a time, fail a test of the fast suite.
 MUTANTS ?= 200
-mutants: $(VENV)/installed ## does the fast suite find 200 small faults planted one by one? About an hour; goes on where it was interrupted; MUTANTS=200 SEED=1
+mutants: $(VENV)/installed ## does the fast suite find 200 small faults planted one by one? About an hour; continues where it was interrupted; MUTANTS=200 SEED=1
 	$(RUN) -m tools.mutants --mutants $(MUTANTS) --seed $(SEED)
 
 # The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
@@ -124,7 +124,7 @@ lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --strict $(PUBLIC)
 
-format: $(VENV)/installed ## format the code, and mend what ruff can mend
+format: $(VENV)/installed ## format the code, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix $(PACKAGES)
 	$(VENV)/bin/ruff format $(PACKAGES)
 

@@ -71,7 +71,7 @@ def train_tokenizer(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="Prefix: PREFIX.model and PREFIX.json are written.")],
     vocab_size: Annotated[
-        int, typer.Option(help="Number of pieces, the 256 bytes and 3 reserved ids included.")
+        int, typer.Option(help="Number of tokens, the 256 bytes and 3 reserved ids included.")
     ] = 32_000,
     model_type: Annotated[str, typer.Option(help="bpe or unigram.")] = "bpe",
     sample_bytes: Annotated[

@@ -49,7 +49,7 @@ SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors
 """The entry that is the leading variant, and what else it sets."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 
-Out = Annotated[Path, typer.Option(help="Directory for all that is made; the same one goes on.")]
+Out = Annotated[Path, typer.Option(help="Directory for all that is made; with the same one the command continues.")]
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     grid = _grid(trial, out)
     said = _said(trial, grid)
     plan = _write_grid(grid, out)
-    typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command goes on in {out}/")
+    typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command continues in {out}/")
     texts = trial.texts
     shards = str(out / "shards")
     prefix = out / "tokenizer"
@@ -342,7 +342,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     try:
         if path.is_file() and path.read_text() != text:
             raise UserError(
-                f"{path} is of another size of text, design, setting, time or number of cores; "
+                f"{path} is of another size of text, variant, setting, time or number of cores; "
                 f"give another --out, or delete {out}"
             )
         out.mkdir(parents=True, exist_ok=True)
@@ -407,7 +407,7 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
         time.sleep(0.05)
     if signals.received:
         stopped_by = signal.Signals(signals.received[0]).name
-        typer.echo(f"{stopped_by}: stopped; the same command goes on from here")
+        typer.echo(f"{stopped_by}: stopped; the same command continues from here")
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
         typer.echo(f"this step failed: python {shlex.join(command[1:])}", err=True)

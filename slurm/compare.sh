@@ -14,7 +14,7 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 : "${ORA_CODE:=$ORA_ROOT/slurm/code/job-${SLURM_JOB_ID:-}}"
 # shellcheck source=slurm/lib.sh
 . "$ORA_CODE/slurm/lib.sh" || {
-  echo "error: $ORA_ROOT is no checkout of ora-pretrain, or has no copy $ORA_CODE: call sbatch in its root, or set ORA_ROOT" >&2
+  echo "error: $ORA_ROOT is not a checkout of ora-pretrain, or has no copy $ORA_CODE: call sbatch in its root, or set ORA_ROOT" >&2
   exit 2
 }
 

@@ -253,7 +253,7 @@ class Lease:
 
     def _refusal(self) -> DataError:
         return DataError(
-            f"{self._path} is not a regular file, so it is no lock of {self._what}; remove it, and "
+            f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove it, and "
             "run this again"
         )
 

@@ -124,7 +124,7 @@ def _content_problem(
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         chunk = tokens[start : start + _CHUNK_TOKENS]
         if int(chunk.max()) >= vocab_size or int(chunk.min()) < 0:
-            return f"{path} has an id that the tokenizer's {vocab_size:,} pieces do not cover"
+            return f"{path} has an id that the tokenizer's {vocab_size:,} tokens do not cover"
         end_ids += int(np.count_nonzero(chunk == eod_id))
     if end_ids != shard.documents:
         return f"{path} has {end_ids:,} end-of-document ids but {shard.documents:,} documents"

@@ -213,7 +213,7 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
 def _final(url: str, error: Exception) -> str | None:
     """Describe an error that asking again would not change; None for any other."""
     scheme = scheme_of(url)
-    keys = _KEYS.get(scheme, "the server wants credentials; download it first")
+    keys = _KEYS.get(scheme, "the server needs credentials; download it first")
     status = _status_of(error)
     if type(error).__name__ in _NO_KEYS:
         return f"there are no credentials for {url}: {keys}"

@@ -226,9 +226,9 @@ def why_not(model: Path) -> str:
     if changes_text(proto) or normalizer.add_dummy_prefix or not normalizer.escape_whitespaces:
         return f"{model} changes the text or puts a space before it"
     if any(piece.type in (piece.USER_DEFINED, piece.UNUSED) for piece in proto.pieces):
-        return f"{model} has pieces of its user's own"
+        return f"{model} has user-defined or unused tokens"
     if _separator(proto) is None:
-        return f"{model} has no control piece to put between documents"
+        return f"{model} has no control token to put between documents"
     try:
         import gigatoken._load.sentencepiece  # noqa: F401
     except ImportError as error:

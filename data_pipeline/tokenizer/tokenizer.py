@@ -181,7 +181,7 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
         )
     eod_id = processor.piece_to_id(eod_token) if eod_token else processor.eos_id()
     if eod_token and processor.id_to_piece(eod_id) != eod_token:
-        raise DataError(f"--eod-token {eod_token!r} is not a piece of {path}")
+        raise DataError(f"--eod-token {eod_token!r} is not a token of {path}")
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),

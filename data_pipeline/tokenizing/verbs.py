@@ -114,7 +114,7 @@ def tokenize(
     test_fraction: Annotated[
         float, typer.Option(help="Share of the documents to set aside for a final test, by hash.")
     ] = 0.0,
-    files_per_shard: Annotated[int, typer.Option(help="Input files per unit of work.")] = 1,
+    files_per_shard: Annotated[int, typer.Option(help="Input files per work item.")] = 1,
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
     shard_bytes: Annotated[

@@ -52,7 +52,7 @@ class GivenWeights:
                     return content
         except OSError as error:
             raise self._unreadable(error.strerror or str(error)) from error
-        raise self._unreadable("it is no safetensors file")
+        raise self._unreadable("it is not a safetensors file")
 
     @cached_property
     def _stated(self) -> dict[str, Any]:

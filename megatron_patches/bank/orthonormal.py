@@ -105,7 +105,7 @@ class BankRecipe:
         if self.head_dim > self.hidden_size:
             raise MethodError(
                 f"head_dim={self.head_dim} is larger than hidden_size={self.hidden_size}: "
-                "so many orthonormal rows do not exist; use a smaller head_dim"
+                "that many orthonormal rows do not exist; use a smaller head_dim"
             )
         rows = self.num_attention_heads * self.head_dim
         if self.scope == "layer" and rows > self.hidden_size:

@@ -52,7 +52,7 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
     """
     return DamagedCheckpoint(
         f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep "
-        f"{file.parent.name} aside and go on from the checkpoint before"
+        f"{file.parent.name} aside and continue from the checkpoint before"
     )
 
 

@@ -117,7 +117,7 @@ def accept_identity(
     if changes and not allow_data_change:
         raise UserError(
             f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the "
-            "shards and settings, or set data.allow_change=true to go on with what there is now"
+            "shards and settings, or set data.allow_change=true to continue with what there is now"
         )
     _check_recipe(checkpoint, saved.frozen_bank, live["frozen_bank"])
     return changes

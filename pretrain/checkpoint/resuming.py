@@ -169,7 +169,7 @@ def _check_permissions(run: RunDirectory) -> None:
 def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
     """Refuse to go back behind a checkpoint that was complete once: the records since would be cut.
 
-    With `fall_back`, and a checkpoint before it to go on from, that is a note for the user.
+    With `fall_back`, and a checkpoint before it to continue from, that is a note for the user.
     """
     named = run.named_latest()
     lost = [path for path in was_complete(run) if newest is None or step_of(path) > step_of(newest)]
@@ -184,7 +184,7 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     if newest is None:
         raise UserError(f"{problem}, or choose another run.name to start afresh")
     if not fall_back:
-        raise UserError(f"{problem}, or set checkpoint.fall_back=true to go on from {newest.name}")
+        raise UserError(f"{problem}, or set checkpoint.fall_back=true to continue from {newest.name}")
     return [problem.partition("; ")[0]]
 
 
@@ -210,7 +210,7 @@ def _keep_aside(
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:
         raise UserError(
-            f"{problem}, and there is no checkpoint before it to go on from; restore the file, or "
+            f"{problem}, and there is no checkpoint before it to continue from; restore the file, or "
             "choose another run.name to start afresh"
         )
     aside = free_name(checkpoint, DAMAGED_SUFFIX)

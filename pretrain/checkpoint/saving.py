@@ -112,7 +112,7 @@ class Saving:
             end_process(
                 f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
                 f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; "
-                "look at it, then the same command goes on from the newest checkpoint"
+                "look at it, then the same command continues from the newest checkpoint"
             )
 
     def let_count(self, good: bool) -> None:

@@ -464,7 +464,7 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
             notes.append(
                 f"{variant.name} trains {counted:,} parameters but the formulas count "
                 f"{expected:,}: they do not cover all of its parts, and its other figures by "
-                "formula are off alike."
+                "formula are off as well."
             )
     return notes
 

@@ -76,7 +76,7 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
     arms = {_arm(config): config for config, _ in known}
     if lacking := {baseline, *map(_arm, ahead)} - arms.keys():
         raise UserError(
-            f"no finished run is of the arm {min(lacking)}; they are of {', '.join(sorted(arms))}"
+            f"no finished run is of the variant {min(lacking)}; they are of {', '.join(sorted(arms))}"
         )
     cells: dict[tuple[Any, ...], Cell] = {}
     for config, loss in (*known, *((config, math.nan) for config in ahead)):
@@ -88,7 +88,7 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
         cell = cells.setdefault(key, Cell(design, size, tokens, losses={}))
         why = "its loss is not finite" if loss is None else ""
         if config.run.seed in cell.losses:
-            why = "another has its arm, size, length and seed"
+            why = "another has its variant, size, length and seed"
         if loss is None or why:
             raise UserError(f"run {config.run.name} cannot be used, {why}; leave it out")
         cell.losses[config.run.seed] = loss

@@ -386,7 +386,7 @@ def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
             if any(cell.strip() for cell in row):
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}; mend the CSV") from None
+        raise UserError(f"{path}, line {reader.line_num}: {error}; fix the CSV") from None
 
 
 def _events(paths: Sequence[Path]) -> list[_Record]:

@@ -147,7 +147,7 @@ def _check_schedule(config: Config) -> None:
         if value is not None:
             given += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
     if total >= LARGEST:
-        raise UserError(f"{given}: more than 2^53, and no run has so many; give fewer")
+        raise UserError(f"{given}: more than 2^53, and no run has that many; give fewer")
     decay = total - last_stable_step(schedule, total) if schedule.kind == "wsd" else 0
     if schedule.warmup_steps + decay > total:
         also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"

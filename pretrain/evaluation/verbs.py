@@ -150,7 +150,7 @@ def diversity(
         typer.Option(help="Layer whose attention is drawn, from 0; unset: the middle one."),
     ] = None,
     maps_positions: Annotated[
-        int, typer.Option(min=2, help="So many first positions are drawn.")
+        int, typer.Option(min=2, help="Number of first positions to draw.")
     ] = 64,
 ) -> None:
     """E4: how different the heads of a layer are, in their weights and in what they attend to.

@@ -197,7 +197,7 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
             f"(parallel.timeout_seconds is {self._timeout:g}) at {self._place}: "
-            f"{waited_for(file_in_use(self._of))}; then the same command goes on from the newest "
+            f"{waited_for(file_in_use(self._of))}; then the same command continues from the newest "
             "checkpoint"
         )
 
@@ -229,14 +229,14 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} lost its connection to another rank at "
             f"{self._place}: that one has ended, or its node is gone; look at its log and its "
-            "node; then the same command goes on from the newest checkpoint"
+            "node; then the same command continues from the newest checkpoint"
         )
 
     def sentence(self) -> str:
         """Return the sentence that names the rank that did not come, as far as the signs say."""
         waited = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds)"
         here = f"{waited} at {self._place}"
-        again = "; then the same command goes on from the newest checkpoint"
+        again = "; then the same command continues from the newest checkpoint"
         silent = self._late()
         if silent:
             named = " and ".join(self._name(rank) for rank in silent[:4])

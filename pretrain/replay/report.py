@@ -160,7 +160,7 @@ def diff_document(one: Path, other: Path) -> Document:
         answer = f"{records}; {saved}. {_made_again(*traces, tensors)}"
     page: list[Block] = [f"# {one} and {other}", answer, "## Settings, data and versions", causes]
     if first is not None:
-        page += [f"## Step {first} made again", reproduced, tensors.table() if tensors else ""]
+        page += [f"## Step {first} repeated", reproduced, tensors.table() if tensors else ""]
     content = {
         "runs": [*map(str, pair)],
         "answer": answer,
@@ -178,15 +178,15 @@ def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | Non
     apart = next((row for row in said if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:
         return (
-            "Made again by this version on this machine, both are equal: the difference came with "
+            "Repeated by this version on this machine, both are equal: the difference came with "
             "the code, the versions or the machine that trained them."
         )
-    words = "Made again, losses and gradient norms are equal up to there."
+    words = "Repeated, losses and gradient norms are equal up to there."
     if apart is not None:
         step, loss, norm = losses[apart[0]]
         _, other_loss, other_norm = apart
         words = (
-            f"Made again, they part at step {step}: loss {loss!r} and {other_loss!r}, "
+            f"Repeated, they part at step {step}: loss {loss!r} and {other_loss!r}, "
             f"gradient norm {norm!r} and {other_norm!r}."
         )
     return f"{words} {'All tensors are still equal then.' if tensors is None else tensors.first()}"

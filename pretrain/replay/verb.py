@@ -15,7 +15,7 @@ def replay(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Another layout.", metavar="[section.key=value]...")
     ] = None,
-    step: Annotated[int, typer.Option(min=1, help="The step to make again.")] = 1,
+    step: Annotated[int, typer.Option(min=1, help="The step to repeat.")] = 1,
     local_ranks: Annotated[
         int, typer.Option(min=0, help="Ranks on this machine; 0: as the run had.")
     ] = 0,

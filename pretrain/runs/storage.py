@@ -46,7 +46,7 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     remedy = _REMEDIES.get(error.errno or 0, "fix that")
     reason = error.strerror or type(error).__name__
     return (
-        f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on "
+        f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command continues "
         "from the newest complete checkpoint"
     )
 

@@ -249,7 +249,7 @@ CHECKPOINT_STALL_SECONDS = _measured(
 CHECKPOINT_WRITE_SECONDS = _measured(
     "time/checkpoint_write",
     "s",
-    "writing, hashing and making durable rank 0's part of the checkpoint, behind the training",
+    "writing, hashing and making durable rank 0's part of the checkpoint, in the background",
     "seconds per checkpoint",
     when=When.WRITTEN,
 )

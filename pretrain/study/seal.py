@@ -409,7 +409,7 @@ def seed_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]
         if values != [config["run"]["seed"] for config in configs]:
             found[key] = values[0]
             if len(set(values)) > 1:
-                raise UserError(f"runs of one design have several {key}; nothing can be sealed")
+                raise UserError(f"runs of one variant have several {key}; nothing can be sealed")
     return found
 
 
@@ -450,7 +450,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
-            f"the seal {path} cannot be written ({reason}); mend {path.parent}"
+            f"the seal {path} cannot be written ({reason}); fix {path.parent}"
         ) from None
     return Seal(path, directory.resolve(), Sealed.model_validate(raw), raw=raw, intact=True)
 

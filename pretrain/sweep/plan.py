@@ -200,7 +200,7 @@ def _refuse_unlike(
         if lacking := sorted(seeds - {config.run.seed for config in own}):
             raise UserError(
                 f"a sealed hypothesis is judged by pairs of runs of one seed, but {name} has none "
-                f"of seed {lacking[0]}; give all designs the same `seeds`"
+                f"of seed {lacking[0]}; give all variants the same `seeds`"
             )
     for claim in hypotheses:
         both = (*configs[claim.design], *configs[claim.baseline])

@@ -188,12 +188,12 @@ def trial(
     grid: GridArgument,
     overrides: OverridesArgument = None,
     question: Annotated[
-        Question, typer.Option(help="Is the second design better, worse, or within ± the margin?")
+        Question, typer.Option(help="Is the second arm better, worse, or within ± the margin?")
     ] = Question.BETTER,
     margin: MarginOption = 2.0,
     max_pairs: Annotated[
         int | None,
-        typer.Option(min=5, max=100, help="At most so many; default: planned from the first 5."),
+        typer.Option(min=5, max=100, help="At most this many; default: planned from the first 5."),
     ] = None,
     base: BaseOption = None,
     jobs: JobsOption = 1,
@@ -204,12 +204,12 @@ def trial(
         "trial"
     ),
 ) -> None:
-    """Train pairs of runs of a grid's two designs, baseline first, until a question is answered.
+    """Train pairs of runs of a grid's two arms, baseline first, until a question is answered.
 
     Exit code 0: answered, or all pairs are made; 1: a run failed; 128 + signal number: stopped by
     it.
 
-    Example: python -m pretrain trial designs.yaml --question within --margin 3 --jobs 2
+    Example: python -m pretrain trial grid.yaml --question within --margin 3 --jobs 2
     """
     from pretrain.sweep.running import SignalRelay, run_sweep
 
@@ -250,7 +250,7 @@ def ladder(
         list[Path], typer.Argument(help="Finished runs of several sizes, lengths and seeds.")
     ],
     baseline: Annotated[
-        str, typer.Option(help="An arm: the first part of its runs' names, up to a dash.")
+        str, typer.Option(help="A variant: the first part of its runs' names, up to a dash.")
     ],
     predict: Annotated[
         str | None, typer.Option(help="Grid to predict, under seal beside it.")
@@ -260,7 +260,7 @@ def ladder(
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for report and figure.")] = Path("ladder"),
 ) -> None:
-    """Fit a law of the loss over sizes and lengths, with each arm's factor on the tokens.
+    """Fit a law of the loss over sizes and lengths, with each variant's factor on the tokens.
 
     What was predicted is judged and not fitted, unless --predict continues from there.
 

@@ -102,7 +102,7 @@ def read_earlier(config: Config, start: Start) -> Earlier:
             if start.trunk is not None or not config.checkpoint.fall_back:
                 raise UserError(
                     f"{problem}; restore it, or set checkpoint.fall_back=true to keep it aside and "
-                    "go on without it"
+                    "continue without it"
                 ) from None
             damaged.append(path)
             notes.append(f"kept aside as {free_name(path, DAMAGED_SUFFIX).name}: {problem}")

@@ -42,8 +42,8 @@ DEEPSPEED_FACT = "deepspeed_config_sha256"
 """Key of environment.json with the SHA-256 of the file of deepspeed.config; null without one."""
 ENDINGS = {
     FINISHED: "",
-    STOPPED: " is saved; the same command goes on from here",
-    CONTINUE: " is saved and has more to do; the same command goes on from here",
+    STOPPED: " is saved; the same command continues from here",
+    CONTINUE: " is saved and has more to do; the same command continues from here",
 }
 
 

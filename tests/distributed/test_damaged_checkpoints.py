@@ -175,7 +175,7 @@ def test_without_a_checkpoint_before_it_a_damaged_one_stops_the_run(trained: Tra
     flip(run / NEWEST / RANK_FILE)
     before = files_under(run)
     done = trained.resume("alone", checkpoint__fall_back="true")
-    assert_refused(done, RANK_FILE, "there is no checkpoint before it to go on from")
+    assert_refused(done, RANK_FILE, "there is no checkpoint before it to continue from")
     assert files_under(run) == before
 
 
@@ -225,7 +225,7 @@ def test_what_is_good_is_not_deleted_for_lost_files_and_lost_settings_are_told(
     before = files_under(run)
     refusal = (
         "step_00000004 has lost files: it has PROVEN, but no COMPLETE; restore it, or set",
-        "checkpoint.fall_back=true to go on from step_00000002",
+        "checkpoint.fall_back=true to continue from step_00000002",
     )
     assert_refused(trained.resume("filtered"), *refusal)
     assert files_under(run) == before

@@ -98,7 +98,7 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
     for text in words.values():
         assert text.startswith(f"UserError: checkpoint {tmp_path}")
         assert "was trained on other data: " in text and "restore the shards" in text
-        assert text.endswith("or set data.allow_change=true to go on with what there is now")
+        assert text.endswith("or set data.allow_change=true to continue with what there is now")
     old = read_manifest(tiny_shards)
     new = read_manifest(fewer_shards)
     source = new.sources("train")[0]

@@ -151,7 +151,7 @@ def test_a_file_system_that_answers_nobody_is_named(
     (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
     assert re.match(
         r"error: rank [01] waited \d+ s \(parallel\.timeout_seconds is 4\) for the file system of "
-        r".*step_00000002, which takes no byte; look at it, then the same command goes on",
+        r".*step_00000002, which takes no byte; look at it, then the same command continues",
         error,
     )
 

@@ -38,7 +38,7 @@ def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_pa
     assert len(errors) == 1, log.read_text()
     assert re.match(
         rf"error: rank 1 on \S+ \(last seen at .*\) gave no sign while rank 0 waited {SECONDS} s "
-        r"\(parallel\.timeout_seconds\) at step \d+, .*; then the same command goes on from the "
+        r"\(parallel\.timeout_seconds\) at step \d+, .*; then the same command continues from the "
         r"newest",
         errors[0],
     )

@@ -61,7 +61,7 @@ def test_shellcheck(shellcheck: str) -> None:
         (
             "pretrain_small.sh",
             {"ORA_ROOT": "/nowhere", "ORA_CODE": ""},
-            "error: /nowhere is no checkout of ora-pretrain",
+            "error: /nowhere is not a checkout of ora-pretrain",
         ),
         (
             "pretrain_small.sh",

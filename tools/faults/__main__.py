@@ -160,7 +160,7 @@ def _arguments() -> argparse.Namespace:
         "--keep", type=Path, help="keep all files of all cases in this empty directory"
     )
     parser.add_argument(
-        "--record", type=Path, help="keep each outcome in this file, and go on from it"
+        "--record", type=Path, help="keep each outcome in this file, and continue from it"
     )
     parser.add_argument(
         "--into", type=Path, help="put the table between the marks of this Markdown page"

@@ -42,7 +42,7 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     lines = [
         f"`{command}`, commit {', '.join(commits) or commit()}, "
         f"{platform.system()} {platform.machine()}, {seconds / 60:.0f} minutes:",
-        f"**{good} of {len(outcomes)}** went on as if nothing had happened.",
+        f"**{good} of {len(outcomes)}** ended as if nothing had happened.",
         "",
         f"| {' | '.join(HEADS)} |",
         f"| --- |{' ---: |' * (len(HEADS) - 1)}",

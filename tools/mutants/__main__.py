@@ -197,7 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--modules", nargs="+", default=MODULES, help="patterns: where")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="what has to find the faults")
     record = ROOT / "build/mutants.jsonl"
-    parser.add_argument("--record", type=Path, default=record, help="keep outcomes, go on from it")
+    parser.add_argument("--record", type=Path, default=record, help="keep and continue outcomes")
     return parser.parse_args()
 
 

@@ -95,7 +95,7 @@ def test_control_pieces_that_overlap_what_is_put_between_texts(
         assert found.ids.tolist() == [i for ids in expected for i in [*ids.tolist(), 9]]
     proto.pieces[1].piece, proto.pieces[2].piece = "<<", "xx"
     model.write_bytes(proto.SerializeToString())
-    assert "has no control piece to put between documents" in why_not(model)
+    assert "has no control token to put between documents" in why_not(model)
 
 
 def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop) -> None:

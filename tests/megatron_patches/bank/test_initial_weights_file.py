@@ -105,11 +105,11 @@ def test_a_head_of_another_digest_or_of_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda content: content[:5], "it is no safetensors file"),
-        (lambda content: content[:50], "it is no safetensors file"),
+        (lambda content: content[:5], "it is not a safetensors file"),
+        (lambda content: content[:50], "it is not a safetensors file"),
         (
             lambda content: (100_000_001).to_bytes(8, "little") + content[8:],
-            "it is no safetensors file",
+            "it is not a safetensors file",
         ),
         (lambda content: (2).to_bytes(8, "little") + b"[]", "its header cannot be read"),
         (

@@ -260,12 +260,12 @@ def test_what_is_no_ladder_is_refused(tiny_shards: Path, tmp_path: Path) -> None
     paths = finish(runs[: len(runs) // 2], tiny_shards)
     base = ("--baseline", "vanilla", "--out", str(tmp_path / "out"))
     assert refused(*paths, "--baseline", "base") == (
-        "no finished run is of the arm base; they are of orthogonal, vanilla"
+        "no finished run is of the variant base; they are of orthogonal, vanilla"
     )
     said = refused(*paths, paths[0], *base)
-    assert "cannot be used, another has its arm, size, length and seed" in said
+    assert "cannot be used, another has its variant, size, length and seed" in said
     grid, _ = rungs(tmp_path / "runs", tiny_shards, "gaussian")
-    assert "no finished run is of the arm gaussian" in refused(*paths, *base, "--predict", grid)
+    assert "no finished run is of the variant gaussian" in refused(*paths, *base, "--predict", grid)
     other = Path(paths[0]) / "data.json"
     other.write_text(json.dumps(json.loads(other.read_text()) | {"fingerprint": "f" * 64}))
     said = refused(*paths, *base)

@@ -305,7 +305,7 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         (["schedule.steps=null"], ["schedule.steps, schedule.tokens, schedule.flops: none is set"]),
         (
             ["schedule.steps=null", f"schedule.flops={10**40}"],
-            ["schedule.flops=1000", "more than 2^53, and no run has so many"],
+            ["schedule.flops=1000", "more than 2^53, and no run has that many"],
         ),
         (
             ["schedule.flops=1e9", "schedule.warmup_steps=9"],

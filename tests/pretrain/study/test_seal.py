@@ -149,7 +149,7 @@ def test_what_is_no_hypothesis(
         ({"schedule.steps": 9}, {}, "compares runs of 2,048 and 2,304 tokens; add --match flops"),
         (RATE, {"subjects": ["luck"]}, "--subject luck is nothing that runs are compared by"),
         (RATE, {"subjects": ["attention.variant"]}, "outside of attention, tokens, or data"),
-        ({"run.seed": 2}, {}, "one has none of seed 2; give all designs the same `seeds`"),
+        ({"run.seed": 2}, {}, "one has none of seed 2; give all variants the same `seeds`"),
     ],
 )
 def test_what_pairs_cannot_decide_is_not_sealed(
