@@ -49,7 +49,10 @@ SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors
 """The entry that is the leading variant, and what else it sets."""
 PROMPTS, PROMPT_TOKENS = 2, 12
 
-Out = Annotated[Path, typer.Option(help="Directory for all that is made; with the same one the command continues.")]
+Out = Annotated[
+    Path,
+    typer.Option(help="Directory for all that is made; with the same one the command continues."),
+]
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,9 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     if newest is None:
         raise UserError(f"{problem}, or choose another run.name to start afresh")
     if not fall_back:
-        raise UserError(f"{problem}, or set checkpoint.fall_back=true to continue from {newest.name}")
+        raise UserError(
+            f"{problem}, or set checkpoint.fall_back=true to continue from {newest.name}"
+        )
     return [problem.partition("; ")[0]]
 
 

@@ -129,8 +129,8 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     length = trained.config.data.sequence_length
     if length % 2:
         raise UserError(
-            f"{trained.run.path}: data.sequence_length={length} is odd, so that half of it is not a "
-            "length; this evaluation needs an even one"
+            f"{trained.run.path}: data.sequence_length={length} is odd, so that half of it is not "
+            "a length; this evaluation needs an even one"
         )
     spans = samples or -(-trained.config.data.validation_samples // _BLOCKS_PER_SPAN[1.0])
     sources = trained.data.blend.validation_samples(3 * length, spans)

@@ -143,6 +143,8 @@ def test_what_is_no_regular_file_is_no_lease_and_nobody_waits_for_it(tmp_path: P
         path.mkdir,
     ):
         make()
-        with pytest.raises(DataError, match="is not a regular file, so it is not a lock of testing"):
+        with pytest.raises(
+            DataError, match="is not a regular file, so it is not a lock of testing"
+        ):
             Lease(path, "testing").__enter__()
         path.rmdir() if path.is_dir() else path.unlink()

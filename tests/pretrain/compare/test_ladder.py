@@ -116,7 +116,10 @@ def test_places_that_the_law_misses_widen_the_intervals() -> None:
     [
         (exact(sizes=SIZES[:2]), "a law of 3 variants needs 3 sizes, 2 lengths and 9 cells"),
         ([cell for cell in exact() if cell.tokens == LENGTHS[0]], "not 3, 1 and 9; train more"),
-        (exact(["base"])[::2], "1 variants needs 3 sizes, 2 lengths and 7 cells (all of these), not 3"),
+        (
+            exact(["base"])[::2],
+            "1 variants needs 3 sizes, 2 lengths and 7 cells (all of these), not 3",
+        ),
     ],
 )
 def test_too_few_of_anything_is_refused(cells: list[Cell], said: str) -> None:
@@ -273,6 +276,7 @@ def test_what_is_no_ladder_is_refused(tiny_shards: Path, tmp_path: Path) -> None
     assert "--subject" not in said
     assert "has other data than" in refused(paths[0], *base, "--predict", grid)
     assert_refused(
-        warm_cli(["ladder", *paths[1:4], *base]), "a law of 1 variants needs 3 sizes, 2 lengths and 7"
+        warm_cli(["ladder", *paths[1:4], *base]),
+        "a law of 1 variants needs 3 sizes, 2 lengths and 7",
     )
     assert not (tmp_path / "out").exists()
