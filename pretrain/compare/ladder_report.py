@@ -76,7 +76,8 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
     arms = {_arm(config): config for config, _ in known}
     if lacking := {baseline, *map(_arm, ahead)} - arms.keys():
         raise UserError(
-            f"no finished run is of the variant {min(lacking)}; they are of {', '.join(sorted(arms))}"
+            f"no finished run is of the variant {min(lacking)}; they are of "
+            f"{', '.join(sorted(arms))}"
         )
     cells: dict[tuple[Any, ...], Cell] = {}
     for config, loss in (*known, *((config, math.nan) for config in ahead)):
