@@ -253,8 +253,8 @@ class Lease:
 
     def _refusal(self) -> DataError:
         return DataError(
-            f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove it, and "
-            "run this again"
+            f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove "
+            "it, and run this again"
         )
 
     def _server_time(self) -> float:

@@ -212,8 +212,8 @@ def _keep_aside(
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:
         raise UserError(
-            f"{problem}, and there is no checkpoint before it to continue from; restore the file, or "
-            "choose another run.name to start afresh"
+            f"{problem}, and there is no checkpoint before it to continue from; restore the file, "
+            "or choose another run.name to start afresh"
         )
     aside = free_name(checkpoint, DAMAGED_SUFFIX)
     dist.barrier()  # every rank has looked

@@ -151,8 +151,9 @@ def _refuse_too_few(cells: Sequence[Cell], arms: Sequence[str]) -> None:
     lengths = len({cell.tokens for cell in cells})
     if sizes < 3 or lengths < 2 or len(cells) < len(arms) + 6:
         raise UserError(
-            f"a law of {len(arms)} variants needs 3 sizes, 2 lengths and {len(arms) + 6} cells (all of "
-            f"these), not {sizes}, {lengths} and {len(cells)}; train more, or leave a variant out"
+            f"a law of {len(arms)} variants needs 3 sizes, 2 lengths and {len(arms) + 6} cells "
+            f"(all of these), not {sizes}, {lengths} and {len(cells)}; train more, or leave a "
+            "variant out"
         )
 
 
