@@ -5,7 +5,7 @@ The style is that of `reporting.plots`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from pretrain.reporting.plots import (
     group_style,
     in_lines,
     legend_below,
+    page_width,
     remark,
     style_of,
 )
@@ -103,7 +104,7 @@ def loss_figure(comparison: Comparison) -> Figure:
     most = len(COLOURS) - 1
     parts = [[labels[0], *labels[i : i + most]] for i in range(1, max(len(labels), 2), most)]
     # Different shapes end at different losses, so each column of a subject has axes of its own.
-    width = max(WIDTH, 3.6 * len(comparison.strata))
+    width = max(page_width(), 3.6 * len(comparison.strata))
     height = 6.4 if comparison.others else 4.0
     figure = Figure(figsize=(width, height * len(parts)), layout="constrained")
     for shown, part in zip(parts, figure.subfigures(len(parts), squeeze=False).flat, strict=True):
@@ -212,6 +213,12 @@ def _draw_bar(axes: Axes, x: float, ends: tuple[float, float], colour: str) -> N
     axes.plot([x, x], ends, color=colour, linewidth=2.5, solid_capstyle="butt")
 
 
+def _interval(drawn: Iterable[_HasEnds | None]) -> str:
+    """Return what the bars are, before the next clause; "" where a single pair has none."""
+    there = any(one is not None and one.low is not None for one in drawn)
+    return f"{share(CONFIDENCE)} interval, " if there else ""
+
+
 def _draw_interval(axes: Axes, x: float, of: _HasEnds, colour: str) -> None:
     if of.low is not None and of.high is not None:
         _draw_bar(axes, x, (of.low, of.high), colour)
@@ -227,7 +234,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
     if not gaps:
         return None
     row_height = max(0.55, 0.18 * max(len(name.splitlines()) for name in gaps))  # inches
-    figure = Figure(figsize=(WIDTH, 1.5 + row_height * len(gaps)), layout="constrained")
+    figure = Figure(figsize=(page_width(), 1.5 + row_height * len(gaps)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
     pair: dict[str, Any] = {
@@ -254,9 +261,10 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
             axes.plot(ends, [row, row], solid_capstyle="butt", **bar)
         mean = signed(factor * gap.mean, 3)
         text = f"{mean}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
+        lines = text if page_width() == WIDTH else text.replace("  ", "\n").replace(", ", "\n")
         remark(
             axes,
-            text.replace("-", "−"),
+            lines.replace("-", "−"),
             at=(1.0, row),
             offset=(6, 0),
             coordinates=("axes fraction", "data"),
@@ -264,7 +272,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
         )
     axes.set_yticks(range(len(gaps)), list(gaps))
     axes.set_ylim(len(gaps) - 0.45, -0.55)
-    axes.set_xlabel(in_lines(f"{axis} (right is worse)", 95))
+    axes.set_xlabel(in_lines(f"{axis} (right is worse)", int(95 * page_width() / WIDTH)))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     legend_below(figure, axes)
@@ -280,7 +288,7 @@ def frontier_figure(comparison: Comparison) -> Figure | None:
     ]
     if not shown:
         return None
-    figure = Figure(figsize=(WIDTH, 4.0 + 0.22 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(page_width(), 4.0 + 0.22 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
     saved = [x for *_, x in shown]
     x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
@@ -318,7 +326,7 @@ def frontier_figure(comparison: Comparison) -> Figure | None:
             )
     axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
     gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50)
-    axes.set_ylabel(f"{gap_to}\n(up is worse; {share(CONFIDENCE)} interval, – a seed)")
+    axes.set_ylabel(f"{gap_to}\n(up is worse; {_interval(v.gap for v, *_ in shown)}– a seed)")
     legend_below(figure, axes)
     return figure
 
@@ -327,7 +335,7 @@ def trend_figure(comparison: Comparison) -> Figure | None:
     """Draw the gaps over the subject with their intervals, and each variant's mean line."""
     if not (trends := comparison.trends):
         return None
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    figure = Figure(figsize=(page_width(), 4.4), layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
     values = sorted({float(point.value) for trend in trends for point in trend.points})
@@ -342,7 +350,8 @@ def trend_figure(comparison: Comparison) -> Figure | None:
     axes.grid(axis="x", visible=False)
     axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
     named = in_lines(f"{comparison.gap_to}, nats per token", 50)
-    axes.set_ylabel(f"{named}\n(up is worse; {share(CONFIDENCE)} interval)")
+    bars = _interval(point for trend in trends for point in trend.points)
+    axes.set_ylabel(f"{named}\n(up is worse{'; ' if bars else ''}{bars.rstrip(', ')})")
     legend_below(figure, axes, handle=4.5)
     return figure
 

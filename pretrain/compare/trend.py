@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.reporting.tables import Column, Table, table_of
+from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, interval, number, share, signed
 from pretrain.study.gaps import CONFIDENCE, SCORES, PairedGap, adjust, paired_gap
 from pretrain.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, T_P, judged
@@ -185,7 +185,7 @@ def trend_table(trends: Sequence[Trend]) -> Table:
         T_P,
         T_HOLM,
         Column("off the line, at most", lambda trend: number(trend.residual)),
-        Column("what may be said", _slope_verdict, in_words=True),
+        Column(REMARKS, _slope_verdict, in_words=True),
     ]
     return table_of(trends, columns)
 

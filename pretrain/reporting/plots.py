@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.style import context as style_context
@@ -24,6 +25,8 @@ from data_pipeline.io.words import shown, shown_in_line
 
 WIDTH = 8.0
 """Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
+NARROW, NARROW_NAME = 4.4, "{}-narrow"
+"""Inches of the drawing for a phone, and its name."""
 DOTS_PER_INCH = 150
 
 # Okabe and Ito (2008) with wine for yellow, which is lost on white paper; the baseline is black.
@@ -42,6 +45,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 GREY = "#767676"
 """Colour of everything that is not data, such as a limit and its label."""
 _STYLE: dict[str, Any] = {
+    "figure.figsize": (WIDTH, WIDTH),
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -57,6 +61,11 @@ _STYLE: dict[str, Any] = {
 }
 
 _T = TypeVar("_T")
+
+
+def page_width() -> float:
+    """Return the inches of a figure that is drawn now: WIDTH, or NARROW for a phone."""
+    return float(rcParams["figure.figsize"][0])
 
 
 def in_lines(label: str, width: int = 26) -> str:
@@ -161,28 +170,46 @@ def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) 
         out: an existing directory.
 
     Returns:
-        {name: text of the SVG} of the figures that were drawn.
+        {name: text of the SVG} of the figures that were drawn, and of those that are narrower where
+        `page_width` is.
     """
+    drawn = _written(makers, out)
+    with style_context(["default", _STYLE, {"figure.figsize": (NARROW, NARROW)}]):
+        for name, make in makers.items():
+            figure = make()
+            if figure is not None and figure.get_figwidth() < 0.75 * WIDTH:
+                drawn[NARROW_NAME.format(name)] = _shortened(_drawing(figure, "svg").decode())
+    return drawn
+
+
+def _written(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> dict[str, str]:
     drawn = {}
     with style_context(["default", _STYLE]):
         for name, make in makers.items():
             figure = make()
-            for ending, unsaid in (("svg", "Date"), ("png", "Software")):
+            for ending in ("svg", "png"):
                 path = out / f"{name}.{ending}"
                 if figure is None:
                     path.unlink(missing_ok=True)
                     continue
-                for words in figure.findobj(Text):
-                    words.set_text(shown(words.get_text()))
-                image = io.BytesIO()
-                figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
+                image = _drawing(figure, ending)
                 # The layout is most of the work. It is kept from the SVG, whose texts are widest.
                 figure.set_layout_engine("none")
                 if ending == "svg":
-                    drawn[name] = _shortened(image.getvalue().decode())
-                    image = io.BytesIO(drawn[name].encode())
-                path.write_bytes(image.getvalue())
+                    drawn[name] = _shortened(image.decode())
+                    image = drawn[name].encode()
+                path.write_bytes(image)
     return drawn
+
+
+def _drawing(figure: Figure, ending: str) -> bytes:
+    """Return the bytes of a file of that ending; its words show what does not print."""
+    for words in figure.findobj(Text):
+        words.set_text(shown(words.get_text()))
+    image = io.BytesIO()
+    unsaid = {"svg": "Date", "png": "Software"}[ending]
+    figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
+    return image.getvalue()
 
 
 def _shortened(svg: str) -> str:
@@ -234,6 +261,8 @@ def legend_below(
     named = [zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots]
     entries = {name: line for names in named for name, line in names}
     letters = 11.9 * figure.bbox.width / figure.dpi  # about 0.084 inches each
+    most = int(letters - 5 - 1.5 * handle)
+    entries = {in_lines(n, most) if len(n) > most else n: line for n, line in entries.items()}
     fitting = max(1, int(letters / (max(map(len, entries)) + 5 + 1.5 * handle)))
     looks: dict[str, Any] = {
         "ncols": min(fitting, -(-len(entries) // rows)),

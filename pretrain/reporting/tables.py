@@ -11,6 +11,8 @@ from rich.text import Text
 
 from data_pipeline.io.words import shown
 
+REMARKS = "what may be said"
+"""Title of a last column of clauses; on a page they are sentences below the table."""
 R = TypeVar("R")
 Record = TypeVar("Record", contravariant=True)
 

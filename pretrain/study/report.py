@@ -25,7 +25,7 @@ from rich.text import Text
 from data_pipeline.io.words import shown, shown_in_line
 from pretrain.errors import UserError
 from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
-from pretrain.reporting.plots import write_figures
+from pretrain.reporting.plots import NARROW_NAME, write_figures
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import mean_sd, spread_of_all
 from pretrain.runs.directory import write_json, write_text_atomically
@@ -259,12 +259,16 @@ def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
 
     Args:
         page: the blocks; the first text is the title.
-        drawings: {name: SVG} of the figures that were drawn.
+        drawings: {name: SVG} of the figures that were drawn, and of their narrow forms.
     """
     form = Form(
         text=html_text,
         table=html_table,
-        picture=lambda name: inline_svg(drawings[name], name) if name in drawings else "",
+        picture=lambda name: (
+            inline_svg(drawings[name], name, drawings.get(NARROW_NAME.format(name), ""))
+            if name in drawings
+            else ""
+        ),
         sentences=html_list,
     )
     texts = (block.lstrip("# ") for block in page if isinstance(block, str) and block)

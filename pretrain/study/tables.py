@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol, TypeAlias
 
-from pretrain.reporting.tables import Column, Table, table_of
+from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, percent, share, signed
 from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap
 
@@ -67,7 +67,7 @@ def gap_table(
         flush_left: set all columns flush left, not only words.
     """
     first = [Column(name, _nth_name(i), in_words=True) for i, name in enumerate(names)]
-    last = [Column("what may be said", _claim, in_words=True)] if claims else []
+    last = [Column(REMARKS, _claim, in_words=True)] if claims else []
     table = table_of(rows, [*first, *columns, *last], title)
     return Table(table.header, table.rows, range(len(table.header)), title) if flush_left else table
 
@@ -108,7 +108,7 @@ def gap_column(
     return Column(title, lambda row: missing if row.gap is None else show(row.gap), in_words)
 
 
-CLAIM: GapColumn = Column("what may be said", lambda row: verdict(row.gap), in_words=True)
+CLAIM: GapColumn = Column(REMARKS, lambda row: verdict(row.gap), in_words=True)
 
 
 def _tested(title: str, key: str) -> GapColumn:

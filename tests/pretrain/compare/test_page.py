@@ -28,11 +28,13 @@ from pretrain.compare.report import (
     report_page,
     write_comparison,
 )
+from pretrain.reporting.html import html_list
 from pretrain.reporting.plots import COLOURS, write_figures
-from pretrain.reporting.tables import Table
+from pretrain.reporting.tables import REMARKS, Table
 from pretrain.runs import tags
 from pretrain.study.report import page_html, write
 from tests.fabricated_runs import STEPS, write_run
+from tests.ranks import ROOT
 
 HOSTILE = "</pre><script>alert('x')</script> & ```` \n\tit’s <b>"
 COMMAND = [("python", "-m", "pretrain", "compare", "<run>&")]
@@ -156,9 +158,16 @@ def test_markdown_and_page_have_the_same_tables(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path / "runs", 2, 5)
     blocks = report_page(comparison, COMMAND)
     tables = [
-        [list(table.header), *map(list, table.rows)] for table in blocks if isinstance(table, Table)
+        [list(row) for row in (table.header, *table.rows)]
+        for table in blocks
+        if isinstance(table, Table)
     ]
-    assert len(tables) > 6 and Page(page_html(blocks, {})).tables == tables
+    (claims,) = (table for table in tables if table[0][-1] == REMARKS)
+    sentence = claims[1].pop()
+    claims[0].pop()
+    page = page_html(blocks, {})
+    assert len(tables) > 6 and Page(page).tables == tables
+    assert f"</table></div><ul><li>orthogonal: {sentence}.</li></ul>" in page
 
 
 @pytest.mark.distributed
@@ -167,7 +176,7 @@ def test_the_page_is_one_file_that_asks_nobody_and_stays_small(tmp_path: Path) -
     write_comparison(comparison_of(tmp_path / "runs", 11, 5), tmp_path / "out", COMMAND)
     page = Page(text := (tmp_path / "out/report.html").read_text(encoding="utf-8"))
     assert len(text.encode()) <= 500_000
-    assert page.open == [] and page.tags["svg"] == 3 and page.tags["table"] == len(page.tables) >= 7
+    assert page.open == [] and page.tags["svg"] == 6 and page.tags["table"] == len(page.tables) >= 7
     for key, value in page.attributes:
         assert key not in ("src", "srcset", "action", "data"), (key, value)
         assert key not in ("href", "xlink:href") or value.startswith("#"), (key, value)
@@ -268,3 +277,18 @@ def test_words_of_a_strangers_files_are_shown_and_never_obeyed(tmp_path: Path) -
         if name not in ("trend.svg", "runs.svg"):
             assert "$x^$" in text and "\\x1b[2J" in text, name
     assert "\n# h" not in texts["report.md"]
+
+
+def test_a_phone_has_narrow_drawings_and_names_break_where_their_parts_end(tmp_path: Path) -> None:
+    """A word that is broken anywhere reads "orthogo nal", and a scaled drawing not at all."""
+    drawn = write_figures(figures(comparison_of(tmp_path / "runs", 2, 1)), tmp_path)
+    wide, narrow = (
+        float(re.findall(r'width="([\d.]+)pt', drawn[n])[0]) for n in ("gap", "gap-narrow")
+    )
+    assert narrow < 0.6 * wide and not (tmp_path / "gap-narrow.svg").exists()
+    assert not any("95 % interval" in drawing for drawing in drawn.values())  # of one pair: none
+    words = html_list(["short_convolution+low_rank, a_name_of_many_letters, 4,472 <a/b>"])
+    broken = ["short_convolution+", "a_", "name_", "of_", "many_", "a/"]
+    assert re.findall(r"[\w+/]+(?=<wbr>)", words) == broken
+    style = (ROOT / "pretrain/reporting/page.css").read_text()
+    assert "anywhere" not in style
