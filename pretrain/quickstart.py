@@ -275,6 +275,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
         typer.Exit: a step failed, which has said why, or was stopped.
     """
     import pretrain.study.packages  # noqa: F401
+    from pretrain.config.sources import override_text
     from pretrain.sweep.running import SignalRelay
 
     grid = _grid(trial, out)
@@ -295,13 +296,15 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     step("", "data_pipeline verify", shards)
     if not training:
         return
-    prompts = [f"--prompt={text}" for text in _prompts(out / "shards")]
+    prompts = _prompts(out / "shards")
     spread = (f"--jobs={trial.jobs}", f"--local-ranks={trial.local_ranks}")
-    step("3/4 training", "pretrain sweep", str(plan), *spread)
+    samples = [override_text("telemetry.sample_prompts", prompts)] if trial.name == "demo" else []
+    step("3/4 training", "pretrain sweep", str(plan), *samples, *spread)
     page = out / "comparison"
     runs = [str(out / "runs" / name) for name in trial.designs]
     against = (f"--baseline={trial.designs[0]}", f"--out={page}")
-    step("4/4 comparison", "pretrain compare", *runs, *against, *prompts)
+    asked = [f"--prompt={text}" for text in prompts]
+    step("4/4 comparison", "pretrain compare", *runs, *against, *asked)
     typer.echo(f"the page: {page / 'report.html'}")
 
 

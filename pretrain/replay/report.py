@@ -267,7 +267,7 @@ def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
         a, b = (records[step] for records in both)
         for tag in [tag for tag in a if "/" in tag and tag in b and a[tag] != b[tag]]:
             metric = metric_of(tag)
-            if not metric.measured and metric.page is Page.QUALITY:
+            if not metric.measured and metric.page in (Page.QUALITY, Page.INSIDE):
                 values = f"{tag} {a[tag]!r} and {b[tag]!r}"
                 return step, f"the records differ from step {step} on, {values}"
     return None, f"all {len(common)} steps that both recorded are equal"

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pretrain.reporting.tables import REMARKS, Table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-_LONG_PART = 18
+_LONG_PART = 19
 """Letters of a part of a name from which on it may be broken at an underscore, too."""
 
 

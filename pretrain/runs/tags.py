@@ -35,6 +35,7 @@ class Page(Enum):
     QUALITY = "quality"
     THROUGHPUT = "throughput"
     MEMORY = "memory"
+    INSIDE = "stability, attention and weights"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Metric:
         """Return the group of its chart, by the first part of the tag."""
         return _PAGES.get(self.tag.partition("/")[0], Page.QUALITY)
 
+    @property
+    def charted(self) -> str:
+        """Return the tag that charts show: of bytes, the one in MiB that TensorBoard has beside."""
+        return MEBIBYTES.format(self.tag) if self.unit == "bytes" else self.tag
+
     def of(self, name: str) -> str:
         """Return the tag of a family's member."""
         assert self.member, f"{self.tag} is not a family"
@@ -75,7 +81,14 @@ class Metric:
         return {tag.removeprefix(self.tag): record[tag] for tag in own}
 
 
-_PAGES = {"throughput": Page.THROUGHPUT, "time": Page.THROUGHPUT, "memory": Page.MEMORY}
+_PAGES = {
+    "throughput": Page.THROUGHPUT,
+    "time": Page.THROUGHPUT,
+    "memory": Page.MEMORY,
+    "stability": Page.INSIDE,
+    "attention": Page.INSIDE,
+    "weights": Page.INSIDE,
+}
 _PARTS = "parts of a step, in seconds"
 
 
@@ -274,29 +287,31 @@ GRADIENT_BYTES = Metric(
     "memory/gradients",
     "bytes",
     "gradients, sum over ranks, counted in the live engine",
-    "bytes of gradients and optimizer state",
+    "MiB of gradients and optimizer state",
 )
 OPTIMIZER_STATE_BYTES = Metric(
     "memory/optimizer_state",
     "bytes",
     "optimizer state and master weights, sum over ranks, counted in the live engine",
-    "bytes of gradients and optimizer state",
+    "MiB of gradients and optimizer state",
 )
 DEVICE_BYTES = _measured(
     "memory/allocated_peak",
     "bytes",
     "rank 0's peak on its device since its start",
-    "bytes in use",
+    "MiB in use",
     when=When.ON_CUDA,
 )
 HOST_BYTES = _measured(
-    "memory/host_rss", "bytes", "resident memory of rank 0's process now", "bytes in use"
+    "memory/host_rss", "bytes", "resident memory of rank 0's process now", "MiB in use"
 )
 
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
 METRICS: tuple[Metric, ...] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
+MEBIBYTES = "{}_MiB"
+"""Tag of TensorBoard for a metric in bytes, which it would show unscaled."""
 SUMMARY = "summary/{}"
 """Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page
 (`telemetry.hparams`)."""
@@ -313,3 +328,9 @@ def metric_of(tag: str) -> Metric:
     for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):
         return metric
     raise KeyError(f"no metric '{tag}' is declared in pretrain.runs.tags")
+
+
+def in_mebibytes(values: Mapping[str, float]) -> dict[str, float]:
+    """Return {tag: MiB} of the metrics in bytes of a record."""
+    sizes = [metric for metric in METRICS if metric.unit == "bytes" and metric.tag in values]
+    return {metric.charted: values[metric.tag] / 2**20 for metric in sizes}

@@ -42,7 +42,7 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
     for metric in METRICS:
         if metric.chart is not None:
             charts = layout[metric.page.value].setdefault(metric.chart, [])
-            charts.append(metric.tag if metric.member else f"{metric.tag}$")
+            charts.append(metric.tag if metric.member else f"{metric.charted}$")
     return layout
 
 

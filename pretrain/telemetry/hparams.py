@@ -24,8 +24,15 @@ from pretrain.runs.finished import newest_checkpoint_bytes
 
 HParam = str | float | int | bool
 
-FIRST = ("attention.adapters", "attention.variant", "optimizer.learning_rate", "run.seed")
-"""Shown before all others: TensorBoard opens with a few columns only."""
+FIRST = (
+    "attention.variant",
+    "optimizer.learning_rate",
+    "result.memory_MiB",
+    "result.perplexity",
+    "result.tokens_per_second",
+)
+"""The five columns that TensorBoard opens with, in its own order: it shows settings before results,
+which a window of 1,400 pixels would cut, so three results stand among the settings too."""
 
 
 def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
@@ -83,6 +90,19 @@ def results(run: RunDirectory) -> dict[str, float]:
     values |= {tags.SUMMARY.format(name): value for name, value in summary.items()}
     values |= {metric.tag: curves[metric][-1] for metric in (tags.VALIDATION_LOSS, tags.LOSS)}
     return {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+
+
+def in_front(final: Mapping[str, float]) -> dict[str, HParam]:
+    """Return the results, of those of `results`, that stand among the settings."""
+    parts = [tags.SUMMARY.format(f"{name}_MiB") for name in ("gradients", "optimizer_state")]
+    shown = {
+        "result.memory_MiB": sum(final.get(part, math.nan) for part in parts),
+        "result.perplexity": final.get(tags.PERPLEXITY.tag, math.nan),
+        "result.tokens_per_second": final.get(
+            tags.SUMMARY.format("median_tokens_per_second"), math.nan
+        ),
+    }
+    return {name: round(value, 2) for name, value in shown.items() if math.isfinite(value)}
 
 
 def _steady_median(curves: RunCurves, metric: tags.Metric) -> float:

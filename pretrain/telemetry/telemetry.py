@@ -1,8 +1,8 @@
 """Telemetry of a run: records become metrics.jsonl, TensorBoard's scalars, console lines.
 
 The loop hands one StepRecord per step to a Telemetry object, which lives on rank 0 only. Every
-scalar has the same name and value in metrics.jsonl and in TensorBoard (x axis: steps); `runs.tags`
-declares them all.
+scalar has the same name and value in metrics.jsonl and in TensorBoard (x axis: steps), which has
+those in bytes once more in MiB; `runs.tags` declares them all.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rich.console import Console
 
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import MetricsFile, cut_back
-from pretrain.runs.tags import HFU, MFU, SUMMARY
+from pretrain.runs.tags import HFU, MFU, SUMMARY, in_mebibytes
 from pretrain.telemetry.console import StepDisplay
 from pretrain.telemetry.event_file import EventFile, sample_pages
-from pretrain.telemetry.hparams import FIRST, HParam
+from pretrain.telemetry.hparams import FIRST, HParam, in_front
 from pretrain.telemetry.metrics import LossWindow, memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
 from pretrain.telemetry.weights_and_biases import WandbRun
@@ -93,7 +93,7 @@ class Telemetry:
             self._written = None
             self._metrics_file.append(position, metrics)
             if self._event_file is not None:
-                self._event_file.write_scalars(position.step, metrics)
+                self._event_file.write_scalars(position.step, metrics | in_mebibytes(metrics))
                 if record.samples:
                     self._event_file.write_texts(position.step, sample_pages(record.samples))
             if self._wandb is not None:
@@ -138,7 +138,8 @@ class Telemetry:
                     tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))
                 }
                 self._event_file.write_scalars(self._last_step, own)
-                self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)
+                row = {**self._hparams, **in_front(final)}
+                self._event_file.write_hparams(self._last_step, row, final, FIRST)
             self._event_file.close()
         self._metrics_file.close()
 

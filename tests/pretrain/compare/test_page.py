@@ -57,7 +57,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.attributes += [(key, value or "") for key, value in attributes]
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "wbr"):
             self.open.append(tag)
         if tag == "table":
             self.tables.append([])

@@ -88,7 +88,7 @@ def test_tensorboards_charts_show_every_metric_that_has_one_exactly_once() -> No
         text for charts in layout.values() for chart in charts.values() for text in chart
     ]
     for metric in METRICS:
-        tag = metric.tag + ("prose" if metric.member else "")
+        tag = metric.charted + ("prose" if metric.member else "")
         shown = [text for text in expressions if re.match(text, tag)]
         assert len(shown) == (0 if metric.chart is None else 1), tag
     assert list(layout["quality"])[:2] == ["training loss", "validation loss"]

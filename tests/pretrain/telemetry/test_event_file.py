@@ -32,10 +32,12 @@ def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:
     ).experiment
     assert {info.name.tag for info in experiment.metric_infos} == {"perplexity/valid", "loss/train"}
     shown_first = {info.name for info in experiment.hparam_infos if info.differs}
-    assert shown_first == {"attention.variant", "optimizer.learning_rate"}
+    assert shown_first == {"attention.variant", "optimizer.learning_rate", "result.perplexity"}
     assert "_hparams_/session_end_info" in contents
     (layout_event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(layout_event.tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == ["quality", "throughput", "memory"]
+    titles = [category.title for category in layout.category]
+    assert titles == ["quality", "throughput", "memory", "stability, attention and weights"]
+    assert len(layout.category[0].chart) < 8  # the next groups are within reach
     charts = {chart.title for category in layout.category for chart in category.chart}
     assert {"training loss", "validation loss", "gradient norm", "tokens per second"} <= charts

@@ -11,7 +11,7 @@ from pretrain.config.load import load_config
 from pretrain.runs import tags
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import newest_checkpoint_bytes
-from pretrain.telemetry.hparams import FIRST, hparams, results
+from pretrain.telemetry.hparams import FIRST, hparams, in_front, results
 from tests.fabricated_runs import write_run
 from tests.pretrain.telemetry.records import make_record, open_telemetry, read_scalars
 
@@ -39,7 +39,7 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     assert {key: isinstance(value, str) for key, value in by_tokens.items()} == next(
         iter(seen.values())
     )
-    assert {"attention.variant", "run.seed"} <= {*FIRST} & {*by_tokens}
+    assert {"attention.variant", "optimizer.learning_rate"} == {*FIRST} & {*by_tokens}
 
 
 def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: Path) -> None:
@@ -66,6 +66,11 @@ def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: P
     assert list(values)[:3] == shown  # TensorBoard shows five columns before any is chosen
     loss = values[tags.VALIDATION_LOSS.tag]
     assert values["summary/bits_per_byte"] == pytest.approx(loss * 8000 / 31_000 / 0.6931472)
+    front = in_front(values)
+    assert {*front} < {*FIRST} and list(FIRST) == sorted(FIRST)  # the order of TensorBoard
+    assert front["result.tokens_per_second"] == 1000
+    assert front["result.memory_MiB"] == round(1_313_024 * 28 / 2**20, 2)
+    assert in_front({"perplexity/valid": 3.0}) == {"result.perplexity": 3.0}
     assert "summary/peak_device_MiB" not in values and values[tags.LOSS.tag] == 4
 
 

@@ -40,7 +40,11 @@ def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
     declared = [metric_of(tag) for tag in list(full)[3:]]
     assert declared == sorted(declared, key=METRICS.index), "the file's order is the table's"
     scalars = read_scalars(tmp_path)
-    assert set(scalars) == set(full) - place
+    sizes = {tag for tag in scalars if tag.endswith("_MiB")}
+    assert set(scalars) - sizes == set(full) - place
+    assert sizes == {f"{m.tag}_MiB" for m in METRICS if m.unit == "bytes" and m.tag in full}
+    in_bytes = dict(scalars["memory/gradients"])[2]
+    assert dict(scalars["memory/gradients_MiB"])[2] == pytest.approx(in_bytes / 2**20)
     for record in (plain, full):
         for tag in set(record) - place:
             assert dict(scalars[tag])[record["step"]] == pytest.approx(record[tag], rel=1e-6)
