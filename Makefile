@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -117,6 +117,14 @@ RECORDED ?= tests/recorded/v0.4-lab.json
 PARTS ?=
 record: $(VENV)/installed ## is what must stay byte-equal what it was at v0.4-lab? Half a minute; PARTS=bank,init RECORDED=FILE
 	$(RUN) -m tools.record --against $(RECORDED) $(if $(PARTS),--parts $(PARTS))
+
+# Takes torch from its CPU index; TORCH_INDEX= leaves it to pip, which may bring a build for GPUs. RELEASE_OPTIONS=--short
+# trains 20 steps in place of 240.
+PYTHONS ?= python3.10 python3.13
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+RELEASE_OPTIONS ?=
+release-check: $(VENV)/installed ## sdist and wheel in empty environments do demo, try, compare-losses; PYTHONS="python3.10 python3.13" TORCH_INDEX=
+	$(VENV)/bin/python -m tools.release $(PYTHONS) --torch-index "$(TORCH_INDEX)" $(RELEASE_OPTIONS)
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)

@@ -53,6 +53,10 @@ Out = Annotated[
     Path,
     typer.Option(help="Directory for all that is made; with the same one the command continues."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
+]
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,7 @@ def try_(
         str,
         typer.Option(help=f"What is tried beside vanilla: {LEADING}, or one of grid {DESIGNS}."),
     ] = LEADING,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
-    ] = None,
+    settings: Settings = None,
     text_key: Annotated[
         str, typer.Option(help="Key of the text in a record; of several the first that it has.")
     ] = "text|content|body",
@@ -141,12 +142,14 @@ def demo(
         bool,
         typer.Option("--training/--no-training", help="Train, or stop when the shards are there."),
     ] = True,
+    settings: Settings = None,
 ) -> None:
     """Do what `try` does with text of this Python installation, on four processes: see README.
 
     Example: ora-pretrain demo
     """
     from pretrain.config.load import load_config
+    from pretrain.config.sources import parse_overrides
 
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
@@ -157,7 +160,7 @@ def demo(
         jobs=1,
         local_ranks=4,
         of_tokenizer=("--vocab-size=4096",),
-        settings=placed,
+        settings=placed | dict(parse_overrides(settings or [])),
     )
     what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
     run_trial(trial, out, what, training)

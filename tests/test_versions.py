@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -21,6 +22,7 @@ from megatron_patches.engine.compat import (
     check_megatron_core_version,
     quiet_extension_lookup,
     untested_torch,
+    without_unused_packages,
 )
 from megatron_patches.errors import MethodError
 from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
@@ -187,3 +189,12 @@ def test_a_build_for_gpus_does_not_say_at_each_start_that_there_is_none() -> Non
     finally:
         logger.removeHandler(handler)
     assert heard.getvalue() == "Error checking compiler version for c++\n"
+
+
+def test_megatron_core_starts_without_triton() -> None:
+    """From 0.19 on it imports a kernel of experts without asking whether there is Triton."""
+    name = "megatron.core.transformer.moe.ops.paged_stash"
+    assert name not in sys.modules
+    with without_unused_packages():
+        assert torch.cuda.is_available() or sys.modules[name].paged_stash_copy_kernel is None
+    assert name not in sys.modules

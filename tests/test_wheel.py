@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import site
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import pretrain
+from tests.environments import Environment
 from tests.ranks import ROOT, rank_environment
+from tools.release import WITHOUT_TORCH, build
 
 pytestmark = pytest.mark.distributed  # builds, installs and starts programs
 PRODUCT = ("pretrain", "megatron_patches", "data_pipeline", "ds_configs")
@@ -25,8 +27,9 @@ DATA = (".yaml", ".json", ".md", ".css", ".js", ".typed")
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel in its own environment, which also sees the packages of the tests' environment."""
+    """The wheel in its own environment, with what its extra `compare` needs."""
 
+    sdist: Path
     wheel: Path
     programs: Path
     outside: Path
@@ -50,42 +53,14 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     directory = tmp_path_factory.mktemp("wheel")
-    wheel = build_wheel(directory)
-    environment = directory / "environment"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100
-    )
-    scheme = "posix_prefix"  # of a virtual environment: Python 3.10 has no scheme "venv"
-    paths = sysconfig.get_paths(
-        scheme, vars={"base": str(environment), "platbase": str(environment)}
-    )
-    # A directory named in a .pth file comes after the environment's own, and its own .pth files
-    # are not read: an editable install of the checkout is out of sight.
-    others = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    (Path(paths["purelib"]) / "dependencies.pth").write_text(
-        "\n".join(dict.fromkeys(others)) + "\n"
-    )
+    sdist, wheel = build(directory)
+    environment = Environment(directory / "environment")
+    environment.install("compare")
     options = "install --no-deps --no-index --no-warn-script-location"
-    pip("--python", environment, *options.split(), wheel)
+    pip("--python", directory / "environment", *options.split(), wheel)
     (outside := directory / "outside").mkdir()
-    yield Installed(wheel, Path(paths["scripts"]), outside)
+    yield Installed(sdist, wheel, environment.programs, outside)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def build_wheel(directory: Path) -> Path:
-    """From a copy, because a build litters its source; without a network: torch has setuptools."""
-    source = directory / "source"
-    for folder in (*PRODUCT, "slurm", "tests", "benchmarks"):
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for file in ROOT.iterdir():
-        if file.is_file():
-            shutil.copy(file, source)
-    options = "wheel --no-deps --no-index --no-build-isolation --wheel-dir"
-    pip(*options.split(), directory, source)
-    (wheel,) = directory.glob("*.whl")
-    return wheel
 
 
 def pip(*arguments: str | os.PathLike[str]) -> None:
@@ -105,6 +80,30 @@ def test_the_wheel_holds_the_program_and_nothing_else(installed: Installed) -> N
     assert len(expected) > 100 and "pretrain/configs/grids/studies/demo_variants.yaml" in expected
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert installed.wheel.name == f"ora_pretrain-{pretrain.__version__}-py3-none-any.whl"
+
+
+def test_the_sdist_builds_the_wheel_and_has_no_tests(installed: Installed) -> None:
+    """The wheel here is built from it."""
+    with tarfile.open(installed.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"constraints.txt", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
+
+
+def test_the_page_names_what_compare_losses_needs_without_torch() -> None:
+    page = " ".join((ROOT / "docs/compare-losses.md").read_text().split())
+    listed = page.partition("`pip install --no-deps` beside ")[2].partition(" is enough")[0]
+    assert sorted(re.split(", | and ", listed)) == sorted(WITHOUT_TORCH)
+
+
+def test_nobody_is_sent_to_an_index_for_this_program() -> None:
+    """It is on none: whoever registered its name there would own whoever followed."""
+    sources = [path for package in PRODUCT for path in (ROOT / package).rglob("*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb")]
+    asked = re.compile(r"ora-pretrain\[|install ['\"]?ora-pretrain\b")
+    assert asked.search("pip install 'ora-pretrain[export]'")
+    found = [str(path) for path in (*sources, *pages) if asked.search(path.read_text())]
+    assert found == [], f"{found}: data_pipeline.errors.how_to_install has the command that works"
 
 
 def test_the_metadata_says_what_it_is(installed: Installed) -> None:

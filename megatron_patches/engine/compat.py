@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Iterator
 from functools import cache, partial, wraps
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ on it needs Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
 """The oldest and the newest torch with which `make test-oldest` and `make test-newest` passed."""
 _torch_compile = torch.compile
+_KERNEL_OF_EXPERTS = "megatron.core.transformer.moe.ops.paged_stash"
 
 
 def check_megatron_core_version(installed: str | None = None) -> None:
@@ -121,11 +123,17 @@ def without_unused_packages() -> Iterator[None]:
     """Let imports inside see no boto3, and on a machine without a GPU no Triton.
 
     They try these, for buckets and for kernels, and do without. They take a third of a second of a
-    start. Whoever imports one later, this program's own kernel too, gets it.
+    start. Whoever imports one later, this program's own kernel too, gets it. megatron-core 0.19
+    does not do without Triton, which the CPU build of torch lacks, for a kernel of experts: a
+    module whose names are None stands in for it, since no model here has experts.
     """
-    names = ("boto3",) if torch.cuda.is_available() else ("boto3", "triton")
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    stand_in = ModuleType(_KERNEL_OF_EXPERTS)
+    vars(stand_in)["__getattr__"] = {}.get
+    unused = {"boto3": None, _KERNEL_OF_EXPERTS: stand_in, "triton": None}
+    if torch.cuda.is_available():
+        unused = {"boto3": None}
+    hidden = [name for name in unused if name not in sys.modules]
+    sys.modules.update({name: unused[name] for name in hidden})  # type: ignore[misc]
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ constructor, and knows which options of its TransformerConfig the layers here ap
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import fields
 
 import torch
@@ -103,6 +104,10 @@ class GPT(GPTModel):
         inventory: tuple[Tensor, ...],
     ) -> None:
         refuse_unapplied(config)
+        layers = transformer_layer_spec.layer_specs or []
+        parts = [layer.submodules.self_attention.submodules for layer in layers]
+        config = copy(config)  # megatron-core 0.19 wants this said beside the parts
+        config.qk_layernorm = any(getattr(part, "q_layernorm", None) for part in parts)
         super().__init__(
             config=config,
             transformer_layer_spec=transformer_layer_spec,

@@ -131,6 +131,7 @@ def sample(
         raise UserError(f"--temperature {temperature:g} must be 0 or from 0.0001 to 10000")
     if not 0 <= top_p <= 1:  # NaN passes typer's limits
         raise UserError(f"--top-p {top_p:g} must be from 0 to 1")
+    typer.echo(f"sampling from {path}; the imports take a while", err=True)
     from pretrain.export.run_exports import exported
     from pretrain.study.models import require_transformers
 
