@@ -161,6 +161,15 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert [link for _, link in BUILD["dead_links"](tmp_path)] == ["b.html#there", "c.png"]
 
 
+def test_formulas_are_set_and_code_is_left_as_it_is(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("W_Q x, k_(t−j), n^1.25; `W_Q`, data.a_b [a](x_1.md)\n\n    W_K\n")
+    assert BUILD["page_text"](page) == (
+        "W<sub>Q</sub> x, k<sub>t−j</sub>, n<sup>1.25</sup>; `W_Q`, data.a_b [a](x_1.md)"
+        "\n\n    W_K\n"
+    )
+
+
 @pytest.mark.full
 def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
     pytest.importorskip("zensical", reason="`make site` installs it")

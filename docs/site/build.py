@@ -25,6 +25,12 @@ OUT = ROOT / "build/site-pages"
 PAGES = ("*.md", "docs/**/*.md", "ds_configs/*.md", "tests/*.md")
 BESIDE = ("docs/figures/*", "docs/results/**/*.svg")
 NOTEBOOKS = ("docs/*.ipynb",)
+CODE = r"(^```.*?^```|`[^`\n]+`|^    [^\n]*$|\]\([^)\s]*\))"
+"""What is left as it is: blocks of code, code in a line, targets of links."""
+FORMULA = re.compile(
+    r"(?<![\w/.*])(?P<letter>[A-Za-zα-ωΑ-Ω])(?P<sign>[_^])"
+    r"(\((?P<inside>[^()\n]+)\)|(?P<bare>[A-Za-z0-9]+(\.\d+)?))(?![\w_/*.]*[_/*])"
+)
 
 
 def main() -> int:
@@ -82,8 +88,22 @@ def sources(patterns: tuple[str, ...]) -> list[Path]:
 
 
 def page_text(path: Path) -> str:
-    """The page, with links to notebooks led to the pages made of them."""
-    return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", path.read_text())
+    """The page, with links to notebooks led to the pages made of them, and formulas set."""
+    text = re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", path.read_text())
+    return "".join(
+        part if number % 2 else set_formulas(part)
+        for number, part in enumerate(re.split(CODE, text, flags=re.MULTILINE | re.DOTALL))
+    )
+
+
+def set_formulas(text: str) -> str:
+    """Text outside code, with indices and powers of a letter set as such: W_Q, k_(t−j), n^1.25."""
+
+    def set_one(found: re.Match[str]) -> str:
+        tag = "sub" if found["sign"] == "_" else "sup"
+        return f"{found['letter']}<{tag}>{found['inside'] or found['bare']}</{tag}>"
+
+    return FORMULA.sub(set_one, text)
 
 
 def files_linked(path: Path) -> Iterator[Path]:
