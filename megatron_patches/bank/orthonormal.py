@@ -24,10 +24,13 @@ from megatron_patches.bank.structured import dct_rows, hadamard_rows, is_power_o
 from megatron_patches.errors import MethodError
 
 Role = Literal["query", "key"]
+DrawnRole = Literal["query", "key", "output"]
 
 SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
+DRAWN_ROLES: tuple[DrawnRole, ...] = (*ROLES, "output")
+"""Roles that have streams, by their numbers there; the rows of `output` are W_O's columns."""
 FACTORED = ("monarch",)
 """Constructions of two factors instead of a matrix (see `factors`)."""
 
@@ -139,12 +142,12 @@ class BankRecipe:
         """Return whether inputs are multiplied by small factors of the rows instead of the rows."""
         return self.init == "orthogonal" and self.construction in FACTORED
 
-    def num_heads(self, role: Role) -> int:
+    def num_heads(self, role: DrawnRole) -> int:
         """Return the number of heads of one role in a layer: query heads, or key heads (groups)."""
-        return self.num_attention_heads if role == "query" else self.num_query_groups
+        return self.num_query_groups if role == "key" else self.num_attention_heads
 
 
-def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
+def head_rows(recipe: BankRecipe, layer: int, role: DrawnRole, head: int) -> FloatArray:
     """Draw W of one head.
 
     Args:
@@ -159,7 +162,9 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
     return rows_of_heads(recipe, layer, role, [head])
 
 
-def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
+def rows_of_heads(
+    recipe: BankRecipe, layer: int, role: DrawnRole, heads: Sequence[int]
+) -> FloatArray:
     """Draw W of several heads of one role, stacked.
 
     The result is that of stacking `head_rows`; with scope "layer" the layer's one decomposition is
@@ -203,7 +208,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 
 
 def factors_of_heads(
-    recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
+    recipe: BankRecipe, layer: int, heads: Sequence[tuple[DrawnRole, Sequence[int]]]
 ) -> LayerFactors:
     """Make the factors of several heads' W, where the recipe is `structured`.
 
@@ -218,7 +223,7 @@ def factors_of_heads(
     assert recipe.structured
     for role, some in heads:
         check_place(recipe, layer, role, some)
-    numbers = [(ROLES.index(role), some) for role, some in heads]
+    numbers = [(DRAWN_ROLES.index(role), some) for role, some in heads]
     return layer_factors(
         recipe.seed, layer, hidden_size=recipe.hidden_size, head_dim=recipe.head_dim, heads=numbers
     )
@@ -236,8 +241,8 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
     Raises:
         MethodError: what does not exist.
     """
-    if role not in ROLES:
-        raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
+    if role not in DRAWN_ROLES:
+        raise MethodError(f"role is '{role}'; known roles: {', '.join(DRAWN_ROLES)}")
     if layer < 0:
         raise MethodError(f"layer={layer} is negative; layers count from 0")
     num_heads = recipe.num_heads(role)
@@ -249,13 +254,13 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 
 
 def _stream(
-    seed: int, scope: str, layer: int, role: Role, head: int | None = None
+    seed: int, scope: str, layer: int, role: DrawnRole, head: int | None = None
 ) -> np.random.Generator:
     """Return the random stream of a head, or of a layer's role.
 
     Philox keyed by a hash of its place.
     """
-    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
+    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, DRAWN_ROLES.index(role))
     if head is not None:
         place = (*place, head)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))

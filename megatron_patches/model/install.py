@@ -25,7 +25,11 @@ from megatron_patches.attention.synthesizer import (
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import mlp_spec
 from megatron_patches.model.layer import Layer
-from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
+from megatron_patches.model.linear import (
+    ColumnParallelLinear,
+    FrozenProjection,
+    RowParallelLinear,
+)
 from megatron_patches.model.parts import NORMS, RMSNorm
 from megatron_patches.model.penalty import penalized
 from megatron_patches.recipe.parts import ModelShape
@@ -75,6 +79,7 @@ def gpt_block_spec(
                     qk_norm=shape.qk_norm,
                     keep=keep,
                     phase=phase,
+                    layer=layer,
                 ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
@@ -82,7 +87,9 @@ def gpt_block_spec(
                 mlp_bda=get_bias_dropout_add,
             ),
         )
-        for frozen_groups, keep in zip(frozen, policy.keeps(*sizes), strict=True)
+        for layer, (frozen_groups, keep) in enumerate(
+            zip(frozen, policy.keeps(*sizes), strict=True)
+        )
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
@@ -95,6 +102,7 @@ def _self_attention_spec(
     qk_norm: bool,
     keep: Keep | None,
     phase: int,
+    layer: int,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -110,6 +118,9 @@ def _self_attention_spec(
         params |= {"policy": policy, "recipe": recipe}
         kept = keep is not None and keep.phase <= phase
         params |= {"frozen_groups": frozen_groups, "keep": keep, "kept": kept}
+    projection: Any = RowParallelLinear
+    if policy.freezes_output:
+        projection = ModuleSpec(FrozenProjection, params={"recipe": recipe, "layer": layer})
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     norm: Any = RMSNorm if qk_norm else None
@@ -119,7 +130,7 @@ def _self_attention_spec(
         submodules=SelfAttentionSubmodules(
             linear_qkv=linear_qkv,
             core_attention=ModuleSpec(module=CausalDotProductAttention, params={"rotary": rotary}),
-            linear_proj=RowParallelLinear,
+            linear_proj=projection,
             q_layernorm=norm,
             k_layernorm=norm,
         ),

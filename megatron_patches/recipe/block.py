@@ -7,7 +7,7 @@ The attention's queries, keys and values are in `tensors`, its adapters in `adap
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from typing_extensions import override
@@ -183,20 +183,36 @@ class Embeddings(Part):
         """Save nothing but ids."""
 
 
+@dataclass(frozen=True)
 class Projection(Part):
-    """The attention's output projection."""
+    """The attention's output projection.
+
+    Args:
+        frozen: it is diag(gain) W_O with a frozen W_O.
+    """
+
+    frozen: bool = False
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield W_O."""
+        """Yield W_O, and the gain of a frozen one."""
         size = (shape.hidden_size, shape.query_size)
-        yield into_residual(f"{at.module}.weight", at.stream, size, at.layer)
+        weight = into_residual(f"{at.module}.weight", at.stream, size, at.layer)
+        if not self.frozen:
+            yield weight
+            return
+        yield replace(weight, kind="frozen", phase=None, decay=False, start="own")
+        gain = norm_vector(at, "gain", shape.hidden_size, "residual_gain")
+        yield replace(gain, kind="adapter")
 
     @override
     def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the heads' context vectors."""
+        """Save the heads' context vectors; with a gain the product instead."""
         context = trace.tokens * (shape.query_size // trace.size) * trace.element
         trace.save(Storage("context", context))
+        if self.frozen:
+            product = trace.between * shape.hidden_size * trace.element
+            trace.save(Storage("product with the output projection", product))
 
 
 class Output(Part):

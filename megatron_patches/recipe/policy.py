@@ -20,7 +20,7 @@ from megatron_patches.recipe.axes import Rule, axes_of, axis
 from megatron_patches.recipe.phases import Keep, PhaseStart, layer_range, spread, training_begins
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
-FrozenRoles = Literal["both", "query", "key"]
+FrozenRoles = Literal["both", "query", "key", "output", "all"]
 Convolved = Literal["both", "key", "value"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
@@ -31,7 +31,7 @@ Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 DEFAULT_PENALTY = 0.01
 
 _ORTHONORMAL = Rule(
-    lambda policy, _: policy.init == "orthogonal",
+    lambda policy, _: policy.init == "orthogonal" or policy.freezes_output,
     "attention.scope and attention.construction do not apply to variant '{variant}'",
 )
 
@@ -82,20 +82,6 @@ class QKPolicy:
     init: Init
     scores: Scores = "dot_product"
     trains_factors: bool = False
-    scope: Scope = axis(
-        "head",
-        "Rows orthonormal within each head or across the layer; unset: the variant's own.",
-        _ORTHONORMAL,
-    )
-    construction: str = axis(
-        "qr",
-        f"How orthonormal rows are made: {', '.join(CONSTRUCTIONS)}; unset: the variant's own.",
-        _ORTHONORMAL,
-        Rule(
-            lambda policy, value: policy.construction in ("qr", value),
-            "attention.construction={value} contradicts variant '{variant}'; use orthogonal",
-        ),
-    )
     # None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|² is equal.
     gaussian_std: float | None = axis(
         None,
@@ -115,18 +101,40 @@ class QKPolicy:
             "attention.shared does not apply to variant '{variant}'; remove it",
         ),
     )
-    # The rows of the other role train, and start as vanilla's.
+    # The rows of the other role train, and start as vanilla's. A frozen output projection has heads
+    # drawn as rows are, times a gain of each channel that trains.
     frozen_roles: FrozenRoles = axis(
         "both",
-        "Whether the rows of queries, of keys or of both are frozen; the others train.",
+        "Whether the rows of queries, of keys or of both are frozen, the output projection alone "
+        "(output) or all three; the others train.",
         Rule(
-            lambda policy, value: value == "both" or not (policy.trainable or policy.synthesizer),
-            "attention.frozen_roles does not apply to variant '{variant}', which freezes nothing",
+            lambda policy, value: (
+                value == "both"
+                or (policy.trainable == (value == "output") and not policy.synthesizer)
+            ),
+            "attention.frozen_roles={value} does not apply to variant '{variant}'; output is for "
+            "variants whose queries and keys train, query, key and all for those that freeze them",
         ),
         Rule(
-            lambda policy, value: value == "both" or not (policy.shared or policy.trains_later),
+            lambda policy, value: (
+                value not in ("query", "key") or not (policy.shared or policy.trains_later)
+            ),
             "attention.frozen_roles={value} contradicts attention.shared and layers that begin to "
             "train (attention.phases); remove it",
+        ),
+    )
+    scope: Scope = axis(
+        "head",
+        "Rows orthonormal within each head or across the layer; unset: the variant's own.",
+        _ORTHONORMAL,
+    )
+    construction: str = axis(
+        "qr",
+        f"How orthonormal rows are made: {', '.join(CONSTRUCTIONS)}; unset: the variant's own.",
+        _ORTHONORMAL,
+        Rule(
+            lambda policy, value: policy.construction in ("qr", value),
+            "attention.construction={value} contradicts variant '{variant}'; use orthogonal",
         ),
     )
     # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
@@ -231,7 +239,12 @@ class QKPolicy:
                 "attention.phases freezes shared rows, and factors, of whole layers; leave heads "
                 "and roles of its entries unset"
             )
-        if self.frozen_roles != "both" and any(0 < share < 1 for _, share in self.frozen_heads):
+        if self.freezes_output and self.init == "pretrained":
+            raise MethodError(
+                "attention.frozen_roles=all draws the output projection, which variant pretrained "
+                "has trained; leave it out"
+            )
+        if self.freezes_one_role and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(
                 f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; "
                 "give attention.frozen_heads 0 or 1 for its layers"
@@ -245,7 +258,7 @@ class QKPolicy:
                 "attention.phases trains whole layers, without adapters; leave "
                 "attention.adapters unset, and give attention.frozen_heads 0 or 1 for its layers"
             )
-        if self.structured or self.shared or self.frozen_roles != "both":
+        if self.structured or self.shared or self.freezes_one_role:
             raise MethodError(
                 "attention.phases trains layers whose rows of queries and keys are frozen as whole "
                 "matrices; leave attention.shared and attention.frozen_roles unset, and use "
@@ -264,6 +277,16 @@ class QKPolicy:
             raise MethodError(
                 "attention.adapters names low_rank, which variant low_rank is made of already"
             )
+
+    @property
+    def freezes_one_role(self) -> bool:
+        """Return whether the rows of either queries or keys are frozen, and the others train."""
+        return self.frozen_roles in ("query", "key")
+
+    @property
+    def freezes_output(self) -> bool:
+        """Return whether the output projection is drawn and frozen."""
+        return self.frozen_roles in ("output", "all")
 
     @property
     def trains_later(self) -> bool:
@@ -326,7 +349,9 @@ class QKPolicy:
         """Return the roles of which frozen rows are held: of shared ones the query's alone."""
         if self.shared:
             return ("query",)
-        return ROLES if self.frozen_roles == "both" else (self.frozen_roles,)
+        if self.frozen_roles in ("query", "key"):
+            return (self.frozen_roles,)
+        return ROLES
 
     def adapted_groups(self, frozen_groups: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
         """Return the groups of a layer that adapters correct.

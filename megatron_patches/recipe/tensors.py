@@ -92,7 +92,10 @@ def parts_of_model(
         yield rows, Place(attention, f"{stream}.attention", layer)
         if shape.qk_norm:
             yield QueryKeyNorm(), Place(attention, f"{stream}.attention", layer)
-        yield Projection(), Place(f"{attention}.linear_proj", f"{stream}.attention.proj", layer)
+        yield (
+            Projection(policy.freezes_output),
+            Place(f"{attention}.linear_proj", f"{stream}.attention.proj", layer),
+        )
         yield norm, Place(f"{name}.pre_mlp_layernorm", f"{stream}.norm2", layer)
         yield mlp, Place(f"{name}.mlp", f"{stream}.mlp", layer)
     yield norm, Place("decoder.final_layernorm", "norm")
@@ -215,7 +218,7 @@ class QueryKeyValue(Part):
         roles = ("query",) if policy.shared else ("query", "key")
         held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
         left = {role: len(every) - held[role] if policy.has_rows else 0 for role in roles}
-        trained = tuple(not one or policy.frozen_roles != "both" for one in frozen)
+        trained = tuple(not one or policy.freezes_one_role for one in frozen)
         keep = self.later
         if keep is None or keep.whole:
             yield from self._trained(

@@ -326,6 +326,11 @@ def _check_initial_weights(config: Config) -> None:
     given = config.given_weights
     if given is None:
         return
+    if config.policy.freezes_output:
+        raise UserError(
+            f"attention.frozen_roles={config.policy.frozen_roles} draws the output projection, "
+            f"which {given.path} has trained; leave one of them out"
+        )
     described = config.values["model"]
     for key, value in given.model.items():
         if key == "max_positions":

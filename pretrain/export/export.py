@@ -136,11 +136,12 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
     """Return whether every weight can be stored with the bits it was trained with.
 
-    Scales behind a norm are folded into its gains; the products of two bf16 factors need more
-    digits.
+    Scales behind a norm are folded into its gains; the products of two bf16 factors, and of a
+    frozen output projection with its gain, need more digits.
     """
     policy = run.config.policy
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
+    multiplied = multiplied or policy.freezes_output
     return not (folded or multiplied or {"logit_scale", "channel_scale"} & set(policy.adapters))
 
 

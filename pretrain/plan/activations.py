@@ -80,7 +80,7 @@ def _attention(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
     trace = _trace(work, "residual stream before the attention")
     NORMS[work.shape.norm].keep(trace, work.shape)
     trace.save(trace.hidden)  # the input of the products with W_Q, W_K and W_V
-    Projection().keep(trace, work.shape)
+    Projection(work.policy.freezes_output).keep(trace, work.shape)
     trace.save(Storage("dropout mask behind the attention", _residual_mask(work)))
     return trace.saved | (_synthesized(work) if heads is None else _query_key_value(work, heads))
 

@@ -70,6 +70,13 @@ DESIGNS: dict[str, dict[str, str]] = {
     "monarch_trainable": {"variant": "monarch_trainable"},
     "frozen-query": {"variant": "orthogonal", "frozen_roles": "query", "adapters": "[low_rank]"},
     "frozen-key-monarch": {"variant": "monarch", "frozen_roles": "key"},
+    "frozen-output": {
+        "variant": "vanilla",
+        "frozen_roles": "output",
+        "construction": "dct",
+        "scope": "layer",
+    },
+    "modern-all-frozen": {"variant": "monarch_shared_conv", "frozen_roles": "all", **MODERN},
     "early_freeze": {"variant": "early_freeze"},
     "synthesizer_random": {"variant": "synthesizer_random"},
     "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},

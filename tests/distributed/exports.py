@@ -114,6 +114,11 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__frozen_roles": "query",
         "attention__adapters": "[low_rank]",
     },
+    "frozen-output": {
+        **GROUPED,
+        **LEARNED,
+        "attention__frozen_roles": "all",
+    },
     "early": {
         "attention__variant": "early_freeze",
         "attention__unfreeze": "[{at: 0.5, layers: 50%-100%}]",
@@ -170,6 +175,7 @@ CLASSES = {
     "shared-vanilla": "GPT2LMHeadModel",
     "low-rank": "Starcoder2ForCausalLM",
     "frozen-query": "Starcoder2ForCausalLM",
+    "frozen-output": "GPT2LMHeadModel",
     "early": "Starcoder2ForCausalLM",
     "convolved-learned": "OraLearnedForCausalLM",
     "biased": "OraRotaryForCausalLM",

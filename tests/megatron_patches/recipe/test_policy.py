@@ -14,11 +14,11 @@ from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.load import load_config, parse_config
 
 GIVEN: dict[str, Any] = {
-    "scope": "layer",
-    "construction": "svd",
     "gaussian_std": 0.5,
     "shared": True,
     "frozen_roles": "key",
+    "scope": "layer",
+    "construction": "svd",
     "penalty": 0.5,
     "frozen_heads": (("0-1", 0.5),),
     "adapters": ("qk_norm",),
@@ -52,11 +52,11 @@ FROZEN = {
     *STRUCTURED,
 }
 APPLIES = {
-    "scope": {*ORTHONORMAL, *STRUCTURED, "monarch_trainable"},
-    "construction": ORTHONORMAL,
     "gaussian_std": {"gaussian", "gaussian_naive", "early_freeze"},
     "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
     "frozen_roles": FROZEN - {"orthogonal_shared", "monarch_shared_conv", "hybrid"},
+    "scope": {*ORTHONORMAL, *STRUCTURED, "monarch_trainable"},
+    "construction": ORTHONORMAL,
     "penalty": {"orthogonal_penalty"},
     "frozen_heads": FROZEN,
     "adapters": {*FROZEN, *STARTED},
@@ -151,9 +151,31 @@ def test_unknown_axes_and_variants() -> None:
     ):
         policy_for("x")
     with pytest.raises(
-        MethodError, match="there is no axis 'init'; known axes: scope, construction"
+        MethodError, match="there is no axis 'init'; known axes: gaussian_std, shared"
     ):
         policy_for("vanilla", {"init": "orthogonal"})
+
+
+def test_a_frozen_output_projection_is_drawn_as_the_construction_says() -> None:
+    axes = {"frozen_roles": "output", "construction": "hadamard", "scope": "layer"}
+    alone = policy_for("vanilla", axes)
+    config = load_config(
+        "demo",
+        [f"attention.{name}={value}" for name, value in axes.items()]
+        + ["attention.variant=vanilla"],
+    )
+    assert config.policy == alone == parse_config(config.as_dict()).policy
+    assert config.recipe is not None and config.recipe.construction == "hadamard"
+    assert policy_for("monarch_shared_conv", {"frozen_roles": "all"}).frozen_row_roles == ("query",)
+    assert policy_for("hybrid", {"frozen_roles": "all"}).frozen_row_roles == ("query", "key")
+    for variant, value, remedy in (
+        ("orthogonal", "output", "output is for variants whose"),
+        ("vanilla", "all", "query, key and all for those"),
+        ("synthesizer_random", "output", "does not apply to variant"),
+        ("pretrained", "all", "which variant pretrained has trained"),
+    ):
+        with pytest.raises(MethodError, match=remedy):
+            policy_for(variant, {"frozen_roles": value})
 
 
 # Which heads are frozen
