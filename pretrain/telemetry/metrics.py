@@ -43,6 +43,7 @@ def step_metrics(
         tags.LOSS_VARIANCE.tag: loss_variance,
         tags.SKIPPED_STEPS.tag: record.position.skipped_steps,
         **attention_metrics(record.attention),
+        **({} if record.score_bound is None else {tags.SCORE_BOUND.tag: record.score_bound}),
         **weight_metrics(result.weights),
         **throughput_metrics(facts, step_tokens, seconds.step),
         tags.STEP_SECONDS.tag: seconds.step,
@@ -50,8 +51,6 @@ def step_metrics(
         tags.FORWARD_BACKWARD_SECONDS.tag: seconds.forward_backward,
         tags.OPTIMIZER_SECONDS.tag: seconds.optimizer,
     }
-    if record.score_bound is not None:
-        metrics[tags.SCORE_BOUND.tag] = record.score_bound
     if record.seconds_stall is not None:
         metrics[tags.CHECKPOINT_STALL_SECONDS.tag] = record.seconds_stall
     return metrics
