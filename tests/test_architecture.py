@@ -343,6 +343,7 @@ APART = {
     "data_pipeline/sources/encodings.py": "which encoding bytes are of: no reader should know",
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
+    "pretrain/training/qk_clip.py": "a correction of the update that few runs ask for",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
     "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",

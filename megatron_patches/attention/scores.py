@@ -22,6 +22,9 @@ from megatron_patches.engine.documents import Documents, Visible, attend_within_
 from megatron_patches.engine.random_streams import own_stream
 from megatron_patches.engine.recompute import recomputed_in_backward
 
+QUERIES_AT_A_TIME = 512
+"""Queries whose scores are in memory at a time where the largest ones are asked for."""
+
 
 class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
@@ -38,7 +41,11 @@ class CausalDotProductAttention(MegatronModule):
             not rotated, once more. If set, and if attention is causal without a mask, that pass
             saves the function for backward in place of the queries and keys, and clears the
             attribute.
+        largest: `[heads of this rank]`, the largest score before the softmax in the training passes
+            since it was last filled; None, the initial value: it is not asked for.
     """
+
+    largest: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -90,6 +97,8 @@ class CausalDotProductAttention(MegatronModule):
         assert attention_bias is None and packed_seq_params is None
         recompute, self.recompute_query_key = self.recompute_query_key, None
         query, key = self.rotated(query, key)
+        if self.largest is not None and self.training:
+            self._note_largest(query.detach(), key.detach(), attention_mask)
         dropout = self.dropout if self.training else 0.0
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
@@ -133,6 +142,24 @@ class CausalDotProductAttention(MegatronModule):
         if self.rotary is None:
             return query, key
         return self.rotary.rotate(query), self.rotary.rotate(key)
+
+    @torch.no_grad()
+    def _note_largest(self, query: torch.Tensor, key: torch.Tensor, visible: Visible) -> None:
+        """Add the scores of a pass to `largest`; the fused kernels do not tell them."""
+        assert self.largest is not None
+        if isinstance(visible, Documents):
+            visible = visible.mask()
+        query = query.unflatten(2, (key.size(2), -1))
+        for first in range(0, len(query), QUERIES_AT_A_TIME):
+            some = query[first : first + QUERIES_AT_A_TIME]
+            end = first + len(some)
+            scores = torch.einsum("qbghd,kbgd->bghqk", some, key[:end])
+            unseen = torch.ones(len(some), end, dtype=torch.bool, device=query.device)
+            unseen = unseen.triu(first + 1)
+            if visible is not None:
+                unseen = visible[:, :, None, first:end, :end]
+            highest = scores.masked_fill(unseen, -math.inf).amax(dim=(0, 3, 4)).flatten()
+            self.largest.copy_(torch.maximum(self.largest, highest.float() * self.scale))
 
     def _recomputing(
         self,

@@ -106,6 +106,14 @@ class OptimizerSection(Section):
         1.0, "Clip gradients to this global norm; 0: no clipping.", EVERY_STEP, ge=0
     )
 
+    qk_clip: float | None = setting(
+        None,
+        "After each update, scale W_Q and W_K of heads whose largest score in the step exceeded "
+        "this by the root of limit / largest score (QK-Clip); unset: not.",
+        EVERY_STEP,
+        gt=0,
+    )
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the optimizer, in the order in which they choose their tensors."""

@@ -15,6 +15,7 @@ from data_pipeline.errors import how_to_install
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_phases, training_begins
 from megatron_patches.recipe.score_bound import is_bounded
+from megatron_patches.recipe.tensors import is_patched
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
@@ -38,6 +39,7 @@ def check_tree(config: Config) -> None:
     _check_query_key(config)
     _check_qk_norm(config)
     _check_score_bound(config)
+    _check_qk_clip(config)
     _check_z_loss(config)
     _check_factors(config)
     _check_muon(config)
@@ -208,6 +210,24 @@ def _check_score_bound(config: Config) -> None:
         )
 
 
+def _check_qk_clip(config: Config) -> None:
+    limit, policy, shape = config.optimizer.qk_clip, config.policy, config.shape
+    if limit is None:
+        return
+    if shape.qk_norm or "qk_norm" in policy.adapters:
+        raise UserError(
+            f"optimizer.qk_clip={limit:g} scales W_Q and W_K, which the norm of queries and keys "
+            "undoes; hold its gains by attention.score_bound, or leave qk_clip out"
+        )
+    frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups)
+    if policy.synthesizer or any(is_patched(policy, groups) for groups in frozen):
+        raise UserError(
+            f"optimizer.qk_clip={limit:g} scales W_Q and W_K where both train as whole matrices "
+            f"without adapters, unlike attention.variant={config.attention.variant} as it is set; "
+            "use vanilla or orthogonal_trainable alone, or leave it out"
+        )
+
+
 def _check_z_loss(config: Config) -> None:
     if config.model.z_loss and config.performance.cross_entropy == "megatron":
         raise UserError(
@@ -375,11 +395,14 @@ def check_stage(config: Config, stage: int) -> None:
             f"ZeRO stage {stage} does not keep; set deepspeed.config=auto, zero0 or zero1"
         )
     if stage == 3:
-        if config.attention.score_bound is not None:
-            raise UserError(
-                f"attention.score_bound={config.attention.score_bound:g} needs whole weights on "
-                "every rank, which ZeRO stage 3 does not keep; set deepspeed.config=auto or zero2"
-            )
+        held = {"attention.score_bound": config.attention.score_bound}
+        held["optimizer.qk_clip"] = config.optimizer.qk_clip
+        for key, limit in held.items():
+            if limit is not None:
+                raise UserError(
+                    f"{key}={limit:g} needs whole weights on every rank, which ZeRO stage 3 does "
+                    "not keep; set deepspeed.config=auto or zero2"
+                )
         _check_same_parameters(config)
     if policy.phases and stage not in (1, 2):
         raise UserError(

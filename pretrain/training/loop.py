@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -183,7 +184,8 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
     measured = _due(step, config.telemetry.weights_every)
     before = WeightsBefore.of(run.engine) if measured else None
-    update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
+    with run.phased.qk_clip or nullcontext():
+        update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
     bound = run.phased.score_bound
     if bound is not None:
         bound.hold()

@@ -31,6 +31,7 @@ from pretrain.model.structured_products import (
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
+from pretrain.training.qk_clip import QueryKeyClip
 from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.score_bound import ScoreBound
 from pretrain.training.state_transfer import TrainingState
@@ -46,8 +47,9 @@ class PhasedEngine:
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
     another one after `enter` has answered True. `score_bound`: of attention's scores; None: they
-    have none, or ranks lack weights (ZeRO stage 3). `structured_products`: how structured rows are
-    multiplied by, chosen once; None: there have been none.
+    have none, or ranks lack weights (ZeRO stage 3). `qk_clip`: None where it is not asked for.
+    `structured_products`: how structured rows are multiplied by, chosen once; None: there have been
+    none.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
     if the checkpoint is damaged or of another model, or a kernel that is asked for cannot be had.
@@ -69,6 +71,7 @@ class PhasedEngine:
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
         self.score_bound: ScoreBound | None
+        self.qk_clip: QueryKeyClip | None
         self.structured_products: StructuredProducts | None = None
         self._audited: list[dict[str, Any]] = []
         self._build(state)
@@ -119,6 +122,7 @@ class PhasedEngine:
     def close(self) -> None:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
+        self.qk_clip = None
         self.score_bound = None
         if self._reduction is not None:
             self._reduction.detach()
@@ -153,6 +157,9 @@ class PhasedEngine:
             with together():
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
+        self.qk_clip = None
+        if self._config.optimizer.qk_clip is not None:
+            self.qk_clip = QueryKeyClip(self.engine, self._config, self._context)
         self.score_bound = None
         bounded = is_bounded(self._config.shape, self._config.policy)
         if bounded and self._resolved.layout.zero_stage < 3:

@@ -102,3 +102,27 @@ def test_queries_and_keys_that_backward_makes_anew_give_the_same_gradients(
     assert calls == [False]
     for kept, anew in zip(*gradients, strict=True):
         assert torch.equal(kept, anew)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_largest_scores_of_training_are_noted(
+    one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    monkeypatch.setattr("megatron_patches.attention.scores.QUERIES_AT_A_TIME", 3)
+    query, key, value = heads(2)
+    length, batch = query.shape[:2]
+    unseen = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if masked:
+        unseen[4:, :4] = True
+    mask = unseen.expand(batch, 1, -1, -1) if masked else None
+    attention = core()
+    attention.largest = torch.full((query.size(2),), -torch.inf)
+    attention.eval()(query, key, value, mask)
+    assert attention.largest.isinf().all()  # only what trains counts
+    attention.train()(query, key, value, mask)
+    every = key.repeat_interleave(query.size(2) // 2, dim=2)
+    scores = torch.einsum("qbhd,kbhd->bhqk", query, every) * attention.scale
+    expected = scores.masked_fill(unseen, -torch.inf).amax(dim=(0, 2, 3)).float()
+    assert torch.allclose(attention.largest, expected.detach(), rtol=1e-5)
+    attention(0.5 * query, key, value, mask)
+    assert torch.allclose(attention.largest, expected.detach(), rtol=1e-5)

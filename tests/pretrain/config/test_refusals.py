@@ -385,6 +385,23 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.qk_norm=true", "performance.recompute=query_key"],
             ["saves no memory with model.qk_norm"],
         ),
+        (
+            ["attention.score_bound=50", "attention.variant=vanilla"],
+            ["attention.score_bound=50", "scores have no bound", "set model.qk_norm=true"],
+        ),
+        (["attention.score_bound=0"], ["attention.score_bound"]),
+        (
+            ["optimizer.qk_clip=100", "attention.variant=vanilla", "model.qk_norm=true"],
+            ["optimizer.qk_clip=100", "the norm of queries and keys undoes"],
+        ),
+        (
+            ["optimizer.qk_clip=100", "attention.frozen_roles=key"],
+            ["optimizer.qk_clip=100", "train as whole matrices"],
+        ),
+        (
+            ["optimizer.qk_clip=100", "attention.variant=synthesizer_random"],
+            ["optimizer.qk_clip=100", "train as whole matrices"],
+        ),
         (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
         (
             ["attention.construction=lu"],
