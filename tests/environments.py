@@ -45,13 +45,20 @@ class Environment:
                 place = self.packages / part
                 if not place.exists():  # packages may share a directory
                     place.symlink_to(found.locate_file(part))
+            for script in found.entry_points.select(group="console_scripts"):
+                self._write_program(script.name, script.value)
 
     def install_checkout(self, checkout: Path) -> None:
         """Do what `pip install --editable` does with the program itself."""
         (self.packages / "checkout.pth").write_text(f"{checkout}\n")
-        program = self.programs / PROGRAM
+        self._write_program(PROGRAM, "pretrain.__main__:main")
+
+    def _write_program(self, name: str, function: str) -> None:
+        module, _, attribute = function.partition(":")
+        program = self.programs / name
         program.write_text(
-            f"#!{self.programs / 'python'}\nfrom pretrain.__main__ import main\nmain()\n"
+            f"#!{self.programs / 'python'}\nimport sys\n"
+            f"from {module} import {attribute}\nsys.exit({attribute}())\n"
         )
         program.chmod(0o755)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import struct
+import sys
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +53,10 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     Raises:
         DataError: it is not as the manifest says.
     """
-    with warnings.catch_warnings():
-        # On a machine without Apex and Transformer Engine, importing megatron.core says so four
-        # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
+    read_indexed = _megatron_reader()
     prefix = manifest.prefix(shard)
     try:
-        index = IndexedDataset(str(prefix)).index
+        index = read_indexed(str(prefix)).index
         lengths = index.sequence_lengths.astype(np.int64)
         offsets = index.sequence_pointers // index.dtype_size
         offsets_agree = np.array_equal(offsets, np.cumsum(lengths) - lengths)
@@ -74,6 +74,33 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
     return OpenShard(prefix, tokens, lengths)
+
+
+def _megatron_reader() -> Any:
+    """Import megatron-core's IndexedDataset, quietly, also where there is no Triton.
+
+    What it imports beside that, no shard needs: `megatron_patches.engine.compat` does the same for
+    training, and says why.
+    """
+    kernel = ModuleType("megatron.core.transformer.moe.ops.paged_stash")
+    vars(kernel)["__getattr__"] = {}.get
+    if without_triton := find_spec("triton") is None and kernel.__name__ not in sys.modules:
+        sys.modules[kernel.__name__] = kernel
+    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
+    with warnings.catch_warnings():
+        # On a machine without Apex and Transformer Engine, importing megatron.core says so four
+        # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+    if without_triton:
+        del sys.modules[kernel.__name__]
+    return IndexedDataset
+
+
+def _is_no_missing_runtime(record: logging.LogRecord) -> bool:
+    """A build of torch for GPUs says on a machine without one that it finds no runtime."""
+    return "runtime is found" not in record.getMessage()
 
 
 def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
