@@ -26,4 +26,4 @@ errors       the error that a user can fix
 """
 
 # Here and not in the package's metadata: jobs on a cluster run a checkout that nobody installed.
-__version__ = "0.3.0"
+__version__ = "0.5.0"
