@@ -87,6 +87,7 @@ def _megatron_reader() -> Any:
     if without_triton := find_spec("triton") is None and kernel.__name__ not in sys.modules:
         sys.modules[kernel.__name__] = kernel
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
+    warnings.filterwarnings("ignore", message="Could not determine rank")  # there is none here
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four
         # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.
