@@ -34,6 +34,7 @@ from pretrain.runs.directory import write_text_atomically
 from pretrain.runs.json_text import parse_json
 from pretrain.study.models import named_code, require_transformers
 
+_HEAD = "lm_head.weight"
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
 
 
@@ -60,6 +61,15 @@ class SourceModel:
         return [bank_name(layer, role) for layer in layers for role in ROLES]
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file: the format's name of its type, and its number of elements."""
+
+    path: Path
+    kind: str
+    elements: int
+
+
 def open_source(directory: Path) -> SourceModel:
     """Load the model in a directory of Hugging Face.
 
@@ -77,7 +87,9 @@ def open_source(directory: Path) -> SourceModel:
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
         stored = _stored_tensors(directory)
         model_class = CLASSES.get(config.model_type)
-        model, info = (None, {}) if model_class is None else _load(directory, config, stored)
+        model: Any = None
+        if model_class is not None:
+            model, info = _load(directory, config, stored)
     if model_class is None:
         *others, last = CLASSES
         known = f"{', '.join(others)} and {last}"
@@ -98,6 +110,10 @@ def open_source(directory: Path) -> SourceModel:
             )
     section = _section(directory, config, model_class)
     _refuse_other_tensors(directory, info)
+    if section["tied_embeddings"] is True and _HEAD in stored:
+        with _loading(directory), safe_open(stored[_HEAD].path, framework="pt") as file:
+            if not torch.equal(file.get_tensor(_HEAD).float(), model.get_input_embeddings().weight):
+                raise ValueError(f"tie_word_embeddings is true, and {_HEAD} is not the embedding")
     weights = {}
     for stream, name, weight in _streams(directory, section, model_class, model):
         if name in info["missing_keys"]:
@@ -109,7 +125,7 @@ def open_source(directory: Path) -> SourceModel:
 
 
 def _refuse_files_of_another_model(directory: Path) -> None:
-    """Refuse an adapter, which would be left out, and an index of files outside the directory."""
+    """Refuse an adapter, which would be left out, and files that are not of the directory."""
     if (directory / "adapter_config.json").exists():
         raise UserError(
             f"{directory} has adapter_config.json, an adapter of another model: merge it into that "
@@ -119,10 +135,28 @@ def _refuse_files_of_another_model(directory: Path) -> None:
         index = directory / "model.safetensors.index.json"
         files = parse_json(index.read_text())["weight_map"].values() if index.exists() else ()
         strange = [file for file in files if Path(file).name != file]
+        parse_json((directory / "config.json").read_text())
     if strange:
         raise UserError(
             f"{index} names {strange[0]!r}, which is not in the directory: it cannot be imported"
         )
+    for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.json")]):
+        if not path.is_file():  # of a pipe nobody may ever read anything
+            raise UserError(f"{path} is not a regular file: it cannot be imported")
+        if path.resolve().parent not in _homes(directory):
+            raise UserError(
+                f"{path} is a link to {path.resolve()}, outside of the directory: put the file "
+                "itself there"
+            )
+
+
+def _homes(directory: Path) -> tuple[Path, ...]:
+    """Return where the files of a model may lie: its directory, and the blobs of the hub's cache.
+
+    The cache has models--NAME/snapshots/COMMIT/FILE as links into models--NAME/blobs.
+    """
+    whole = directory.resolve()
+    return (whole, whole.parents[1] / "blobs") if whole.parent.name == "snapshots" else (whole,)
 
 
 @contextmanager
@@ -135,7 +169,7 @@ def _loading(directory: Path) -> Iterator[None]:
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
 
 
-def _load(directory: Path, config: Any, stored: dict[str, tuple[str, int]]) -> tuple[Any, Any]:
+def _load(directory: Path, config: Any, stored: dict[str, _Stored]) -> tuple[Any, Any]:
     """Return the model in float32, and what transformers says of the tensors that it found."""
     from transformers import AutoModelForCausalLM
 
@@ -219,17 +253,21 @@ def _streams(
             yield key, f"{name}.weight", part
 
 
-def _stored_tensors(directory: Path) -> dict[str, tuple[str, int]]:
-    """Return {name: (type, number of elements)} of what the directory's safetensors files hold."""
-    stored = {}
-    for path in sorted(directory.glob("*.safetensors")):
+def _stored_tensors(directory: Path) -> dict[str, _Stored]:
+    """Return what the safetensors files that transformers will load hold, by name."""
+    stored: dict[str, _Stored] = {}
+    whole = directory / "model.safetensors"
+    for path in [whole] if whole.exists() else sorted(directory.glob("model-*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name, tensor in ((name, file.get_slice(name)) for name in sorted(file.keys())):
-                stored[name] = (tensor.get_dtype(), math.prod(tensor.get_shape()))
+                if name in stored:
+                    raise ValueError(f"{name} is in {stored[name].path.name} and in {path.name}")
+                size = math.prod(tensor.get_shape())
+                stored[name] = _Stored(path, tensor.get_dtype(), size)
     return stored
 
 
-def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
+def _refuse_oversized(config: Any, stored: dict[str, _Stored]) -> None:
     """Refuse, before memory is taken for it, a model far larger than what its files hold."""
     from transformers import AutoModelForCausalLM
 
@@ -243,18 +281,19 @@ def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
         wanted = sum(
             weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters()
         )
-    if wanted > 16 * (there := sum(size for _, size in stored.values())):
+    if wanted > 16 * (there := sum(one.elements for one in stored.values())):
         raise ValueError(f"config.json makes {wanted:,} parameters, and the files have {there:,}")
 
 
-def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.dtype:
+def _stored_type(directory: Path, stored: dict[str, _Stored]) -> torch.dtype:
     """Return bf16 if every tensor is stored in bf16, else fp32. Refuses other types of weights."""
-    for name, (kind, _) in stored.items():
+    for name, one in stored.items():
+        kind = one.kind
         if name.endswith(".weight") and kind not in ("F32", "BF16", "F16"):
             raise UserError(
                 f"{directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
             )
-    return torch.bfloat16 if {kind for kind, _ in stored.values()} == {"BF16"} else torch.float32
+    return torch.bfloat16 if {one.kind for one in stored.values()} == {"BF16"} else torch.float32
 
 
 def orthonormalised(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from pretrain.errors import UserError
 from pretrain.export.source_model import SourceModel, _with_orthonormal_rows, import_model
+from tests.command_line import assert_refused
+from tests.ranks import warm_cli
 
 pytest.importorskip("transformers", reason="transformers is of the extra export")
 
@@ -163,7 +166,7 @@ def test_values_and_tensors_that_cannot_be_imported(
 def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
     tensors = model(tmp_path / "in")
     more = {
-        "lm_head.weight": torch.ones(32, 8),
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
     }
     write(tmp_path / "in", tensors | more | {"model.layers.0.mlp.c_fc.bias": torch.zeros(12)})
@@ -203,6 +206,7 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
         ),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../a"}}', "names '../a', which is"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "/a"}}', "names '/a', which is not"),
+        ("config.json", '{"vocab_size": 3, "vocab_size": 32}', "has the key 'vocab_size' twice"),
         ("adapter_config.json", "{}", "merge it into that model first"),
         ("model.safetensors", "no weights at all", "Error while deserializing header"),
     ],
@@ -226,3 +230,98 @@ def test_a_tensor_of_another_kind_of_shape(tmp_path: Path) -> None:
     said = refusal(tmp_path / "in", tmp_path / "out")
     assert "h.0.attn.c_attn.weight has the shape (8, 2, 2)" in said
     assert "its config.json makes it (8, 24)" in said
+
+
+HALVES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def in_two_files(directory: Path, tensors: dict[str, torch.Tensor], **more: torch.Tensor) -> None:
+    """Write the model with an index; what is `more` is in the second file too."""
+    names = sorted(tensors)
+    halves = {name: HALVES[place >= 5] for place, name in enumerate(names)}
+    for half in HALVES:
+        own = {name: tensors[name] for name in names if halves[name] == half}
+        save_file(own | (more if half == HALVES[1] else {}), directory / half, {"format": "pt"})
+    (directory / "model.safetensors").unlink()
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": halves}))
+
+
+def no_second_file(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    in_two_files(directory, tensors)
+    (directory / HALVES[1]).unlink()
+
+
+def in_both_files(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    name = sorted(tensors)[0]
+    in_two_files(directory, tensors, **{name: tensors[name] + 1})
+
+
+def a_key_twice(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    in_two_files(directory, tensors)
+    index = directory / "model.safetensors.index.json"
+    name = json.dumps({sorted(tensors)[0]: HALVES[1]})[1:-1]
+    index.write_text(index.read_text().replace('"weight_map": {', f'"weight_map": {{{name}, '))
+
+
+def another_head(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    write(directory, tensors | {"lm_head.weight": torch.ones(32, 8)})
+
+
+def a_link(directory: Path, _: dict[str, torch.Tensor]) -> None:
+    (directory / "model.safetensors").rename(directory.with_name("elsewhere"))
+    (directory / "model.safetensors").symlink_to("../elsewhere")
+
+
+def a_pipe(directory: Path, _: dict[str, torch.Tensor]) -> None:
+    os.mkfifo(directory / "model-2.safetensors")
+
+
+def cut_short(directory: Path, _: dict[str, torch.Tensor]) -> None:
+    file = directory / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def a_billion_layers(directory: Path, _: dict[str, torch.Tensor]) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 10**9}))
+
+
+def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    write(directory, tensors | {"model.norm.weight": torch.ones(9)})
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (no_second_file, HALVES[1]),
+        (in_both_files, f"is in {HALVES[0]} and in {HALVES[1]}"),
+        (a_key_twice, "it has the key 'model.embed_tokens.weight' twice"),
+        (another_head, "tie_word_embeddings is true, and lm_head.weight is not the embedding"),
+        (a_link, "elsewhere, outside of the directory: put the file itself there"),
+        (a_pipe, "model-2.safetensors is not a regular file"),
+        (cut_short, "transformers cannot load"),
+        (a_billion_layers, "config.json tells of 1000000000 layers, and the files have 13"),
+        (another_shape, "model.norm.weight has the shape (9,), and its config.json makes it (8,)"),
+    ],
+)
+def test_the_command_refuses_a_hostile_directory(
+    tmp_path: Path, spoil: Callable[[Path, dict[str, torch.Tensor]], None], said: str
+) -> None:
+    directory, out = tmp_path / "in", tmp_path / "out"
+    spoil(directory, model(directory))
+    done = warm_cli(["import", str(directory), "--out", str(out), "--config", "demo", *OVERRIDES])
+    assert_refused(done, said)
+    assert not out.exists()
+
+
+def test_weights_in_two_files_and_of_the_hubs_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "models--a--b"
+    directory = cache / "snapshots/0123"
+    directory.parent.mkdir(parents=True)
+    in_two_files(directory, model(directory))
+    (cache / "blobs").mkdir()
+    for number, name in enumerate(HALVES):
+        (directory / name).rename(cache / f"blobs/{number}")
+        (directory / name).symlink_to(f"../../blobs/{number}")
+    import_model(directory, tmp_path / "out", "demo", OVERRIDES)
