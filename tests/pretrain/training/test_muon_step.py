@@ -1,0 +1,165 @@
+"""A step of Muon in one process, against the formula; layouts are in tests/distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.parts import Tensor
+from pretrain.checkpoint.slices import Slice
+from pretrain.config.optimizer import OptimizerSection
+from pretrain.training import muon
+from pretrain.training.muon import MuonWithAdamW
+from pretrain.training.orthogonalise import newton_schulz
+
+ROWS, COLUMNS = 6, 4
+RATE, DECAY = 0.5, 0.1
+ONE_RANK: Any = SimpleNamespace(
+    rank=0, data_parallel_rank=0, tensor_parallel_rank=0, tensor_parallel_size=1
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def tensor(name: str, layer: int | None) -> Tensor:
+    parts = ((name, ROWS),)
+    return Tensor(name, (ROWS, COLUMNS), "ordinary", cut=None, parts=parts, layer=layer)
+
+
+class Made:
+    """A matrix and an embedding, and their optimizer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        generator = torch.Generator().manual_seed(3)
+        draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
+        self.matrix, self.other = (torch.nn.Parameter(draw(ROWS * COLUMNS)) for _ in range(2))
+        self.gradients = [draw(ROWS * COLUMNS) for _ in range(3)]
+        section = OptimizerSection(
+            kind="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.8, **settings
+        )
+        common = {"lr": RATE, "weight_decay": DECAY}
+        groups = [
+            {"params": [self.matrix], "rule": "muon", **common},
+            {"params": [self.other], "rule": "adamw", **common},
+        ]
+        self.optimizer = MuonWithAdamW(groups, section)
+        flats = {"matrix": self.matrix, "other": self.other}
+        own = [
+            Slice(name, 0, ROWS * COLUMNS, flat, 0, states=(), state={})
+            for name, flat in flats.items()
+        ]
+        monkeypatch.setattr(muon, "slices_of_rank", lambda engine: own)
+
+    def prepare(self, *more: Tensor) -> dict[str, list[str]]:
+        inventory = [tensor("matrix", 0), tensor("other", None), *more]
+        return self.optimizer.prepare(None, inventory, ONE_RANK, replicated=False)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(
+    ("scale", "factor"), [("match_adamw", 0.2 * 6**0.5), ("spectral", 1.5**0.5)]
+)
+def test_updates_are_those_of_the_formula(
+    nesterov: bool, scale: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(monkeypatch, nesterov=nesterov, update_scale=scale)
+    assert made.prepare() == {"muon": ["matrix"], "adamw": ["other"]}
+    weight, momentum = made.matrix.detach().clone(), torch.zeros(ROWS * COLUMNS)
+    adam = torch.nn.Parameter(made.other.detach().clone())
+    reference = torch.optim.AdamW([adam], lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98), eps=1e-8)
+    for number, gradient in enumerate(made.gradients):
+        for one in (made.matrix, made.other):
+            one.grad = 2 * gradient
+        made.optimizer.divide_gradients(torch.tensor(2.0))
+        made.optimizer.step()
+        momentum = 0.8 * momentum + 0.2 * gradient
+        ahead = 0.2 * gradient + 0.8 * momentum if nesterov else momentum
+        update = newton_schulz(ahead.view(1, ROWS, COLUMNS).clone(), 5).reshape(-1) * factor
+        weight = weight * (1 - RATE * DECAY) - RATE * update
+        assert torch.allclose(made.matrix, weight, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(made.optimizer.state[made.matrix]["momentum"], momentum, atol=1e-6)
+        adam.grad = gradient.clone()
+        reference.step()
+        assert torch.allclose(made.other, adam, rtol=1e-5, atol=1e-6)
+        if number == 0:
+            said = made.optimizer.report()
+            assert said is not None and made.optimizer.report() is None
+            assert (said["matrices"], said["matrices_by_rank"]) == (1, [1])
+            assert said["update_norm"] == {"matrix": pytest.approx(float(update.norm()), rel=1e-4)}
+            assert said["newton_schulz_steps"] == 5
+
+
+def test_without_a_gradient_the_momentum_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch)
+    made.prepare()
+    made.matrix.grad = made.gradients[0].clone()
+    made.optimizer.step()
+    momentum = made.optimizer.state[made.matrix]["momentum"].clone()
+    made.matrix.grad = None
+    made.optimizer.step()
+    after = made.optimizer.state[made.matrix]["momentum"]
+    assert torch.allclose(after, 0.8 * momentum, atol=1e-7)
+
+
+def test_nothing_moves_in_a_step_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch)
+    made.prepare()
+    for allowed in (1.0, 0.0, 1.0):
+        before = [made.matrix.detach().clone(), made.other.detach().clone()]
+        had = dict(made.optimizer.state[made.matrix])
+        had = {name: values.clone() for name, values in had.items()}
+        for one in (made.matrix, made.other):
+            one.grad = made.gradients[0] / 0.0 if not allowed else made.gradients[0].clone()
+        made.optimizer.allow(torch.tensor(allowed))
+        made.optimizer.step()
+        same = [torch.equal(a, b) for a, b in zip(before, (made.matrix, made.other), strict=True)]
+        assert same == [not allowed] * 2
+        if not allowed:
+            after = made.optimizer.state[made.matrix]["momentum"]
+            assert torch.allclose(after, had["momentum"], rtol=1e-6)
+
+
+def test_states_before_the_first_step_and_a_matrix_in_no_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Made(monkeypatch)
+    assert made.optimizer.states_of(made.matrix) == ("momentum",)
+    assert made.optimizer.states_of(made.other) == ("exp_avg", "exp_avg_sq")
+    for one in (made.matrix, made.other):
+        made.optimizer.begin(one)
+    assert {*made.optimizer.state[made.matrix]} == {"momentum"}
+    assert not made.optimizer.state[made.matrix]["momentum"].any()
+    assert {*made.optimizer.state[made.other]} == {"step", "exp_avg", "exp_avg_sq"}
+    made.optimizer.state[made.matrix]["momentum"] += 1
+    made.optimizer.begin(made.matrix)
+    assert made.optimizer.state[made.matrix]["momentum"].all()
+    with pytest.raises(MethodError, match="would leave 1 of 2 matrices of the layers as they are"):
+        made.prepare(tensor("forgotten", 1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "found"),
+    [
+        ("auto", "cpu", torch.float32),
+        ("auto", "cuda", torch.bfloat16),
+        ("fp32", "cuda", torch.float32),
+        ("bf16", "cpu", torch.bfloat16),
+    ],
+)
+def test_the_type_of_the_iterations(
+    asked: str, device: str, found: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(monkeypatch, newton_schulz_dtype=asked)
+    assert made.optimizer._dtype(torch.device(device)) == found
