@@ -197,8 +197,8 @@ class Watch:
         return (
             f"rank {self._rank} on {self._host} waited {self._idle.seconds:.0f} s "
             f"(parallel.timeout_seconds is {self._timeout:g}) at {self._place}: "
-            f"{waited_for(file_in_use(self._of))}; then the same command continues from the newest "
-            "checkpoint"
+            f"{self._held() or waited_for(file_in_use(self._of))}; then the same command "
+            "continues from the newest checkpoint"
         )
 
     def _look(self, passed: float) -> None:
