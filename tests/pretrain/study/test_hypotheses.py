@@ -49,7 +49,7 @@ def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> N
         return {**every, "run": {"seed": run}}
 
     with pytest.raises(
-        UserError, match=r"runs of one design have several .* nothing can be sealed"
+        UserError, match=r"runs of one variant have several .* nothing can be sealed"
     ):
         seed_settings([config(1, 5), config(2, 6)])
     assert set(seed_settings([config(1, 1), config(2, 2)]).values()) == {None}
