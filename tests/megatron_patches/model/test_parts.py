@@ -41,8 +41,10 @@ def test_values_and_gradients(
     own: Callable[[torch.Tensor], torch.Tensor], plain: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     # Of three dimensions, of sizes that differ from each other.
-    one, other = drawn(2, 5, 6), drawn(2, 5, 6)
-    found, expected = own(one), plain(other)
+    one = drawn(2, 5, 6)
+    other = drawn(2, 5, 6)
+    found = own(one)
+    expected = plain(other)
     torch.testing.assert_close(found, expected)
     weights = torch.arange(found.numel(), dtype=found.dtype).view_as(found)
     (found * weights).sum().backward()

@@ -308,7 +308,8 @@ def another_shape(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
 def test_the_command_refuses_a_hostile_directory(
     tmp_path: Path, spoil: Callable[[Path, dict[str, torch.Tensor]], None], said: str
 ) -> None:
-    directory, out = tmp_path / "in", tmp_path / "out"
+    directory = tmp_path / "in"
+    out = tmp_path / "out"
     spoil(directory, model(directory))
     done = warm_cli(["import", str(directory), "--out", str(out), "--config", "demo", *OVERRIDES])
     assert_refused(done, said)

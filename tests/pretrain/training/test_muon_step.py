@@ -43,9 +43,12 @@ class Made:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         generator = torch.Generator().manual_seed(3)
-        draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
-        self.matrix, self.other = (torch.nn.Parameter(draw(ROWS * COLUMNS)) for _ in range(2))
-        self.gradients = [draw(ROWS * COLUMNS) for _ in range(3)]
+
+        def draw() -> torch.Tensor:
+            return torch.randn(ROWS * COLUMNS, generator=generator)
+
+        self.matrix, self.other = (torch.nn.Parameter(draw()) for _ in range(2))
+        self.gradients = [draw() for _ in range(3)]
         section = OptimizerSection(
             kind="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.8, **settings
         )
@@ -57,7 +60,7 @@ class Made:
         self.optimizer = MuonWithAdamW(groups, section)
         flats = {"matrix": self.matrix, "other": self.other}
         own = [
-            Slice(name, 0, ROWS * COLUMNS, flat, 0, states=(), state={})
+            Slice(name, 0, length=ROWS * COLUMNS, flat=flat, offset=0, states=(), state={})
             for name, flat in flats.items()
         ]
         monkeypatch.setattr(muon, "slices_of_rank", lambda engine: own)
@@ -76,7 +79,8 @@ def test_updates_are_those_of_the_formula(
 ) -> None:
     made = Made(monkeypatch, nesterov=nesterov, update_scale=scale)
     assert made.prepare() == {"muon": ["matrix"], "adamw": ["other"]}
-    weight, momentum = made.matrix.detach().clone(), torch.zeros(ROWS * COLUMNS)
+    weight = made.matrix.detach().clone()
+    momentum = torch.zeros(ROWS * COLUMNS)
     adam = torch.nn.Parameter(made.other.detach().clone())
     reference = torch.optim.AdamW([adam], lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98), eps=1e-8)
     for number, gradient in enumerate(made.gradients):
