@@ -1,0 +1,163 @@
+"""Every command of README, pasted: in the environment of its quickstart, on small models."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import assert_refused
+from tests.environments import Environment
+from tests.ranks import ROOT
+
+README = (ROOT / "README.md").read_text()
+SMALL = {
+    "model.num_layers": 2,
+    "model.hidden_size": 32,
+    "data.validation_samples": 8,
+    "schedule.steps": 6,
+    "schedule.warmup_steps": 2,
+}
+SETTINGS = "".join(f" {key}={value}" for key, value in SMALL.items())
+OPTIONS = "".join(f" --set {key}={value}" for key, value in SMALL.items())
+SETUP = (
+    "python3 -m venv .venv",
+    "uv venv --python 3.11",
+    "source .venv/bin/activate",
+    "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+    "uv pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+    "uv pip install --constraint constraints.txt --editable '.[compare]'",
+)
+"""What makes the environment; `Environment` does the same without a network."""
+TRY = "ora-pretrain try docs/ --minutes 4"
+EXPORT = "python -m pretrain export demo/runs/orthogonal --out exported"
+PASTED = {
+    "ora-pretrain demo": OPTIONS,
+    TRY: OPTIONS,
+    "tensorboard --logdir demo/runs": " --inspect",
+    "python -m pretrain plan large": "",
+    "python -m pretrain show base": "",
+    "python -m pretrain train demo": SETTINGS,
+    "python -m pretrain sweep a1_init": " --dry-run",
+    "python -m pretrain compare demo/runs/vanilla demo/runs/": "",
+    "python -m pretrain compare-losses losses.csv": "",
+    EXPORT: "",
+}
+"""{beginning of a command: what is added, so that it takes seconds}"""
+INSTALLED = re.compile(r"pip install -e '\.\[(\w+)\]'")
+PROGRAMS = ("make", "ora-pretrain", "ora-data", "python", "pip", "uv", "tensorboard", "sbatch")
+
+
+def commands() -> list[str]:
+    """The lines of README's blocks, and what is a command in its text, in their order."""
+    found = []
+    for block, span in re.findall(r"^```\n(.*?)^```|`([^`\n]+)`", README, flags=re.M | re.S):
+        lines = block.splitlines() if block else [span]
+        parts = [part for line in lines for part in line.partition(" # ")[0].strip().split(" && ")]
+        known = [part for part in parts if block or part.split()[0] in PROGRAMS]
+        found += [part for part in known if part and (block or part not in PROGRAMS)]
+    return list(dict.fromkeys(found))
+
+
+def added_to(command: str) -> str | None:
+    """What PASTED adds to a command; None: it is not there."""
+    return next((more for begin, more in PASTED.items() if command.startswith(begin)), None)
+
+
+class Reader:
+    """Someone who pastes the commands one after the other; each is run once, when asked for.
+
+    Args:
+        environment: what the quickstart installs, and nothing else.
+        place: where it is done: with pages of docs, and losses.
+    """
+
+    def __init__(self, environment: Environment, place: Path) -> None:
+        self.environment = environment
+        self.place = place
+        self._waiting = commands()
+        self._done: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def paste(self, command: str) -> subprocess.CompletedProcess[str]:
+        """What came of a command, after all that stand before it in README."""
+        while command not in self._done:
+            first = self._waiting.pop(0)
+            self._done[first] = self._run(first)
+        return self._done[command]
+
+    def _run(self, command: str) -> subprocess.CompletedProcess[str]:
+        if command in SETUP:
+            return subprocess.CompletedProcess(command, 0, "", "")
+        if extra := INSTALLED.fullmatch(command):
+            before = self.environment.run(EXPORT, self.place)
+            self.environment.install(extra[1])
+            return before
+        if command.startswith("make "):
+            return self.environment.run(f"{command} --dry-run", ROOT)
+        return self.environment.run(command + (added_to(command) or ""), self.place)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    place = tmp_path_factory.mktemp("quickstart")
+    (place / "docs").mkdir()
+    for page in (ROOT / "docs").glob("*.md"):
+        (place / "docs" / page.name).symlink_to(page)
+    table = [f"{name},{seed},{3 + seed / 9}" for name in ("main", "mine") for seed in range(1, 4)]
+    (place / "losses.csv").write_text("\n".join(["name,seed,loss", *table]) + "\n")
+    environment = Environment(place / "venv")
+    environment.install("compare")  # in a checkout
+    environment.install_checkout(ROOT)
+    return Reader(environment, place)
+
+
+def test_every_command_is_one_that_is_pasted_here() -> None:
+    known = [*SETUP, *PASTED, "make ", "pip install -e '.["]
+    assert [line for line in commands() if not line.startswith(tuple(known))] == []
+    assert {"make demo", "make gpu-check", "tensorboard --logdir demo/runs"} <= {*commands()}
+    assert len(commands()) > 15
+    pin = re.search(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(), flags=re.M)
+    assert pin and all(pin[0] in line for line in SETUP if "torch" in line)
+
+
+@pytest.mark.parametrize("command", [line for line in commands() if line not in SETUP])
+def test_a_command_does_what_it_says(command: str, reader: Reader) -> None:
+    done = reader.paste(command)
+    if INSTALLED.fullmatch(command):  # before it, the verb that needs it says so
+        assert_refused(done, "--editable '.[export]'")
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_what_the_commands_leave_is_what_readme_names(reader: Reader) -> None:
+    reader.paste(commands()[-1])
+    for path in ("demo/comparison/report.html", "comparison/report.html", "exported/config.json"):
+        assert (reader.place / path).is_file()
+    made = reader.paste("make demo").stdout
+    assert "OMP_NUM_THREADS=1 .venv/bin/python -m pretrain demo --out demo" in made
+
+
+def test_texts_become_a_page_with_text_of_both_models(reader: Reader) -> None:
+    said = reader.paste(TRY).stdout.splitlines()
+    assert said[1] == "vanilla beside monarch_shared_conv:"
+    assert said[2].startswith("2 layers of 32") and "6 steps" in said[2]
+    assert said[-1] == "the page: trial/comparison/report.html"
+    page = reader.place / "trial/comparison"
+    content = json.loads((page / "comparison.json").read_text())
+    names = [variant["name"] for variant in content["variants"]]
+    assert names == ["vanilla", "monarch_shared_conv"]
+    assert [text["variant"] for text in content["texts"]] == [
+        name for name in names for _ in range(2)
+    ]
+    prompts = [text["prompt"] for text in content["texts"]]
+    assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]
+    written = (page / "report.html").read_text()
+    assert "Text of the models" in written and written.count("<svg") >= 3
+    other = reader.environment.run(f"{TRY}{OPTIONS} --design orthogonal", reader.place)
+    assert other.returncode == 2 and other.stderr.startswith(
+        "error: trial/sweep.yaml is of another"
+    )
