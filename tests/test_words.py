@@ -36,7 +36,7 @@ WORDS = {
 """{what to say: what not to say}"""
 
 ARMS = ("docs/referee.md", "docs/glossary.md", "pretrain trial", "pretrain/sweep", "pretrain/study")
-"""Where a trial is described: there its two variants are arms."""
+"""Pages and modules about trials, whose two variants are called arms."""
 
 
 def found(text: str, where: str = "") -> list[str]:

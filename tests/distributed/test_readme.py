@@ -30,7 +30,7 @@ SETUP = (
     "uv pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
     "uv pip install --constraint constraints.txt --editable '.[compare]'",
 )
-"""What makes the environment; `Environment` does the same without a network."""
+"""Commands that make the environment; `Environment` does the same without a network."""
 TRY = "ora-pretrain try docs/ --minutes 4"
 EXPORT = "python -m pretrain export demo/runs/orthogonal --out exported"
 PASTED = {
@@ -62,7 +62,7 @@ def commands() -> list[str]:
 
 
 def added_to(command: str) -> str | None:
-    """What PASTED adds to a command; None: it is not there."""
+    """Return the words that PASTED adds to a command; None: it is not there."""
     return next((more for begin, more in PASTED.items() if command.startswith(begin)), None)
 
 
@@ -81,7 +81,7 @@ class Reader:
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def paste(self, command: str) -> subprocess.CompletedProcess[str]:
-        """What came of a command, after all that stand before it in README."""
+        """Return the outcome of a command, run after all that stand before it in README."""
         while command not in self._done:
             first = self._waiting.pop(0)
             self._done[first] = self._run(first)
