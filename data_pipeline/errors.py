@@ -18,6 +18,10 @@ class DataError(ValueError):
     """Bad input or damaged data; the message is one sentence: file, line or option, and the fix."""
 
 
+class NoTextColumn(DataError):
+    """A table has no column that may hold the text."""
+
+
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import into the DataError that `what` needs the extra.

@@ -7,6 +7,7 @@ started again.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import signal
 import subprocess
@@ -106,7 +107,7 @@ def try_(
 
     refuse_out(texts, out / "shards")
     files = find_inputs(texts).files
-    read, remarks = survey(files, text_key)
+    read, remarks, tables = survey(files, text_key, named=texts)
     size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in read)
     if size < LEAST_BYTES:
         why = f" ({'; '.join(remarks)})" if remarks else ""
@@ -121,8 +122,9 @@ def try_(
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
     both = planned | dict(parse_overrides(settings or []))
     designs = (next(iter(_designs())), design)
+    # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
-        texts=tuple(texts),
+        texts=(str(linked(read, out)),) if tables else tuple(texts),
         name="text",
         designs=designs,
         jobs=jobs,
@@ -166,41 +168,71 @@ def demo(
     run_trial(trial, out, what, training)
 
 
-def survey(files: Sequence[InputFile], text_key: str) -> tuple[list[InputFile], list[str]]:
+def survey(
+    files: Sequence[InputFile], text_key: str, named: Sequence[str]
+) -> tuple[list[InputFile], list[str], int]:
     """Look for a first document in every file of this machine.
 
     Args:
         files: the inputs.
         text_key: keys of the text in a record.
+        named: the inputs as they were given: files, or directories of them.
 
     Returns:
-        The files that hold text, and lines that name the keys of it and the other files.
+        The files that hold text, lines that name the keys of it and the other files, and how many
+        tables without the column are among these.
 
     Raises:
-        DataError: a table has no such column.
+        NoTextColumn: a table that was named itself has no such column.
     """
+    from data_pipeline.errors import NoTextColumn
+    from data_pipeline.io.home import expand_home
     from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe
     from data_pipeline.sources.records import Document, RecordReader
 
     keys: Counter[str] = Counter()
     lost = {}
+    tables = 0
     for file in files:
         if not isinstance(file.path, Path):  # to be fetched once only
             continue
         why = "no lines"
-        for item in RecordReader(file, RecordKeys(text_key)):
-            if isinstance(item, Document):
-                keys[item.key] += 1
-                break
-            why = item.detail
-        else:
-            lost[file.name] = PassedOver(file.name, why)
-    named = {f"`{key}`": count for key, count in keys.most_common() if key}
-    one = len(named) == 1
-    listed = " and ".join(named if one else [f"{key} (of {n})" for key, n in named.items()])
-    said = [f"text is read from the key{'' if one else 's'} {listed}"] if named else []
+        try:
+            for item in RecordReader(file, RecordKeys(text_key)):
+                if isinstance(item, Document):
+                    keys[item.key] += 1
+                    break
+                why = item.detail
+            else:
+                lost[file.name] = PassedOver(file.name, why)
+        except NoTextColumn:
+            if file.path in map(expand_home, named):
+                raise
+            tables += 1
+            lost[file.name] = PassedOver(file.name, "no column of the text")
+    known = {f"`{key}`": count for key, count in keys.most_common() if key}
+    one = len(known) == 1
+    listed = " and ".join(known if one else [f"{key} (of {n})" for key, n in known.items()])
+    said = [f"text is read from the key{'' if one else 's'} {listed}"] if known else []
     read = [file for file in files if file.name not in lost]
-    return read, [*said, *describe(lost.values())]
+    return read, [*said, *describe(lost.values())], tables
+
+
+def linked(files: Sequence[InputFile], out: Path) -> Path:
+    """Return a directory below `out` with a link to each file, under the file's name.
+
+    Args:
+        files: of this machine.
+        out: directory of the trial.
+    """
+    names = "\n".join(file.name for file in files)
+    directory = out / f"texts-{hashlib.sha256(names.encode(errors='replace')).hexdigest()[:8]}"
+    for file in files:
+        link = directory / file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(Path(str(file.path)).resolve())
+    return directory
 
 
 def plan_sizes(

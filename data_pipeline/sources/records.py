@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
-from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.errors import NoTextColumn, needs_extra
 from data_pipeline.io.files import refusing
 from data_pipeline.sources.containers import (
     DamageError,
@@ -233,9 +233,9 @@ class RecordReader:
             yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
 
     def _require_text(self, names: Sequence[str]) -> None:
-        """Raise DataError if no column of these names may hold the text."""
+        """Raise NoTextColumn if no column of these names may hold the text."""
         if not any(_may_hold(name, key) for name in names for key in self._keys.text_keys):
-            raise DataError(
+            raise NoTextColumn(
                 f"{self._file.path} has no column {_either(self._keys.text_keys)}, it has "
                 f"{', '.join(names) or 'none'}; set --text-key, or move the file away"
             )

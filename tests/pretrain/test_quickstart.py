@@ -27,6 +27,7 @@ from pretrain.quickstart import (
     _grid,
     _said,
     _write_grid,
+    linked,
     parameters,
     plan_sizes,
     survey,
@@ -170,11 +171,26 @@ def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_pat
     (tmp_path / "table.csv").write_text("id,content\n1,a\n")
     text_file(tmp_path / "plain.txt", 1000)
     (tmp_path / "book.txt").write_bytes(b"%PDF-1.4\n\xff")
-    read, said = survey(find_inputs([tmp_path]).files, "text|content")
+    read, said, _ = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])
     assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.csv"]
     assert said[0] == "text is read from the key `content`"
     assert said[1].startswith("not read (the file is a PDF, not text; convert it: pdftotext ")
     assert said[1].endswith("): book.txt") and len(said) == 2
     (tmp_path / "more.jsonl").write_text('{"text": "a"}\n')
-    said = survey(find_inputs([tmp_path]).files, "text|content")[1]
+    said = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])[1]
     assert said[0] == "text is read from the keys `content` (of 2) and `text` (of 1)"
+
+
+def test_a_table_without_text_is_left_out_below_a_directory_alone(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    (texts / "below").mkdir(parents=True)
+    text_file(texts / "below/plain.txt", 1000)
+    table = texts / "below/losses.csv"
+    table.write_text("name,loss\na,1\n")
+    read, said, tables = survey(find_inputs([texts]).files, "text|content", [str(texts)])
+    assert said == ["not read (no column of the text): below/losses.csv"] and tables == 1
+    links = linked(read, tmp_path / "out")
+    assert [file.name for file in find_inputs([links]).files] == ["below/plain.txt"]
+    assert linked(read, tmp_path / "out") == links
+    with pytest.raises(DataError, match='has no column "text" or "content"'):
+        survey(find_inputs([table]).files, "text|content", [str(table)])
