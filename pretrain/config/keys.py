@@ -20,6 +20,13 @@ KEYS: dict[str, Setting] = {
 }
 """{section.key: its record} in the order of the tree. A list of keys is a comprehension over this.
 """
+DEFAULTS: dict[str, Any] = {
+    f"{name}.{key}": field.get_default(call_default_factory=True)
+    for name, section in SECTIONS.items()
+    for key, field in section.model_fields.items()
+    if not field.is_required()
+}
+"""{section.key: its default} of the keys that have one."""
 
 
 @dataclass(frozen=True)

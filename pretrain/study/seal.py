@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pretrain.config.keys import KEYS
+from pretrain.config.keys import DEFAULTS, KEYS
 from pretrain.config.types import SEED_MAX
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
@@ -202,6 +202,12 @@ class Prediction(BaseModel):
     high: Finite
 
 
+def _with_newer_keys(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return settings of designs with the defaults of keys that an older version did not have."""
+    defaults = design_settings({})
+    return {design: defaults | own for design, own in settings.items()}
+
+
 class Sealed(BaseModel):
     """Sealed content, as its file has it.
 
@@ -226,7 +232,7 @@ class Sealed(BaseModel):
     measure: Measure | None = None
     grid: SealedGrid
     seeds: Seeds
-    settings: dict[Text, dict[Text, Any]]
+    settings: Annotated[dict[Text, dict[Text, Any]], AfterValidator(_with_newer_keys)]
     other_seeds: dict[Text, dict[Text, int | None]] = {}
     data: list[Text]
     commit: Text | None
@@ -381,8 +387,11 @@ def design_of(name: str, seed: int) -> str:
 
 
 def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {section.key: value} of what decides how a model is trained, but for the seeds."""
-    pairs = {
+    """Return {section.key: value} of what decides how a model is trained, but for the seeds.
+
+    A key that an older version did not have gets its default.
+    """
+    pairs = DEFAULTS | {
         f"{section}.{key}": value
         for section, own in config.items()
         for key, value in dict(own).items()
@@ -432,7 +441,8 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
         if not (seal.intact or begun):
             continue
         lacking = content.keys() - seal.raw.keys()
-        same = {key: seal.raw.get(key) for key in content.keys() - lacking}
+        was = seal.raw | {"settings": seal.sealed.settings}
+        same = {key: was[key] for key in content.keys() - lacking}
         # An older version could not write all of it: nothing is sealed anew once a run is there.
         if same == {key: content[key] for key in same} and lacking <= (
             _NEWER if begun else frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -91,6 +92,31 @@ def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) 
     changed = "changed since: a checkout had uncommitted changes."
     assert (changed if unclean else "nothing has changed since") in sentence
     assert "judged once, at equal tokens; " in sentence
+
+
+def test_a_seal_of_a_version_without_a_key_is_of_the_default(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    grid, runs = planned(tmp_path, tiny_shards)
+    claim = "orthogonal worse 1% than vanilla"
+    seal = sealed(grid, runs, claim)
+    assert seal is not None
+    raw = json.loads(seal.path.read_text())["sealed"]
+    for settings in raw["settings"].values():
+        assert settings.pop("model.mlp") == "gelu"
+    sha256 = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+    seal.path.unlink()
+    older = seal.path.with_name(f"{sha256[:12]}.json")
+    older.write_text(json.dumps({"sealed": raw, "sha256": sha256}))
+    again = sealed(grid, runs, claim)
+    assert again is not None and again.path == older
+    paths = finish(runs, tiny_shards, gap=0.1)
+    (sentence,) = compare_runs(paths, "vanilla").seals
+    assert "vanilla': HIT." in sentence and "unsealed" not in sentence
+    config = paths[0] / "config.yaml"
+    config.write_text(config.read_text().replace("mlp: gelu", "mlp: relu2"))
+    (sentence,) = compare_runs(paths, "vanilla", subjects=["model.mlp"]).seals
+    assert "model.mlp is relu2 in" in sentence and "sealed gelu" in sentence
 
 
 def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> None:
@@ -290,7 +316,7 @@ def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
         ({"data": ["other"]}, "old-seed_1 has other data"),
         ({"sealed": "2100-01-01T00:00:00+0000"}, "new-seed_1 began before"),
         ({"other_seeds": {"new": {"attention.seed": 7}}}, "attention.seed is 1 in new-seed_1"),
-        ({"settings": {"old": {}, "new": {}}}, "attention.variant is new in new-seed_1"),
+        ({"settings": {"old": {}, "new": {}}}, "attention.variant is old in old-seed_1"),
     ],
 )
 def test_what_is_not_as_sealed_unseals_the_verdict(values: dict[str, Any], told: str) -> None:
