@@ -441,7 +441,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
         if not (seal.intact or begun):
             continue
         lacking = content.keys() - seal.raw.keys()
-        was = seal.raw | {"settings": seal.sealed.settings}
+        was = {**seal.raw, "settings": seal.sealed.settings}
         same = {key: was[key] for key in content.keys() - lacking}
         # An older version could not write all of it: nothing is sealed anew once a run is there.
         if same == {key: content[key] for key in same} and lacking <= (
