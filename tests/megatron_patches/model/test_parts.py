@@ -6,10 +6,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from megatron.core.transformer import TransformerConfig
 from torch.autograd import gradcheck
 from torch.nn.functional import rms_norm, silu
 
-from megatron_patches.model.parts import MLPS, _RootMeanSquare, squared_relu, swiglu
+from megatron_patches.model.parts import (
+    MLPS,
+    NORMS,
+    _RootMeanSquare,
+    squared_relu,
+    swiglu,
+)
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def drawn(*size: int) -> torch.Tensor:
@@ -22,9 +31,17 @@ def plain_swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
     return silu(gate) * up
 
 
+def built_norm(name: str, **eps: float) -> torch.nn.Module:
+    config = TransformerConfig(
+        num_layers=1, hidden_size=6, num_attention_heads=1, params_dtype=torch.float64
+    )
+    norm = NORMS[name](config, 6, **eps)
+    norm.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6, dtype=torch.float64))
+    return norm
+
+
 def rms(vectors: torch.Tensor) -> torch.Tensor:
-    weight = torch.linspace(0.5, 1.5, vectors.size(-1), dtype=vectors.dtype)
-    normalised: torch.Tensor = _RootMeanSquare.apply(vectors, weight, 1e-2)  # type: ignore[no-untyped-call]
+    normalised: torch.Tensor = built_norm("rmsnorm", eps=1e-2)(vectors)
     return normalised
 
 
@@ -37,19 +54,35 @@ def plain_rms(vectors: torch.Tensor) -> torch.Tensor:
     ("own", "plain"),
     [(swiglu, plain_swiglu), (rms, plain_rms), (squared_relu, lambda x: x.clamp(min=0) ** 2)],
 )
+@pytest.mark.parametrize("compiling", [False, True])
 def test_values_and_gradients(
-    own: Callable[[torch.Tensor], torch.Tensor], plain: Callable[[torch.Tensor], torch.Tensor]
+    own: Callable[[torch.Tensor], torch.Tensor],
+    plain: Callable[[torch.Tensor], torch.Tensor],
+    compiling: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", compiling)  # as torch.export does
     # Of three dimensions, of sizes that differ from each other.
     one = drawn(2, 5, 6)
     other = drawn(2, 5, 6)
     found = own(one)
     expected = plain(other)
     torch.testing.assert_close(found, expected)
+    by_hand = type(found.grad_fn).__name__ in ("_SwiGluBackward", "_RootMeanSquareBackward")
+    assert by_hand == (own is not squared_relu and not compiling)
     weights = torch.arange(found.numel(), dtype=found.dtype).view_as(found)
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_small_vectors(name: str) -> None:
+    norm = built_norm(name)
+    plain = (torch.nn.LayerNorm if name == "layernorm" else torch.nn.RMSNorm)(6, eps=1e-5).double()
+    plain.weight = norm.weight
+    small = 1e-3 * drawn(2, 5, 6)
+    torch.testing.assert_close(norm(small), plain(small))
 
 
 def test_the_gradient_of_the_norms_weight_and_its_type() -> None:
@@ -58,13 +91,14 @@ def test_the_gradient_of_the_norms_weight_and_its_type() -> None:
         return normalised
 
     assert gradcheck(norm, (drawn(2, 3, 4), drawn(4)))
-    half = drawn(2, 3, 4).detach().bfloat16().requires_grad_()
-    weight = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+    half = drawn(9, 9, 16).detach().bfloat16().requires_grad_()
+    weight = torch.ones(16, dtype=torch.bfloat16, requires_grad=True)
     made = norm(half, weight)
     made.float().sum().backward()
     assert made.dtype == torch.bfloat16
     assert half.grad is not None and half.grad.dtype == torch.bfloat16
-    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+    summed = rms_norm(half.float(), (16,), eps=1e-5).sum((0, 1))  # rounded once
+    assert weight.grad is not None and torch.equal(weight.grad, summed.bfloat16())
 
 
 def test_which_mlps_are_gated() -> None:

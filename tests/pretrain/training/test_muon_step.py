@@ -118,6 +118,8 @@ def test_without_a_gradient_the_momentum_goes_on(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_moves_in_a_step_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = Made(monkeypatch)
+    free.prepare()
     made = Made(monkeypatch)
     made.prepare()
     for allowed in (1.0, 0.0, 1.0):
@@ -133,6 +135,10 @@ def test_nothing_moves_in_a_step_that_is_not_allowed(monkeypatch: pytest.MonkeyP
         if not allowed:
             after = made.optimizer.state[made.matrix]["momentum"]
             assert torch.allclose(after, had["momentum"], rtol=1e-6)
+            continue
+        free.matrix.grad = made.gradients[0].clone()
+        free.optimizer.step()
+        assert torch.allclose(made.matrix, free.matrix, rtol=1e-4)
 
 
 def test_states_before_the_first_step_and_a_matrix_in_no_group(

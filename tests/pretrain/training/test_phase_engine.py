@@ -1,0 +1,112 @@
+"""Engines of phases on one rank of this process; layouts are in tests/distributed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron_patches.errors import MethodError
+from pretrain.checkpoint.slices import slices_of_rank
+from pretrain.config.load import load_config
+from pretrain.config.resolved import resolve
+from pretrain.model.build import token_losses
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.training.engine import set_learning_rate
+from pretrain.training.phase_engine import KEPT_ROWS, PhasedEngine
+from pretrain.training.state_transfer import TrainingState
+from tests.tiny import tiny_overrides
+
+MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
+FREEZES = {
+    **MUON,
+    "attention__variant": "vanilla",
+    "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
+}
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[ParallelContext]:
+    current_device = torch.cuda.current_device
+    made = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=60)
+    yield made
+    shutdown_distributed(made)
+    torch.cuda.current_device = current_device
+    del os.environ["LOCAL_RANK"]
+
+
+def opened(context: ParallelContext, **changes: object) -> PhasedEngine:
+    overrides = tiny_overrides(Path("none"), Path("none"), "phases", schedule__steps=10, **changes)
+    return PhasedEngine(resolve(load_config("demo", overrides), 1), context)
+
+
+def train(phased: PhasedEngine) -> None:
+    """Make one update."""
+    tokens = torch.arange(2 * 33).view(2, 33) % 31
+    set_learning_rate(phased.engine, 0.01)
+    for _ in range(phased.engine.gradient_accumulation_steps()):
+        phased.engine.backward(token_losses(phased.engine, tokens).mean())
+        phased.update.make(torch.tensor(True))
+
+
+def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
+    context: ParallelContext,
+) -> None:
+    phased = opened(context, **FREEZES)
+    train(phased)
+    assert phased.note_update() and phased.audit["first_update"]["matrices"] > 0
+    assert not phased.note_update()
+    assert phased.is_in(3) and not phased.enter(3) and not phased.is_in(4)
+    before = TrainingState.of(phased.engine)
+    old = [weakref.ref(one) for one in (phased.engine, phased.engine.module)]
+    assert phased.enter(4) and phased.is_in(4)
+    assert [one() for one in old] == [None, None]
+    assert {name[:7] for name in phased.audit[KEPT_ROWS]} == {"layer=1"}
+    for own in slices_of_rank(phased.engine):
+        for kind, values in before.slices[own.name].values.items():
+            assert torch.equal(own.values(kind), values)
+    for _ in range(2):
+        entries = phased.audit_of_phases()["phases"]
+        assert [entry["phase"] for entry in entries] == [1]
+    assert phased.enter(7)
+    assert {name[:7] for name in phased.audit[KEPT_ROWS]} == {"layer=0", "layer=1"}
+    assert [entry["phase"] for entry in phased.audit_of_phases()["phases"]] == [1, 2]
+    engine = weakref.ref(phased.engine)
+    phased.close()
+    assert engine() is None
+
+
+def test_rows_that_freezing_changes_stop_the_training(
+    context: ParallelContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phased = opened(context, **FREEZES)
+    train(phased)
+    monkeypatch.setattr(TrainingState, "give_weights", lambda self, model: None)
+    with pytest.raises(MethodError, match=r"at layer=1 .* training was stopped before step 4;"):
+        phased.enter(4)
+    phased.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "has"),
+    [
+        ({"attention__variant": "monarch"}, {"structured_products", "score_bound"}),
+        ({"attention__variant": "orthogonal"}, {"score_bound"}),
+        ({"attention__variant": "vanilla", "optimizer__qk_clip": 1.0}, {"qk_clip"}),
+    ],
+)
+def test_what_an_engine_has(
+    changes: dict[str, object], has: set[str], context: ParallelContext
+) -> None:
+    phased = opened(context, **changes)
+    for name in ("structured_products", "score_bound", "qk_clip"):
+        assert (getattr(phased, name) is not None) == (name in has)
+    layers = phased.engine.module.decoder.layers
+    assert ["_whole" in vars(layer) for layer in layers] == [False, False]  # none is compiled
+    assert phased.audit_of_phases() is phased.audit
+    phased.close()
