@@ -39,8 +39,13 @@ def test_the_edges_are_not_part_of_an_answer() -> None:
     assert one.answer((-0.01, upper), (-0.01, upper)) is None
     assert one.answer((lower, 0.01), (lower, 0.01)) is None
     assert one.answer((upper, 1.0), (upper, 1.0)) is None
+    assert one.answer((-1.0, lower), (-1.0, lower)) is None
     worse = Hypothesis("new", "worse", 2.0, "old")
     assert worse.answer((0.0, 1.0), (-1.0, upper)) is None
+    better = Hypothesis("new", "better", 2.0, "old")
+    assert better.answer((-1.0, 0.0), (lower, 1.0)) is None
+    assert better.answered("no", "") == "Is new better than old? No, not by 2 %"
+    assert one.answered("no", "") == "Is new within ± 2 % of old? No"
 
 
 def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> None:
@@ -54,3 +59,4 @@ def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> N
         seed_settings([config(1, 5), config(2, 6)])
     assert set(seed_settings([config(1, 1), config(2, 2)]).values()) == {None}
     assert 5 in seed_settings([config(1, 5), config(2, 5)]).values()
+    assert 5 in seed_settings([config(1, 5)]).values()

@@ -79,8 +79,9 @@ def test_hits_and_misses_and_nothing_changed(tiny_shards: Path, tmp_path: Path) 
     texts = [f"orthogonal {claim} vanilla" for claim in ("within 5% of", "better 1% than")]
     texts.append("orthogonal within 2% of vanilla")
     seal = sealed(grid, runs, *texts)
-    assert seal is not None and seal.path.is_file()
-    assert sealed(grid, runs, *texts) == seal  # nothing is written again
+    assert seal is not None
+    written = seal.path.stat()
+    assert sealed(grid, runs, *texts) == seal and seal.path.stat() == written
     paths = finish(runs, tiny_shards, gap=0.0198)
     again = plan_sweep(grid, None, (), lambda _: 1, check_data=False)
     assert sealed(grid, again, *texts[:2]) is None  # a run has begun
@@ -127,7 +128,7 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
     paths = finish([*runs[:5], other[5], *runs[6:9]], tiny_shards, gap=0.1)
     environment = paths[0] / "environment.json"
     facts = json.loads(environment.read_text())
-    early = {"started": "2001-01-01T00:00:00+0000", "git_commit": "abc+"}
+    early = {"started": "2001-01-01T00:00:00+0000", "git_commit": 5 * "abc" + "+"}
     environment.write_text(json.dumps(facts | early))
     content = json.loads(seal.path.read_text())
     content["sealed"]["hypotheses"][0]["margin"] = 2.0
@@ -139,8 +140,7 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
         "1 of the sealed runs are not among these",
         f"optimizer.learning_rate is 0.002 in {other[5].name}, sealed 0.001",
         f"{runs[0].name} began before",
-        "runs are of commit abc+, sealed at",
-        "a checkout had uncommitted changes",
+        f"commit abcabcabcabc, sealed at {git_commit()!s:.12}; a checkout had uncommitted",
         "worse 2 % than vanilla': not judged, 1 of its 5 pairs of runs are not among these",
     ):
         assert change in sentence, (change, sentence)
@@ -157,6 +157,7 @@ def test_runs_without_a_seal_are_said_to_be(tiny_shards: Path, tmp_path: Path) -
     [
         ("orthogonal is nice", "is not a hypothesis; write 'VARIANT"),
         ("orthogonal within 0% of vanilla", "must be above 0"),
+        ("orthogonal within 100% of vanilla", "below 100 percent"),
         ("orthogonal better 1.2.3% than vanilla", "is not a hypothesis"),
         ("gaussian better 1% than vanilla", "'gaussian', which is none of vanilla, orthogonal"),
     ],
@@ -317,6 +318,10 @@ def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
         ({"sealed": "2100-01-01T00:00:00+0000"}, "new-seed_1 began before"),
         ({"other_seeds": {"new": {"attention.seed": 7}}}, "attention.seed is 1 in new-seed_1"),
         ({"settings": {"old": {}, "new": {}}}, "attention.variant is old in old-seed_1"),
+        (
+            {"settings": dict.fromkeys(("old", "new"), dict.fromkeys("abcd", "v" * 99))},
+            f"b is none in old-seed_4, sealed {'v' * 80}; and 19 more",
+        ),
     ],
 )
 def test_what_is_not_as_sealed_unseals_the_verdict(values: dict[str, Any], told: str) -> None:
@@ -330,6 +335,8 @@ def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_no
     campaign = fabricated(CLEAR)
     sentence = said(replace(campaign, seal=replace(campaign.seal, intact=False)))
     assert "no longer has its own hash" in sentence and ", unsealed because" in sentence
+    same = with_(campaign.seal.sealed, sealed="2099-01-01T00:00:00+0000")  # as the runs began
+    assert "began before" not in said(replace(campaign, seal=replace(campaign.seal, sealed=same)))
     measure = campaign.seal.sealed.measure
     assert measure is not None
     rule = measure.model_copy(update={"rule": {**measure.rule, "level": 0.2}})
@@ -419,7 +426,7 @@ def device(path: Path, _: str) -> None:
 
 def huge(path: Path, _: str) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate((1 << 24) + 1)
 
 
 def folder(path: Path, _: str) -> None:
@@ -452,12 +459,13 @@ def raw(content: bytes) -> Callable[[Path, str], None]:
     return write
 
 
+PREDICTION = {"design": "new", "parameters": 1, "tokens": 1, "loss": 1, "low": 0, "high": 2}
 STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (fifo, "not a regular file"),
     (device, "not a regular file"),
     (folder, "not a regular file"),
-    (dangling, "No such file"),
-    (huge, "1,073,741,824 bytes"),
+    (dangling, "(No such file"),
+    (huge, "16,777,217 bytes"),
     (raw(b""), "EOF"),
     (raw(b"{}"), "sealed: Field required"),
     (raw(b"[" * 100_000), "recursion"),
@@ -467,12 +475,15 @@ STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (edited(lambda sealed: sealed.pop("settings")), "sealed.settings: Field required"),
     (set_("seeds", None), "sealed.seeds"),
     (set_("seeds", "12"), "sealed.seeds"),
+    (set_("seeds", []), "sealed.seeds"),
+    (set_("seeds", [*range(10_001)]), "sealed.seeds"),
     (set_("seeds", [1, 1]), "a seed stands there twice"),
+    (set_("predictions", [PREDICTION | {"seeds": [9]}]), "of seeds that are not sealed"),
     (set_("seeds", [10**30]), "sealed.seeds.0"),
     (set_("settings", [1]), "sealed.settings"),
     (set_("settings", {}), "there are no settings of new"),
     (set_("grid", {"file": 5, "sha256": ""}), "sealed.grid.file"),
-    (set_("grid", {"file": "g" * 5000, "sha256": ""}), "sealed.grid.file"),
+    (set_("grid", {"file": "g" * 4097, "sha256": ""}), "sealed.grid.file"),
     (set_("sealed", "yesterday"), "does not match format"),
     (set_("measure", {"match": "luck", "subjects": [], "rule": {}}), "sealed.measure.match"),
     (edited(lambda sealed: sealed["hypotheses"][0].update(question="equal")), "a question is one"),
@@ -495,12 +506,34 @@ def test_a_strange_file_is_one_sentence_and_leaves_the_others(
     assert [own.path for own in read.seals] == [seal.path] and read.seals[0].intact
 
 
+def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
+    seal = a_seal(tmp_path)
+    copy = seal.path.with_name("0.json")
+    content = json.loads(seal.path.read_text())
+    copy.write_text(json.dumps(content))
+    content["sealed"] = dict(reversed(content["sealed"].items()))
+    seal.path.write_text(json.dumps(content))
+    assert {own.path: own.intact for own in read_seals([tmp_path]).seals} == {
+        copy: False,
+        seal.path: True,
+    }
+    assert a_seal(tmp_path).path == seal.path  # not the damaged one before it
+    del content["sealed"]["measure"]  # as an older version wrote it
+    seal.path.write_text(json.dumps(content))
+    copy.unlink()
+    given = {**seal.raw}
+    del given["commit"], given["sealed"]
+    begun = write_seal(tmp_path, given, ["new-seed_1"])
+    assert begun is not None and begun.path == seal.path and begun.sealed.measure is None
+
+
 @pytest.mark.parametrize("make", [fifo, dangling, raw(b"")])
 def test_a_folder_of_seals_that_is_none(make: Callable[[Path, str], None], tmp_path: Path) -> None:
     make(tmp_path / "seals", "")
-    read = read_seals([tmp_path, tmp_path])
-    assert read.seals == () and len(read.problems) == 1
-    with pytest.raises(UserError, match=r"seals/\w+\.json cannot be written"):
+    later = a_seal(tmp_path / "later")
+    read = read_seals([tmp_path, tmp_path, tmp_path / "none", tmp_path / "later"])
+    assert read.seals == (later,) and len(read.problems) == 1
+    with pytest.raises(UserError, match=r"seals/\w{12}\.json cannot be written \(\w"):
         a_seal(tmp_path)
 
 

@@ -87,7 +87,9 @@ def test_rows_that_freezing_changes_stop_the_training(
     phased = opened(context, **FREEZES)
     train(phased)
     monkeypatch.setattr(TrainingState, "give_weights", lambda self, model: None)
-    with pytest.raises(MethodError, match=r"at layer=1 .* training was stopped before step 4;"):
+    with pytest.raises(
+        MethodError, match=r"at layer=1 role=query .* training was stopped before step 4;"
+    ):
         phased.enter(4)
     phased.close()
 
