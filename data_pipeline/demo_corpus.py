@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomically
+from data_pipeline.io.forms import Count
 
 MINIMUM_BYTES = 1_500_000
 RECORD_NAME = "corpus.json"
@@ -42,6 +45,18 @@ _SKIPPED_DIRECTORIES = {
 _DOCUMENT_CHARACTERS = 1000
 _SHORTEST_REST = 200
 _WORD = re.compile(r"[\"'(*`\[]*[A-Za-z]+(?:[-'/][A-Za-z]+)*[.\"',;:!?)*`\]]*")
+
+
+class _Record(TypedDict):
+    version: Count
+    python: str
+    files: Count
+    outputs: dict[str, str]
+    bytes: dict[str, Count]
+    documents: dict[str, Count]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
     made_from: dict[str, Any] = {"version": _VERSION, "python": sys.version, "files": num_files}
     record_path = directory / RECORD_NAME
     if record_path.exists():
-        record = read_json(record_path)
+        record = read_form(record_path, _RECORD)
         same = all(record.get(key) == value for key, value in made_from.items())
         paths = {directory / name: digest for name, digest in record["outputs"].items()}
         if same and all(

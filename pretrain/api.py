@@ -10,7 +10,6 @@ as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -156,11 +155,11 @@ def export(
         The content of export.json.
     """
     from pretrain.export.run_exports import export_apart
+    from pretrain.runs.facts import read_facts
     from pretrain.study.models import FACTS
 
     export_apart(expand_home(run), expand_home(out), step, dtype)
-    facts: dict[str, Any] = json.loads((expand_home(out) / FACTS).read_text())
-    return facts
+    return read_facts(expand_home(out) / FACTS)
 
 
 def sample(

@@ -16,8 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_pipeline.errors import DataError
+from pydantic import TypeAdapter
 
+from data_pipeline.errors import DataError
+from data_pipeline.io.forms import T, in_form, parse_json
+
+REMAKE = "delete it and make it again"
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
@@ -202,7 +206,21 @@ def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[str, Any]:
+def read_form(path: Path, form: TypeAdapter[T], remedy: str = REMAKE) -> T:
+    """Read a JSON file in a form.
+
+    Args:
+        path: the file.
+        form: as in `in_form`.
+        remedy: what to do about damage, as a clause.
+
+    Raises:
+        DataError: as `read_json` and `in_form`.
+    """
+    return in_form(read_json(path, remedy), form, path, remedy)
+
+
+def read_json(path: Path, remedy: str = REMAKE) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Args:
@@ -217,8 +235,8 @@ def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[s
             raise DataError(f"{path} is not a regular file; {remedy}")
         content = path.read_bytes()
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(content)
+    except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} does not hold a JSON object; {remedy}")

@@ -6,10 +6,13 @@ Written last: no manifest, not finished. docs/data-format.md lists the files of 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
@@ -17,19 +20,28 @@ from data_pipeline.io.files import (
     read_json,
     sha256_file,
     to_checked_json,
+    utf8,
     write_atomically,
 )
+from data_pipeline.io.forms import Count, Inside, in_form
 from data_pipeline.tokenizer.identity import TokenizerIdentity
 
 FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 REJECTS_NAME = "rejects.jsonl"
 SPLITS = ("train", "validation", "test")
+Split = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 
 # Below this the training start also hashes the token files themselves: a fraction of a second.
 SMALL_BYTES = 256 << 20
 
-_T = TypeVar("_T")
+
+class Encoding(TypedDict, total=False):
+    """Counts of documents: {encoding program: documents}, compared ones, those that lost text."""
+
+    engines: dict[str, Count]
+    compared_documents: Count
+    lossy_documents: Count
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,14 @@ class InputRecord:
     """
 
     name: str
-    size: int
-    start: int
-    end: int
+    size: Count
+    start: Count
+    end: Count
     sha256: str
-    lines: int
-    documents: int
-    rejected: int = 0
-    unusual: int = 0
+    lines: Count
+    documents: Count
+    rejected: Count = 0
+    unusual: Count = 0
     damaged: str = ""
     version: str = ""
 
@@ -83,19 +95,19 @@ class Shard:
         unit_documents: how many of each.
     """
 
-    name: str
-    number: int
-    split: str
+    name: Inside
+    number: Count
+    split: Split
     source: str
-    documents: int
-    tokens: int
-    text_bytes: int
-    bin_bytes: int
+    documents: Count
+    tokens: Count
+    text_bytes: Count
+    bin_bytes: Count
     bin_sha256: str
-    idx_bytes: int
+    idx_bytes: Count
     idx_sha256: str
-    units: tuple[int, ...] = ()
-    unit_documents: tuple[int, ...] = ()
+    units: tuple[Count, ...] = ()
+    unit_documents: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,17 +122,17 @@ class Manifest:
     format_version: int
     name: str
     tokenizer: TokenizerIdentity
-    dtype: str
+    dtype: Annotated[str, Field(pattern="^(uint16|int32)$")]
     options: dict[str, Any]
     inputs: tuple[InputRecord, ...]
     shards: tuple[Shard, ...]
-    rejects: dict[str, int]
-    unusual: dict[str, int] = field(default_factory=dict)
-    excluded_documents: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, Count]
+    unusual: dict[str, Count] = field(default_factory=dict)
+    excluded_documents: dict[str, Count] = field(default_factory=dict)
     origin: dict[str, Any] | None = None
     passed_over: tuple[dict[str, str], ...] = ()
     rejects_sha256: str = ""
-    encoding: dict[str, Any] = field(default_factory=dict)
+    encoding: Encoding = field(default_factory=Encoding)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -129,7 +141,7 @@ class Manifest:
         content += [
             f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards
         ]
-        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+        return hashlib.sha256(utf8("\n".join(content))).hexdigest()
 
     def sources(self, split: str) -> list[str]:
         """Return the names of the sources that have documents in this split, sorted."""
@@ -187,6 +199,9 @@ class Manifest:
         return self.directory / shard.name
 
 
+_MANIFEST = TypeAdapter(Manifest)
+
+
 def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
     """Add up shards: {split: {source: {documents, tokens, text_bytes}}}."""
     result: dict[str, dict[str, dict[str, int]]] = {}
@@ -241,57 +256,14 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; "
             f"tokenise again into a new directory"
         )
-    try:
-        parts = {
-            entry.name: value[entry.name] for entry in fields(Manifest) if entry.name != "directory"
-        }
-        parts["tokenizer"] = from_dict(TokenizerIdentity, value["tokenizer"])
-        # Manifests of before there were remote inputs state no version.
-        parts["inputs"] = tuple(
-            from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"]
-        )
-        parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
-        manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
-        agrees = (value["fingerprint"], value["totals"]) == (
-            manifest.fingerprint,
-            totals(manifest.shards),
-        )
-    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
-        raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
-    if not agrees:
+    manifest = in_form(value | {"directory": directory}, _MANIFEST, path, "tokenise again")
+    follows = {"fingerprint": manifest.fingerprint, "totals": totals(manifest.shards)}
+    if follows != {key: value.get(key) for key in follows}:
         raise DataError(
             f"{path} contradicts itself: its totals or fingerprint do not follow from its shards"
         )
     read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest
-
-
-def shard_from_json(value: dict[str, Any]) -> Shard:
-    """Make a shard of its JSON object; TypeError or KeyError if it is not one."""
-    lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
-    if not all(type(number) is int for numbers in lists.values() for number in numbers):
-        raise TypeError("units should be numbers")
-    return from_dict(Shard, value | lists)
-
-
-def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
-    """Make a flat dataclass of a JSON object.
-
-    Args:
-        kind: the dataclass.
-        value: the object.
-
-    Raises:
-        TypeError: it has not just the fields, with their types.
-    """
-    types = {entry.name: str(entry.type).partition("[")[0] for entry in fields(kind)}  # type: ignore[arg-type]
-    if wrong := [
-        name for name in types | value if types.get(name) != type(value.get(name)).__name__
-    ]:
-        raise TypeError(
-            f"{kind.__name__}: {wrong[0][:60]!a} should be {types.get(wrong[0], 'nothing')}"
-        )
-    return kind(**value)
 
 
 def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:

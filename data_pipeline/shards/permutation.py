@@ -167,10 +167,10 @@ def _store(
 def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
     """Map the files; None if one is missing or differs from the note."""
     try:
-        stated = read_checked_json(note, "delete it")["files"] if note.is_file() else []
+        stated = read_checked_json(note, "delete it").get("files") if note.is_file() else []
         actual = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
         return [_map(path) for path in paths] if stated == actual else None
-    except (DataError, KeyError, FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -17,8 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from data_pipeline.errors import DataError, needs_extra
-from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomically
+from data_pipeline.io.forms import Count, Inside
 
 DOWNLOAD_NAME = "download.json"
 # The same for a download that has not finished: it continues with the commit that it began with.
@@ -83,8 +86,8 @@ SOURCES = {
 class RemoteFile:
     """File as the hub lists it: a SHA-256 where the hub knows one, else git's blob id (a SHA-1)."""
 
-    name: str
-    size: int
+    name: Inside
+    size: Count
     sha256: str
     blob_id: str
 
@@ -101,6 +104,9 @@ class Download:
     def origin(self) -> dict[str, Any]:
         """Return the entry `origin` of a shard directory's manifest."""
         return {"source": self.source, "repository": self.repository, "revision": self.revision}
+
+
+_DOWNLOAD = TypeAdapter(Download)
 
 
 @dataclass(frozen=True)
@@ -261,14 +267,7 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
     path = directory / name
     if not path.is_file():
         return None
-    value = read_json(path)
-    try:
-        files = tuple(RemoteFile(**entry) for entry in value["files"])
-        return Download(**(value | {"files": files}))
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is not what `download` writes ({error}); download again"
-        ) from error
+    return read_form(path, _DOWNLOAD, "delete it and download again")
 
 
 def find_origin(root: Path) -> dict[str, Any] | None:

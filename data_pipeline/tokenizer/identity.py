@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy.typing as npt
+from pydantic import Field
+
+from data_pipeline.io.forms import LARGEST, Count
 
 # The model type of a Hugging Face tokenizer.json.
 HUGGING_FACE = "huggingface"
@@ -13,6 +16,7 @@ HUGGING_FACE = "huggingface"
 STORED_NAMES = ("tokenizer.model", "tokenizer.json")
 
 IdArray = npt.NDArray[Any]
+_Id = Annotated[int, Field(strict=True, ge=-1, lt=LARGEST)]
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,13 @@ class TokenizerIdentity:
 
     file: str
     sha256: str
-    vocab_size: int
+    vocab_size: Count
     model_type: str
-    unk_id: int
-    bos_id: int
-    eos_id: int
-    pad_id: int
-    eod_id: int
+    unk_id: _Id
+    bos_id: _Id
+    eos_id: _Id
+    pad_id: _Id
+    eod_id: _Id
 
     @property
     def stored_as(self) -> str:

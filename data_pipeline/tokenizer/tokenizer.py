@@ -14,14 +14,23 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from pydantic import TypeAdapter
 from sentencepiece import sentencepiece_model_pb2
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError, needs_extra
-from data_pipeline.io.files import read_json, refusing, sha256_file
+from data_pipeline.io.files import read_form, refusing, sha256_file
 from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
 _SPACE_SIGN = "\u2581"
 _CONFIG_NAME = "tokenizer_config.json"
+
+
+class _Report(TypedDict, total=False):
+    sha256: str
+
+
+_REPORT = TypeAdapter(_Report)
 
 
 class Tokenizer(abc.ABC):
@@ -265,7 +274,7 @@ def check_report(model: Path, identity: TokenizerIdentity) -> None:
     path = model.with_suffix(".json")
     if model == path:
         return
-    if path.is_file() and read_json(path).get("sha256") not in (None, identity.sha256):
+    if path.is_file() and read_form(path, _REPORT).get("sha256") not in (None, identity.sha256):
         raise DataError(
             f"{model} is not the model that {path} describes; train it again, or remove {path.name}"
         )

@@ -18,13 +18,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import sentencepiece
+from pydantic import Field, TypeAdapter
 from sentencepiece import sentencepiece_model_pb2
+from typing_extensions import NotRequired, TypedDict
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import as_json, read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.files import (
+    REMAKE,
+    as_json,
+    read_json,
+    sha256_file,
+    to_json,
+    write_atomically,
+)
+from data_pipeline.io.forms import LARGEST, Count, in_form
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.discovery import InputFile, RecordKeys, is_wanted
 from data_pipeline.sources.records import RecordReader, Reject
@@ -59,6 +69,19 @@ _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
 # Of a corpus much larger than the sample, files with this many times the sample are read.
 _SAMPLED_ONE_IN = 4
+
+
+class _Report(TypedDict):
+    """What is read of a report, besides what the model was made from."""
+
+    vocab_size: Count
+    bytes_per_token: Annotated[float, Field(strict=True, ge=0, lt=LARGEST)]
+    round_trip_failures: Count
+    held_out_documents: Count
+    damaged: NotRequired[list[str]]
+
+
+_REPORT = TypeAdapter(_Report)
 
 
 @dataclass(frozen=True)
@@ -134,6 +157,7 @@ def train_tokenizer(
         if all(report.get(key) == value for key, value in made_from.items()) and (
             report.get("sha256") == sha256_file(model_path)
         ):
+            in_form(report, _REPORT, report_path, REMAKE)
             return report, False
     damaged: list[str] = []
     training, held_out = _sample(files, settings, keys, damaged)

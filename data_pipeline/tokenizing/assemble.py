@@ -33,11 +33,9 @@ from data_pipeline.shards.manifest import (
     InputRecord,
     Manifest,
     Shard,
-    from_dict,
     write_manifest,
 )
 from data_pipeline.shards.writing import ShardWriter, dtype_for, index_size, shard_name
-from data_pipeline.tokenizer.identity import TokenizerIdentity
 from data_pipeline.tokenizing.encode_unit import sum_counts
 from data_pipeline.tokenizing.plan import UNITS_NAME, TokenizeOptions, Unit, read_plan
 from data_pipeline.tokenizing.unit_files import UnitGroup, copy_group, unit_groups
@@ -135,10 +133,10 @@ def assemble(units: list[Unit], records: list[Record], workers: int, report: Rep
         directory=directory,
         format_version=FORMAT_VERSION,
         name=plan["options"]["name"],
-        tokenizer=from_dict(TokenizerIdentity, plan["tokenizer"]),
+        tokenizer=plan["tokenizer"],
         dtype=dtype,
         options=plan["options"],
-        inputs=tuple(from_dict(InputRecord, entry) for entry in inputs),
+        inputs=tuple(InputRecord(**entry) for entry in inputs),
         shards=tuple(shards),
         rejects=_sum(records, "rejects"),
         unusual=_sum(records, "unusual"),

@@ -18,7 +18,7 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import Draft, sync_directory, utf8
 from data_pipeline.io.pool import Progress
-from data_pipeline.shards.manifest import InputRecord
+from data_pipeline.shards.manifest import Encoding, InputRecord
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources.discovery import InputFile
 from data_pipeline.sources.records import Document, RecordReader, Reject
@@ -319,7 +319,7 @@ class UnitEncoder:
                 )
 
 
-def sum_counts(records: list[dict[str, Any]]) -> dict[str, Any]:
+def sum_counts(records: list[dict[str, Any]]) -> Encoding:
     """Add up the `UnitEncoder.counts` of many units."""
     engines: Counter[str] = Counter()
     for record in records:

@@ -12,7 +12,10 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StrictBool, StrictFloat, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
@@ -24,6 +27,7 @@ from data_pipeline.io.files import (
     to_checked_json,
     write_atomically,
 )
+from data_pipeline.io.forms import Count, in_form
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
 from data_pipeline.sources.discovery import InputFile, Inputs, RecordKeys, is_wanted
 from data_pipeline.sources.hub import find_origin
@@ -62,17 +66,19 @@ class TokenizeOptions:
         DataError: an option is impossible.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
-    validation_fraction: float = 0.05
-    files_per_shard: int = 1
+    validation_fraction: StrictFloat = 0.05
+    files_per_shard: Count = 1
     keys: RecordKeys = field(default_factory=RecordKeys)
-    test_fraction: float = 0.0
-    max_tokens: int = 0
+    test_fraction: StrictFloat = 0.0
+    max_tokens: Count = 0
     sources: tuple[str, ...] = ()
     exclude_sources: tuple[str, ...] = ()
-    range_bytes: int = 256 << 20
-    shard_bytes: int = 1_000_000_000
-    allow_lossy: bool = False
+    range_bytes: Count = 256 << 20
+    shard_bytes: Count = 1_000_000_000
+    allow_lossy: StrictBool = False
     eod_token: str = ""
 
     def __post_init__(self) -> None:
@@ -113,6 +119,26 @@ class TokenizeOptions:
         if value < self.validation_fraction:
             return "validation"
         return "test" if value >= 1 - self.test_fraction else "train"
+
+
+class _Input(TypedDict):
+    name: str
+    size: Count
+    version: NotRequired[str]
+
+
+class _Plan(TypedDict):
+    """Content of plan.json; `options_of` judges the options."""
+
+    options: dict[str, Any]
+    tokenizer: TokenizerIdentity
+    origin: dict[str, str] | None
+    inputs: Annotated[list[_Input], Field(min_length=1)]
+    passed_over: list[dict[str, str]]
+
+
+_OPTIONS = TypeAdapter(TokenizeOptions)
+_PLAN = TypeAdapter(_Plan)
 
 
 @dataclass(frozen=True)
@@ -257,17 +283,17 @@ def begin(
         write_atomically(stated, location)
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+def _differences(old: _Plan, new: dict[str, Any]) -> str:
     """Describe how a plan differs from the new one; empty if they are equal."""
     differences = [
-        f"{key} {old.get('options', {}).get(key)!r}, not {value!r}"
+        f"{key} {old['options'].get(key)!r}, not {value!r}"
         for key, value in new["options"].items()
-        if old.get("options", {}).get(key) != value
+        if old["options"].get(key) != value
     ]
     # A tokenizer is its bytes, whatever its file is called.
-    if old.get("tokenizer", {}).get("sha256") != new["tokenizer"]["sha256"]:
+    if old["tokenizer"].sha256 != new["tokenizer"]["sha256"]:
         differences.append("another tokenizer")
-    before = {entry["name"]: entry for entry in old.get("inputs", [])}
+    before = {entry["name"]: entry for entry in old["inputs"]}
     now = {entry["name"]: entry for entry in new["inputs"]}
     changed = sorted(name for name in before | now if before.get(name) != now.get(name))
     if changed:
@@ -275,9 +301,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     return " and ".join(differences)
 
 
-def read_plan(
-    directory: Path, inputs: str | Path | None = None
-) -> tuple[dict[str, Any], list[Unit]]:
+def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[_Plan, list[Unit]]:
     """Read the plan of a directory, and make its units.
 
     Args:
@@ -296,9 +320,7 @@ def read_plan(
             f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it"
         )
     plan = _read_plan_file(path)
-    stated = plan["options"]
-    lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
-    options = TokenizeOptions(**(stated | lists | {"keys": RecordKeys(**stated["keys"])}))
+    options = options_of(plan["options"], path)
     root = inputs or directory
     files = []
     for entry in plan["inputs"]:
@@ -307,14 +329,27 @@ def read_plan(
             url = f"{str(root).rstrip('/')}/{entry['name']}"
             place = RemoteObject(url, entry["size"], entry.get("version", ""))
         files.append(InputFile(place, entry["name"], entry["size"]))
-    return plan, plan_units(files, directory, options, TokenizerIdentity(**plan["tokenizer"]))
+    return plan, plan_units(files, directory, options, plan["tokenizer"])
 
 
-def _read_plan_file(path: Path) -> dict[str, Any]:
+def options_of(stated: dict[str, Any], path: Path) -> TokenizeOptions:
+    """Return the options that a plan or a manifest states.
+
+    Args:
+        stated: its entry `options`.
+        path: the file.
+
+    Raises:
+        DataError: they are of another version, or impossible.
+    """
+    return in_form(stated, _OPTIONS, path, _REMEDY.format(path.parent))
+
+
+def _read_plan_file(path: Path) -> _Plan:
     """Return the content of a plan file, after checking its version and checksum."""
     remedy = _REMEDY.format(path.parent)
     if read_json(path, remedy).get("format_version") != FORMAT_VERSION:  # old ones have no checksum
         raise DataError(
             f"{path} is of another version of this program; tokenise again into a new directory"
         )
-    return read_checked_json(path, remedy)
+    return in_form(read_checked_json(path, remedy), _PLAN, path, remedy)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.manifest import MANIFEST_NAME, Manifest
 from data_pipeline.sources.discovery import RecordKeys
+from data_pipeline.tokenizing.plan import options_of
 
 # From so many lines on, a run that is above the rate is stopped before its end.
 _ENOUGH_LINES = 10_000
@@ -93,17 +94,19 @@ def notes(manifest: Manifest) -> list[str]:
     remarks = []
     sources = {shard.source for shard in manifest.shards} | manifest.excluded_documents.keys()
     there = ", ".join(sorted(sources)[:20])
-    for option, flag in (("sources", "--source"), ("exclude_sources", "--exclude-source")):
+    options = options_of(manifest.options, manifest.directory / MANIFEST_NAME)
+    asked = {"--source": options.sources, "--exclude-source": options.exclude_sources}
+    for flag, names in asked.items():
         remarks += [
             f"{flag} {name!r}: no document is of that source; there are {there}"
-            for name in manifest.options.get(option, ())
+            for name in names
             if name not in sources
         ]
-    keys = manifest.options["keys"]
-    if keys["source"] != RecordKeys().source and sources == {keys["default_source"]}:
+    keys = options.keys
+    if keys.source != RecordKeys().source and sources == {keys.default_source}:
         remarks.append(
-            f"--source-key {keys['source']!r}: no record names its source there, so all are of "
-            f"{keys['default_source']}"
+            f"--source-key {keys.source!r}: no record names its source there, so all are of "
+            f"{keys.default_source}"
         )
     silent = [
         entry.name

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_checked_json
+from data_pipeline.io.forms import in_form
 from data_pipeline.io.home import expand_home
 from data_pipeline.shards.manifest import InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
@@ -21,6 +24,13 @@ from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from data_pipeline.tokenizing.plan import LOCATION_NAME, Unit, read_plan
 
 _DOCUMENTS_PER_SHARD = 64
+
+
+class _Location(TypedDict):
+    inputs: str
+
+
+_LOCATION = TypeAdapter(_Location)
 
 
 def compare_with_source(
@@ -86,8 +96,8 @@ def _location(directory: Path) -> str | None:
     path = directory / LOCATION_NAME
     if not path.is_file():
         return None
-    inputs: str = read_checked_json(path, "delete it, or give --inputs")["inputs"]
-    return inputs
+    remedy = "delete it, or give --inputs"
+    return in_form(read_checked_json(path, remedy), _LOCATION, path, remedy)["inputs"]
 
 
 def _input_difference(unit: Unit, known: dict[str, InputRecord]) -> str | None:

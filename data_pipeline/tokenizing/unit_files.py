@@ -16,9 +16,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypedDict
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import Draft
+from data_pipeline.io.forms import Count
+from data_pipeline.shards.manifest import Split
 from data_pipeline.shards.writing import ShardWriter, pack
 from data_pipeline.tokenizer.encoder import Encoded
 
@@ -101,6 +104,18 @@ class UnitData:
     def discard(self) -> None:
         """Remove an unfinished file; after `finish`, do nothing."""
         self._draft.discard()
+
+
+class StatedGroup(TypedDict):
+    """Group of a finished unit, as the unit's record states it."""
+
+    split: Split
+    source: str
+    documents: Count
+    tokens: Count
+    text_bytes: Count
+    runs: Count
+    crc32: Count
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
     as_json,
@@ -21,19 +24,40 @@ from data_pipeline.io.files import (
     to_checked_json,
     write_atomically,
 )
+from data_pipeline.io.forms import Count, in_form
 from data_pipeline.io.pool import Progress
+from data_pipeline.shards.manifest import InputRecord
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.tokenizer.encoder import Encoder, open_encoder
 from data_pipeline.tokenizing.encode_unit import make_unit
 from data_pipeline.tokenizing.plan import Unit
-from data_pipeline.tokenizing.unit_files import data_size
+from data_pipeline.tokenizing.unit_files import StatedGroup, data_size
 
 # Part of a record: to be raised when the files of a unit change, so that runs do not mix versions.
 _RECORD_VERSION = 2
+_REMEDY = "delete it and run the same tokenize command again"
 
 Report = Callable[[Progress], None]
 Record = dict[str, Any]
+
+
+class _Stated(TypedDict):
+    """What a record states besides the identity of its run."""
+
+    unit: Count
+    inputs: list[InputRecord]
+    groups: list[StatedGroup]
+    rejects: dict[str, Count]
+    unusual: dict[str, Count]
+    excluded_documents: dict[str, Count]
+    engines: dict[str, Count]
+    compared_documents: Count
+    lossy_documents: Count
+    rejects_sha256: str
+
+
+_RECORD = TypeAdapter(_Stated)
 
 
 @dataclass(frozen=True)
@@ -121,12 +145,13 @@ def read_record(unit: Unit) -> Record:
     Raises:
         DataError: it is damaged, or of another run.
     """
-    record = read_checked_json(
-        unit.record_path, "delete it and run the same tokenize command again"
-    )
+    record = read_checked_json(unit.record_path, _REMEDY)
     if any(record.get(key) != value for key, value in _identity(unit).items()):
         raise DataError(f"{unit.record_path} belongs to another run; choose another --out")
-    return record
+    content = _RECORD.dump_python(in_form(record, _RECORD, unit.record_path, _REMEDY))
+    if [entry["name"] for entry in content["inputs"]] != [file.name for file in unit.files]:
+        raise DataError(f"{unit.record_path} names other inputs; {_REMEDY}")
+    return content
 
 
 def has_data(unit: Unit, record: Record) -> bool:

@@ -10,14 +10,15 @@ head is checked when it is read.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Json, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
+from typing_extensions import TypedDict
 
 from megatron_patches.errors import MethodError
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:  # reading the header needs no torch, which takes seconds to i
     import torch
 
 FORMAT = "ora-initial-weights-1"
+
+
+class _Metadata(TypedDict):
+    model: Json[dict[str, Any]]
+    heads: Json[dict[str, list[str]]]
+
+
+_HEADER = TypeAdapter(dict[str, dict[str, Any]])
+_METADATA = TypeAdapter(_Metadata)
 
 
 def bank_name(layer: int, role: str) -> str:
@@ -57,13 +67,13 @@ class GivenWeights:
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            header = json.loads(self._header)
+            header = _HEADER.validate_json(self._header)
             metadata = header.get("__metadata__", {})
             if metadata.get("format") == FORMAT:
-                stated = {name: dict(json.loads(metadata[name])) for name in ("model", "heads")}
-                return stated | {"names": frozenset(header)}
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-            raise self._unreadable(f"its header cannot be read ({error})") from error
+                return {**_METADATA.validate_python(metadata), "names": frozenset(header)}
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise self._unreadable(f"its header cannot be read ({reason})") from error
         raise self._unreadable("`python -m pretrain import` did not make it")
 
     @cached_property

@@ -23,10 +23,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from data_pipeline.io.forms import Count
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.errors import UserError
 from pretrain.runs.directory import ABOUT, MARKER
-from pretrain.runs.position import Count, Position
+from pretrain.runs.position import Position
 
 FORMAT: Literal[2] = 2
 READS = (1, 2)

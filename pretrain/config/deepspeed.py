@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import hash_file
+from data_pipeline.io.forms import parse_json
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.runs.json_text import parse_json
 
 STAGES = range(4)
 """Of ZeRO."""

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
 from data_pipeline.errors import how_to_install
+from data_pipeline.io.forms import LARGEST
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_phases, training_begins
 from megatron_patches.recipe.score_bound import is_bounded
@@ -20,7 +21,6 @@ from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.runs.position import LARGEST
 
 
 def check_tree(config: Config) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.forms import LARGEST
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.block import MLPS
@@ -29,7 +30,6 @@ from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.position import LARGEST
 
 
 class Config(Section):

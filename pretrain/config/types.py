@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from data_pipeline.io.forms import LARGEST
 from data_pipeline.io.home import expand_home
-from pretrain.runs.position import LARGEST
 
 
 def _integer(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pretrain.ranks.devices import ask_for
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
+from pretrain.runs.facts import read_facts
 from pretrain.study.models import (
     CHECKPOINT_FACT,
     FACTS,
@@ -202,12 +202,12 @@ def is_own_export(directory: Path) -> bool:
     try:
         if any(path.is_symlink() or path.name not in _OWN_FILES for path in directory.iterdir()):
             return False
-        stated = json.loads((directory / FACTS).read_bytes())[FILES_FACT]
+        stated = read_facts(directory / FACTS).get(FILES_FACT)
         found = {path.name: hash_file(path) for path in directory.iterdir() if path.name != FACTS}
         own = re.compile(rf"{_OWN_CODE.stem}\.\w+")
         named = [dict(value) for _, _, value in named_code(directory)]
         foreign = [name for each in named for name in each.values() if not own.fullmatch(str(name))]
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, TypeError):
         return False
     code = found.get(_OWN_CODE.name)
     return stated == found and not foreign and code in (None, hash_file(_OWN_CODE))
@@ -240,6 +240,6 @@ def _is_an_export(directory: Path) -> bool:
 
 def _checkpoint_fact(directory: Path) -> object:
     try:
-        return json.loads((directory / FACTS).read_text())[CHECKPOINT_FACT]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_facts(directory / FACTS).get(CHECKPOINT_FACT)
+    except UserError:
         return None

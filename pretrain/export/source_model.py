@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from data_pipeline.io.forms import parse_json
 from megatron_patches.bank.initial_weights_file import FORMAT, bank_name, head_digest
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.load import load_config
@@ -31,7 +32,6 @@ from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
-from pretrain.runs.json_text import parse_json
 from pretrain.study.models import named_code, require_transformers
 
 _HEAD = "lm_head.weight"

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import FiniteFloat, TypeAdapter
 from transformers import DataCollatorWithPadding
+from typing_extensions import TypedDict
 
 import pretrain
+from data_pipeline.io.forms import Count
 from pretrain.finetuning.classification_data import MISMATCHED, TRAIN, VALIDATION, TaskData
 from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, encode_examples, set_aside
 from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
@@ -28,6 +31,20 @@ from pretrain.finetuning.training import Settings, begin, fine_tune
 from pretrain.ranks.devices import use_cuda
 from pretrain.study.cache import ResultCache, content_digest
 from pretrain.study.seeds import Groups
+
+
+class _Result(TypedDict):
+    score: FiniteFloat
+    metrics: dict[str, FiniteFloat]
+    standard_error: FiniteFloat
+    items: Count
+
+
+class _Kept(TypedDict):
+    result: _Result
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 @dataclass(frozen=True)
@@ -179,7 +196,7 @@ def run_glue(
     Raises:
         UserError: a result cannot be written, or as `load_tokenizer` and `GlueFineTuning.run`.
     """
-    cache = ResultCache(out / "trials")
+    cache = ResultCache(out / "trials", _KEPT)
     scores, details = [], []
     for model in plan.models:
         tokenizer = load_tokenizer(model)

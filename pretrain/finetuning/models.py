@@ -22,7 +22,7 @@ from pretrain.export.run_exports import exported
 from pretrain.finetuning.classification_data import Task
 from pretrain.finetuning.encoding import Ids
 from pretrain.finetuning.frozen_rows import Rows
-from pretrain.runs.json_text import parse_json
+from pretrain.runs.facts import read_facts
 from pretrain.study.models import FACTS, model_digest, require_trust
 from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
@@ -30,18 +30,6 @@ HEAD = "score"
 """The new head's weight, in all classes of exports."""
 LOADING: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
-NEEDED_FACTS = (
-    "run",
-    "seed",
-    "step",
-    "variant",
-    "attention",
-    "parameters",
-    "sequence_length",
-    "data",
-    "model",
-    "frozen_rows",
-)
 
 
 @dataclass(frozen=True)
@@ -144,12 +132,9 @@ def _facts(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        facts: Mapping[str, Any] = parse_json(path.read_bytes())
-        if missing := [key for key in NEEDED_FACTS if key not in facts]:
-            raise ValueError(f"it has no '{missing[0]}'")
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); export the run again") from error
-    return facts
+        return read_facts(path)
+    except UserError as error:
+        raise UserError(f"{str(error).rpartition('; ')[0]}; export the run again") from None
 
 
 def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> Groups[Pretrained]:

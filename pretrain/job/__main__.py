@@ -26,7 +26,7 @@ from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.runs.directory import FINISHED, RunDirectory
-from pretrain.runs.facts import read_facts
+from pretrain.runs.facts import read_facts, read_form
 from pretrain.sweep.verb import MarginOption, Question
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def after_doctor(
     Exit code 2 where no other node would help.
     """
     try:
-        verdict = _VERDICT.validate_json(report.read_bytes())
-    except (OSError, ValueError):
+        verdict = read_form(report, _VERDICT)
+    except UserError:
         return
     for problem in verdict["problems"]:
         _say(f"doctor: {', '.join(problem['nodes']) or 'all nodes'}: {problem['text']}")

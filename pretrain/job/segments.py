@@ -20,10 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from data_pipeline.io.files import sync
+from data_pipeline.io.forms import Count
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
-from pretrain.runs.position import Count
 
 REQUEUE = "requeue"
 STOP = "stop"

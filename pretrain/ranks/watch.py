@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch.distributed.distributed_c10d import _get_default_store
 
+from data_pipeline.io.forms import Count, parse_json
 from pretrain.ranks.environment import LaunchEnvironment, node_name
 from pretrain.ranks.idle import PATIENCE, Idleness, file_in_use, waited_for
 
@@ -57,11 +59,14 @@ class Sign:
         held: the file that the rank waits for, if it does nothing else.
     """
 
-    number: int
+    number: Count
     host: str
-    passed: int
+    passed: Count
     place: str
     held: str = ""
+
+
+_SIGN = TypeAdapter(Sign)
 
 
 def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
@@ -208,7 +213,7 @@ class Watch:
             for rank, text in zip(
                 come, self._store.multi_get([str(rank) for rank in come]), strict=True
             ):
-                sign = Sign(**json.loads(text))
+                sign = _SIGN.validate_python(parse_json(text))
                 known = self._signs.get(rank)
                 silent = known is not None and known.number == sign.number
                 self._silent[rank] = self._silent[rank] + passed if silent else 0.0

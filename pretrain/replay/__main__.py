@@ -7,16 +7,30 @@ the answer.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from data_pipeline.io.forms import Count
+from pretrain.runs.facts import read_form
 
 if TYPE_CHECKING:
     import torch
 
     from pretrain.runs.position import Position
     from pretrain.training.open_run import Run
+
+
+class _Request(TypedDict):
+    config: str
+    step: Count
+    keep: list[Count]
+
+
+_REQUEST = TypeAdapter(_Request)
 
 
 def main(request: Path, answer: Path) -> None:
@@ -35,7 +49,7 @@ def main(request: Path, answer: Path) -> None:
     from pretrain.ranks.devices import ask_for
     from pretrain.runs.directory import write_json
 
-    asked = json.loads(request.read_text())
+    asked = read_form(request, _REQUEST)
     config = load_config(asked["config"])
     ask_for(config.run.device)  # before anything looks for GPUs
     prepare_imports()

@@ -6,7 +6,6 @@ of links.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -14,8 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, FiniteFloat, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from data_pipeline.io.forms import Count
 from pretrain.checkpoint.branching import take_records
 from pretrain.config.foreign import load_foreign
 from pretrain.config.keys import KEYS
@@ -25,7 +28,7 @@ from pretrain.data.open import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically
-from pretrain.runs.facts import read_facts
+from pretrain.runs.facts import read_facts, read_form
 from pretrain.runs.metrics_file import read_metrics
 
 LAYOUT = ("parallel.", "deepspeed.", "performance.", "data.micro_batch_size", "run.device")
@@ -38,6 +41,30 @@ _OF_A_SEGMENT = {
     "data.micro_batch_size": "micro_batch_size",
 }
 """{setting: key of a start in environment.json}: a later start may have had another layout."""
+
+
+class _Document(TypedDict):
+    document: str
+    samples: list[Count]
+    loss: FiniteFloat
+    tokens: Count
+    share: FiniteFloat
+    text: str
+
+
+_Step = Annotated[list[FiniteFloat | None], Field(min_length=3, max_length=3)]
+
+
+class _Answer(TypedDict):
+    """What `replay.__main__` writes; documents and norms are of the step that was asked for."""
+
+    begins_after: Count
+    trace: Annotated[list[_Step], Field(min_length=1)]
+    documents: NotRequired[list[_Document]]
+    gradient_norms: NotRequired[dict[str, FiniteFloat | None]]
+
+
+_ANSWER = TypeAdapter(_Answer)
 
 
 @dataclass(frozen=True)
@@ -154,7 +181,7 @@ def replayed(
             raise UserError(
                 f"the replay of {past.run.path} ended with exit code {code}; its words are above"
             )
-        yield run, json.loads(answer.read_text())
+        yield run, read_form(answer, _ANSWER)
 
 
 def _prepare(

@@ -8,7 +8,6 @@ position      progress of a run, and running statistics of its loss and gradient
 tags          every metric of a run: tag, unit, records that have it, its TensorBoard chart
 metrics_file  metrics.jsonl: append, cut back at a resume, read
 curves        metrics.jsonl as arrays
-json_text     JSON as its standard has it: every key once
 facts         the files that describe a run, read back, their types judged
 agreement     refusal of a finished run whose files contradict each other
 finished      a finished run as one record, and summary.json

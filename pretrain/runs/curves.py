@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.io.forms import LARGEST
 from pretrain.errors import UserError
 from pretrain.runs.metrics_file import read_metrics
-from pretrain.runs.position import LARGEST
 from pretrain.runs.tags import METRICS, Metric, metric_of
 
 Floats = NDArray[np.float64]

@@ -12,10 +12,9 @@ import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from data_pipeline.io.forms import Count, parse_json, problem
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
-from pretrain.runs.json_text import parse_json
-from pretrain.runs.position import Count
 
 
 class _KeysOnce:
@@ -136,6 +135,19 @@ _FORMS = {
             "perplexity_by_source": dict[str, _Perplexity | None],
         },
     },
+    "export": {
+        **dict.fromkeys(("run", "variant", "model"), str),
+        "seed": int,
+        "step": Count,
+        "attention": dict[str, Any],
+        "parameters": {"trainable": Count},
+        "sequence_length": _Positive,
+        "data": {"fingerprint": str},
+        "frozen_rows": dict[str, list[Annotated[list[Count], Field(min_length=2, max_length=2)]]],
+        "folded": NotRequired[list[str]],
+        "files": NotRequired[dict[str, str]],
+        "checkpoint_sha256": NotRequired[str],
+    },
     "checkpoint": {
         "keys": dict[str, Any],
         "position": {
@@ -181,15 +193,9 @@ def read_form(path: Path, form: TypeAdapter[Any]) -> dict[str, Any]:
     try:
         form.validate_python(content, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = repr(".".join(map(str, first["loc"])))
-        if first["type"] == "missing":
-            raise UserError(
-                f"{path} has no key {key}: this version did not write it; run again"
-            ) from None
-        place = f"{path}: {key}" if first["loc"] else str(path)
-        said = str(first.get("ctx", {}).get("error") or first["msg"].lower())
-        raise UserError(f"{place}: {said}; restore the file") from None
+        missing = error.errors()[0]["type"] == "missing"
+        remedy = "run again" if missing else "restore the file"
+        raise UserError(f"{problem(path, error)}; {remedy}") from None
     return content
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_pipeline.io.files import naming, sync
+from data_pipeline.io.forms import LARGEST, parse_json
 from pretrain.errors import UserError
-from pretrain.runs.json_text import parse_json
-from pretrain.runs.position import LARGEST, Position
+from pretrain.runs.position import Position
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

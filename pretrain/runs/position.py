@@ -8,10 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-LARGEST = 1 << 53
-"""Bound of counts: numpy and JSON have every integer up to here."""
-Count = Annotated[int, Field(ge=0, lt=LARGEST)]
-"""A number of steps, samples, tokens or elements, as it is read from a file."""
+from data_pipeline.io.forms import Count
+
 _Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 _Variance = Annotated[float, Field(ge=0, lt=1e300)]
 

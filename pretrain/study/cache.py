@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
 from pretrain.runs.directory import write_json
-from pretrain.runs.json_text import parse_json
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,11 @@ class ResultCache:
 
     Args:
         directory: of the files, made if missing.
+        form: of a result.
     """
 
     directory: Path
+    form: TypeAdapter[Any]
 
     def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a result, or None if there is none, none of this identity, or none whole.
@@ -33,8 +37,9 @@ class ResultCache:
         """
         try:
             content: dict[str, Any] = parse_json(self._path(name).read_bytes())
-            return content if content["identity"] == identity else None
-        except (OSError, ValueError, KeyError, TypeError):
+            self.form.validate_python(content, strict=True)
+            return content if content.get("identity") == identity else None
+        except (OSError, ValueError):
             return None
 
     def write(self, name: str, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:

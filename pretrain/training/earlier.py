@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from data_pipeline.io.forms import Count
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import missing_settings
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, RunDirectory, free_name
 from pretrain.runs.facts import Segment, read_form
-from pretrain.runs.position import Count
 
 
 class _Phase(TypedDict):

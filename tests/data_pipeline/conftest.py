@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, shard_from_json
+from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, Shard
 from data_pipeline.shards.writing import ShardWriter, shard_name
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizer.identity import TokenizerIdentity
@@ -67,8 +67,8 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
                 "split": split,
                 "source": source,
             }
-            parts = {"text_bytes": 0, "units": [unit], "unit_documents": [len(documents)]}
-            shards.append(shard_from_json(identity | parts | writer.finish()))
+            parts = {"text_bytes": 0, "units": (unit,), "unit_documents": (len(documents),)}
+            shards.append(Shard(**identity, **parts, **writer.finish()))
         ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "eod_id": 2}
         what = {"file": "x.model", "sha256": "0" * 64, "model_type": "unigram"}
         tokenizer = TokenizerIdentity(vocab_size=60_000, **what, **ids)

@@ -114,7 +114,7 @@ odd_keys = st.one_of(st.sampled_from(["", "x", "format", "\ud800"]), st.text(max
 
 def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     """A JSON file after damage to its bytes, with odd values, or something else in its place."""
-    odd = odd_json(json.loads(content)).map(lambda value: json.dumps(value, indent=1).encode())
+    odd = odd_json(json.loads(content)).map(lambda value: json.dumps(value).encode())
     return st.one_of(
         [damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS)]
     )

@@ -10,11 +10,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import FiniteFloat, TypeAdapter
+from typing_extensions import TypedDict
+
+from data_pipeline.io.forms import Count
 from pretrain.evaluation.tasks.harness import Harness, LoadedTask, Measured
 from pretrain.evaluation.tasks.scores import Score, TaskScores, group_scores
 from pretrain.finetuning.models import Pretrained
 from pretrain.reporting.progress import WorkDisplay
 from pretrain.study.cache import ResultCache
+
+
+class _Score(TypedDict):
+    value: FiniteFloat | None
+    stderr: FiniteFloat | None
+    higher_is_better: bool
+    items: list[FiniteFloat | None]
+
+
+class _Result(TypedDict):
+    scores: dict[str, _Score]
+    items: Count
+    cut: Count
+
+
+_RESULT = TypeAdapter(_Result)
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,8 @@ def _whole(one: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
 def _measure_one(
     model: Pretrained, tasks: Sequence[LoadedTask], settings: Settings, work: WorkDisplay
 ) -> dict[str, TaskScores]:
-    cache = ResultCache(settings.results / f"{Path(model.name).name}-{model.digest[:12]}")
+    place = settings.results / f"{Path(model.name).name}-{model.digest[:12]}"
+    cache = ResultCache(place, _RESULT)
     harness: Harness | None = None
 
     def make(task: LoadedTask) -> dict[str, Any]:

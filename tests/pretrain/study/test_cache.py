@@ -8,15 +8,18 @@ import math
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from pretrain.errors import UserError
 from pretrain.study.cache import ResultCache, content_digest
 
 IDENTITY = {"model": "a", "seed": 1}
+FORM = TypeAdapter(TypedDict("Result", {"score": float}))
 
 
 def test_a_result_is_made_once(tmp_path: Path) -> None:
-    cache = ResultCache(tmp_path / "trials")
+    cache = ResultCache(tmp_path / "trials", FORM)
     calls = []
 
     def make() -> dict[str, float]:
@@ -30,7 +33,8 @@ def test_a_result_is_made_once(tmp_path: Path) -> None:
     assert cache.read("one", {**IDENTITY, "seed": 2}) is None
     assert cache.read("two", IDENTITY) is None
     path = tmp_path / "trials/one.json"
-    for text in (path.read_text()[:30], "[]", "{}", '"identity"'):
+    nameless = '{"identity": {"model": "a", "seed": 1}, "score": "0.5"}'
+    for text in (path.read_text()[:30], "[]", "{}", '"identity"', nameless):
         path.write_text(text)
         assert cache.read("one", IDENTITY) is None
     assert cache.read_or_make("one", IDENTITY, make) == (made, False) and len(calls) == 2
@@ -39,7 +43,7 @@ def test_a_result_is_made_once(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out: .*file/one.json cannot be written"):
-        ResultCache(tmp_path / "file").write("one", IDENTITY, {})
+        ResultCache(tmp_path / "file", FORM).write("one", IDENTITY, {})
 
 
 def test_digests_tell_contents_apart() -> None:
