@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from data_pipeline.io.forms import Count
+from data_pipeline.io.forms import Count, parse_json
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.errors import UserError
 from pretrain.runs.directory import ABOUT, MARKER
@@ -370,17 +370,19 @@ def _read(form: TypeAdapter[T], file: Path) -> T:
     if file.exists() and not file.is_file():  # of a pipe nobody may ever read anything
         raise damaged(file, "cannot be read (it is not a regular file)")
     try:
-        return form.validate_json(file.read_bytes(), strict=True)
+        content = file.read_bytes()
+        parse_json(content)  # pydantic would take the last of a key's values
+        return form.validate_json(content, strict=True)
     except FileNotFoundError:
         raise damaged(file, "is missing") from None
     except OSError as error:
         raise unreadable(file, error) from None
     except ValidationError as error:
         first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            raise damaged(file, "is damaged: it is not JSON") from None
         place = ".".join(map(str, first["loc"])) or "it"
         raise damaged(file, f"is damaged: {place}: {first['msg'].lower()}") from None
+    except ValueError as error:
+        raise damaged(file, f"is damaged: it is not JSON ({error})") from None
 
 
 def merged(

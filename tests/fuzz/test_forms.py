@@ -1,0 +1,311 @@
+"""Every JSON file that the program writes and reads back, after damage: its type or a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline import demo_corpus
+from data_pipeline.io.files import read_form, to_checked_json, to_json
+from data_pipeline.io.lease import Holder, Lease
+from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.shards.writing import dtype_for
+from data_pipeline.sources import hub
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.tokenizer import train
+from data_pipeline.tokenizer.tokenizer import check_report, identify
+from data_pipeline.tokenizing import source_check
+from data_pipeline.tokenizing.encode_unit import sum_counts
+from data_pipeline.tokenizing.plan import TokenizeOptions, Unit, begin, read_plan
+from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
+from data_pipeline.tokenizing.run import Run, finish
+from data_pipeline.tokenizing.unit_files import unit_groups
+from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
+from pretrain.checkpoint.format import read_about, read_index, read_marker, read_sidecar
+from pretrain.checkpoint.writing import sidecar_of, write_snapshot
+from pretrain.doctor.report import write_head_node_report
+from pretrain.doctor.verdict import Problem
+from pretrain.errors import UserError
+from pretrain.evaluation.tasks import run as tasks
+from pretrain.export.run_exports import is_own_export
+from pretrain.finetuning import glue, models
+from pretrain.job import __main__ as job
+from pretrain.job.job_kinds import Training
+from pretrain.job.segments import Segments, SlurmJob
+from pretrain.replay import __main__ as replay
+from pretrain.replay import prepare
+from pretrain.runs import facts
+from pretrain.runs.directory import write_json
+from pretrain.runs.position import Position
+from pretrain.study.cache import ResultCache
+from pretrain.study.seal import Hypothesis, Measure, read_seals, write_seal
+from pretrain.study.seeds import method_of
+from pretrain.study.verdict import fixed_rule
+from pretrain.training import earlier
+from tests.data_pipeline.helpers import quiet
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.fabricated_runs import write_run
+from tests.fuzz.damage import REFUSED, damaged_json, odd_json, odd_values, right_or_refused
+
+JOB = SlurmJob("7", 0, "n[1-2]")
+EXPORT = {
+    "run": "a",
+    "variant": "vanilla",
+    "attention": {"variant": "vanilla", "adapters": []},
+    "seed": 1,
+    "step": 4,
+    "parameters": {"trainable": 96, "frozen": 32},
+    "sequence_length": 16,
+    "data": {"fingerprint": "a" * 64},
+    "model": "GPT2LMHeadModel",
+    "frozen_rows": {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]},
+    "folded": [],
+    "files": {},
+    "checkpoint_sha256": "a" * 64,
+}
+RESULT = {
+    "scores": {"acc": {"value": 0.5, "stderr": None, "higher_is_better": True, "items": [0.0]}},
+    "items": 1,
+    "cut": 0,
+}
+SCORES = {"score": 0.5, "metrics": {"accuracy": 0.5}, "standard_error": 0.1, "items": 24}
+TRIAL = {"result": SCORES}
+TOLD = {"document": "a", "samples": [1], "loss": 3.5, "tokens": 4, "share": 1.0, "text": "b"}
+ANSWER = {
+    "begins_after": 2,
+    "trace": [[3, 4.0, 1.5], [4, 3.5, None]],
+    "gradient_norms": {"weight": 1.5},
+    "documents": [TOLD],
+}
+CORPUS = {
+    "version": 1,
+    "python": "3",
+    "files": 1,
+    "outputs": {"a": "b"},
+    "bytes": {"a": 1},
+    "documents": {"a": 1},
+}
+DOWNLOAD = hub.Download("c", "d", "e" * 40, (hub.RemoteFile("a/b.jsonl", 3, "f" * 64, ""),))
+SEAL = {
+    "hypotheses": [asdict(Hypothesis("orthogonal", "within", 5.0, "vanilla"))],
+    "measure": Measure(match="tokens", subjects=[], rule=fixed_rule(3)).model_dump(),
+    "stopping_rule": "judged once",
+    "fixed_n": True,
+    "grid": {"file": "grid.yaml", "sha256": "a" * 64, "base": None},
+    "seeds": [1, 2, 3],
+    "settings": {"vanilla": {"optimizer.learning_rate": 0.1}, "orthogonal": {}},
+    "other_seeds": {"vanilla": {"data.seed": None}},
+    "data": ["a" * 64],
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A file as its writer leaves it, and all that is done with what is read of it.
+
+    Attributes:
+        path: the file.
+        read: reads and uses it.
+        checked: it states the checksum of the rest, so that only a forger gets beyond that.
+    """
+
+    path: Path
+    read: Callable[[], Any]
+    checked: bool = False
+
+
+def of_shards(root: Path) -> Iterator[tuple[str, Form]]:
+    """Files of a tokenise run of two short texts, before its end and after it."""
+    for name in "ab":
+        lines = [json.dumps({"text": f"{name} word {n * n} " * 8}) + "\n" for n in range(99)]
+        path = root / f"texts/{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(lines) + "no JSON\n")
+    inputs = find_inputs([root / "texts"])
+    settings = train.TrainerSettings(280, sample_bytes=20_000)
+    train.train_tokenizer(inputs.files, root / "small", settings, RecordKeys())
+    model, report, out = root / "small.model", root / "small.json", root / "shards"
+    identity = identify(model)
+    options = TokenizeOptions("two")
+    run = Run(inputs, model, out, options, workers=1, report=quiet, limits=Limits(False, 1.0))
+    run.make()
+    finished = root / "finished"
+    shutil.copytree(out, finished)
+    finish(finished, 1, quiet, Limits(False, 1.0))
+    (unit, *_) = read_plan(out)[1]
+
+    def again() -> list[Unit]:
+        units = read_plan(out)[1]
+        begin(out, inputs=inputs, options=options, model=model, tokenizer=identity)
+        return units
+
+    yield "plan", Form(out / "plan.json", again, checked=True)
+    yield "unit", Form(unit.record_path, lambda: used_record(unit), checked=True)
+    manifest = Form(
+        finished / "manifest.json", lambda: notes(read_manifest(finished)), checked=True
+    )
+    yield "manifest", manifest
+    location = out / source_check.LOCATION_NAME
+    yield "location", Form(location, lambda: source_check._location(out), checked=True)
+    yield "training report", Form(report, lambda: read_form(report, train._REPORT))
+    yield "report of a model", Form(report, lambda: check_report(model, identity))
+
+
+def used_record(unit: Unit) -> dict[str, Any]:
+    record = read_record(unit)
+    RejectWatch(Limits(max_reject_rate=1.0), unit.directory).add(record)
+    has_data(unit, record)
+    has_rejects(unit, record)
+    sum_counts([record])
+    unit_groups(record, unit.data_path, dtype_for(unit.tokenizer.vocab_size))
+    return record
+
+
+def of_the_pipeline(root: Path) -> Iterator[tuple[str, Form]]:
+    corpus, lease = root / "corpus.json", root / "lock"
+    corpus.write_bytes(to_json(CORPUS))
+    yield "corpus", Form(corpus, lambda: read_form(corpus, demo_corpus._RECORD))
+    hub._write_download(root / hub.DOWNLOAD_NAME, DOWNLOAD)
+    yield "download", Form(root / hub.DOWNLOAD_NAME, lambda: hub.find_origin(root))
+    lease.write_text(json.dumps(vars(Holder.this())))
+    yield "lease", Form(lease, Lease(lease, "making x").holder)
+
+
+def of_a_run(root: Path) -> Iterator[tuple[str, Form]]:
+    run = write_run(root, "run")
+    for name in ("environment", "data", "audit", "summary"):
+        yield name, Form(run / f"{name}.json", partial(facts.read_facts, run / f"{name}.json"))
+    for name in ("environment", "audit"):
+        path = run / f"{name}.json"
+        yield f"earlier {name}", Form(path, partial(facts.read_form, path, earlier._FORMS[name]))
+    Segments(Training(run)).begin(JOB, 3)
+    job_file = run / "slurm/segments.jsonl"
+    yield "segments", Form(job_file, lambda: Segments(Training(run)).stalled(JOB, 0))
+    doctor = root / "doctor.json"
+    write_head_node_report(doctor, Problem("disk", "it is full", ("n1",)))
+    yield "doctor", Form(doctor, lambda: facts.read_form(doctor, job._VERDICT))
+    assert write_seal(root, SEAL, [])
+    (seal,) = root.glob("seals/*")
+
+    def seals() -> Any:
+        read = read_seals([root])
+        if read.problems:
+            raise UserError(read.problems[0])
+        return [str(claim) for claim in read.seals[0].sealed.hypotheses]
+
+    yield "seal", Form(seal, seals)
+
+
+def of_a_checkpoint(root: Path) -> Iterator[tuple[str, Form]]:
+    path = root / "run/checkpoints/step_00000004"
+    parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
+    write_checkpoint(path, parts, about(Position(4, 32, 1024), keys={"run.seed": 1}))
+    yield "marker", Form(path / "COMPLETE", lambda: read_marker(path))
+    yield "index", Form(path / "parameters.json", lambda: read_index(path))
+    yield "about", Form(path / "checkpoint.json", lambda: read_about(path))
+    briefly = path / "checkpoint.json"
+    yield "position", Form(briefly, lambda: facts.read_facts(briefly)["position"]["step"])
+    write_snapshot(parts[0], root, threading.Event())
+    sidecar = sidecar_of(root, 0)
+    yield "sidecar", Form(sidecar, lambda: read_sidecar(sidecar))
+
+
+def of_results(root: Path) -> Iterator[tuple[str, Form]]:
+    export = root / "export.json"
+    write_json(export, EXPORT)
+
+    def model() -> Any:
+        own = models.Pretrained(root, root, models._facts(export), "", trusted=False, name="a")
+        is_own_export(root)
+        return own.settings(), method_of(own)
+
+    yield "export", Form(export, model)
+    of_task, of_trial = ResultCache(root, tasks._RESULT), ResultCache(root, glue._KEPT)
+    of_task.write("task", {"seed": 1}, RESULT)
+    of_trial.write("glue", {"seed": 1}, TRIAL)
+    yield "task", Form(root / "task.json", lambda: tasks._scores(kept(of_task, "task")))
+    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["result"]["score"])
+    requested = {"config": "a.yaml", "step": 4, "keep": [2]}
+    for path, content, form in (
+        (root / "answer.json", ANSWER, prepare._ANSWER),
+        (root / "request.json", requested, replay._REQUEST),
+    ):
+        write_json(path, content)
+        yield path.stem, Form(path, partial(facts.read_form, path, form))
+
+
+def kept(cache: ResultCache, name: str) -> dict[str, Any]:
+    content = cache.read(name, {"seed": 1})
+    if content is None:
+        raise UserError("it is made again")
+    return content
+
+
+WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
+NAMES = (
+    *("plan", "unit", "manifest", "location", "training report", "report of a model"),
+    *("corpus", "download", "lease"),
+    *("environment", "data", "audit", "summary", "earlier environment", "earlier audit"),
+    *("segments", "doctor", "seal"),
+    *("marker", "index", "about", "position", "sidecar"),
+    *("export", "task", "glue", "answer", "request"),
+)
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, type]]:
+    """Return every form, and the type of what is read of the honest file."""
+    made: dict[str, Form] = {}
+    for writer in WRITERS:
+        made |= writer(tmp_path_factory.mktemp(writer.__name__))
+    assert tuple(made) == NAMES
+    return {name: (form, type(form.read())) for name, form in made.items()}
+
+
+def forged(content: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """Odd values under a checksum that fits them."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return odd_json(rest).map(lambda odd: to_checked_json(odd if isinstance(odd, dict) else {}))
+
+
+@st.composite
+def with_a_key_twice(draw: st.DrawFn, content: bytes) -> bytes:
+    """State one of the keys again, before it was."""
+    found = draw(st.sampled_from([*re.finditer(rb'[{,]\s*("[^"]*"):', content)]))
+    odd = json.dumps(draw(odd_values)).encode()
+    return content[: found.start(1)] + found[1] + b": " + odd + b", " + content[found.start(1) :]
+
+
+@given(st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_is_of_its_type_or_refused(
+    forms: dict[str, tuple[Form, type]], name: str, data: st.DataObject
+) -> None:
+    form, kind = forms[name]
+    content = form.path.read_bytes()
+    twice = data.draw(st.integers(0, 9)) == 0
+    if twice:
+        changed = with_a_key_twice(content)
+    elif form.checked and data.draw(st.booleans()):
+        changed = forged(json.loads(content))
+    else:
+        changed = damaged_json(content)
+    form.path.write_bytes(data.draw(changed))
+    try:
+        found = right_or_refused(form.read)
+    finally:
+        form.path.write_bytes(content)
+    assert found is REFUSED or type(found) is kind
+    if twice:
+        assert found is REFUSED or name in ("lease", "segments")
