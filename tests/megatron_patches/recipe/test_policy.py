@@ -8,7 +8,7 @@ import pytest
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.axes import Axis, Rule, axes_of
-from megatron_patches.recipe.phases import PhaseStart, training_begins
+from megatron_patches.recipe.phases import Keep, PhaseStart, training_begins
 from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy, policy_for
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.load import load_config, parse_config
@@ -217,3 +217,5 @@ def test_rows_are_kept_from_the_first_entry_that_freezes_what_trains() -> None:
     assert policy_for("hybrid", frozen).kept_from(4, 2) == [1, None, None, None]
     one_role = {"phases": schedule[:1], "frozen_roles": "key"}
     assert policy_for("orthogonal", one_role).kept_from(4, 2) == [1, 1, None, None]
+    keep = Keep(1, frozenset({("query", 1), ("key", 0)}), whole=False)
+    assert keep.heads("query", range(6), 2) == (2, 3) and keep.heads("key", range(3), 1) == (0,)

@@ -45,6 +45,7 @@ def test_the_edges_are_not_part_of_an_answer() -> None:
     better = Hypothesis("new", "better", 2.0, "old")
     assert better.answer((-1.0, 0.0), (lower, 1.0)) is None
     assert better.answered("no", "") == "Is new better than old? No, not by 2 %"
+    assert str(Hypothesis.parse("new within 0.5% of old")) == "new within 0.5 % of old"
     assert one.answered("no", "") == "Is new within ± 2 % of old? No"
 
 
