@@ -8,7 +8,13 @@ import pytest
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.axes import Axis, Rule, axes_of
-from megatron_patches.recipe.phases import Keep, PhaseStart, training_begins
+from megatron_patches.recipe.phases import (
+    Keep,
+    PhaseStart,
+    layer_range,
+    spread,
+    training_begins,
+)
 from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy, policy_for
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.load import load_config, parse_config
@@ -186,6 +192,52 @@ def test_frozen_groups_of_each_layer() -> None:
     assert hybrid.frozen_groups(4, 4) == [(0, 1, 2, 3), (), (1, 3), (1, 3)]
     assert VARIANTS["vanilla"].frozen_groups(2, 4) == [(), ()]
     assert VARIANTS["orthogonal"].frozen_groups(2, 2) == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "stop"),
+    [
+        (" all ", 0, 200),
+        ("4", 4, 5),
+        ("4-199", 4, 200),
+        ("0%-50%", 0, 100),
+        ("33.4%-100%", 67, 200),
+    ],
+)
+def test_layers_by_number_and_by_part_of_the_depth(text: str, first: int, stop: int) -> None:
+    assert layer_range(text, 200) == range(first, stop)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4-", "names no layers"),
+        ("4-50%", "mixes layer numbers and percent"),
+        ("50%", "is not a part of the depth"),
+        ("50%-50%", "is not a part of the depth"),
+        ("60%-101%", "is not a part of the depth"),
+        ("1.5-2", "is not a range of whole layer numbers"),
+        ("1-2.5", "is not a range of whole layer numbers"),
+        ("7-4", "the model has layers 0 to 199"),
+        ("4-200", "the model has layers 0 to 199"),
+    ],
+)
+def test_texts_that_name_no_layers(text: str, said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        layer_range(text, 200)
+
+
+def test_heads_are_spread_and_a_fraction_is_some_of_them() -> None:
+    every = (0, 1, 2, 3)
+    assert [spread(one, 4) for one in (0, 0.5, 0.75, 1)] == [(), (1, 3), (1, 2, 3), every]
+    for fraction, said in (
+        (-0.1, "is not a fraction"),
+        (1.5, "is not a fraction"),
+        (0.1, "rounds to none"),
+        (0.9, "rounds to all"),
+    ):
+        with pytest.raises(MethodError, match=said):
+            spread(fraction, 4)
 
 
 def test_a_layer_may_be_named_once() -> None:

@@ -1,0 +1,45 @@
+"""What a rank has of a tensor, and what its phases say of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_patches.recipe.parts import Storage, Tensor, Trace
+
+ROWS = Tensor("w", (6, 4), "ordinary", cut=0, parts=(("w", 6),))
+
+
+def test_a_rank_has_its_share_of_what_is_cut() -> None:
+    whole = replace(ROWS, cut=None)
+    columns = replace(ROWS, cut=1)
+    some = replace(ROWS, groups=(False, True, True, True))  # heads of two rows
+    assert [[*one.rows(6, 1, 2)] for one in (ROWS, whole, columns, some)] == [
+        [3, 4, 5],
+        [*range(6)],
+        [*range(6)],
+        [4, 5, 6, 7],
+    ]
+    assert [*some.rows(6, 0, 2)] == [2, 3] and some.rank_shape(0, 2) == (2, 4)
+    assert [one.rank_shape(1, 2) for one in (ROWS, whole, columns, some)] == [
+        (3, 4),
+        (6, 4),
+        (6, 2),
+        (4, 4),
+    ]
+    assert (ROWS.rank_elements(1, 2), ROWS.multiplications) == (12, 24)
+    assert replace(ROWS, multiplied=False).multiplications == 0
+
+
+def test_what_trains_is_stored_and_what_is_kept_too() -> None:
+    buffer = replace(ROWS, phase=None)
+    kept = replace(buffer, kind="kept")
+    assert [(one.trains, one.stored) for one in (ROWS, buffer, kept)] == [
+        (True, True),
+        (False, False),
+        (False, True),
+    ]
+    assert (ROWS.span, replace(ROWS, phase=1, until=2).span) == ((0, 0), (1, 2))
+    trace = Trace(tokens=1, element=2, between=1, statistic=4, size=1, hidden=Storage("x", 8))
+    for storage in (trace.hidden, Storage("y", 2), trace.hidden):
+        trace.save(storage)
+    assert trace.saved == {"x": 8, "y": 2}
