@@ -188,6 +188,10 @@ def test_show_lists_the_phases() -> None:
             schedule("{at: 0.5, train: 1-2}", "{at: 0.6, freeze: 2}", "{at: 0.7, train: all}"),
             "entry 3 (train: all) trains layer 2, which entry 2 freezes",
         ),
+        (
+            schedule("{at: 0.3, train: 1}", "{at: 0.5, train: 1-2, freeze: 1}"),
+            "entry 2 (train: 1-2) trains layer 1, which entry 2 freezes",
+        ),
         (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
         (schedule("{at: 0.5, freeze: 1, heads: 0.1}", variant="vanilla"), "rounds to none"),
         (
