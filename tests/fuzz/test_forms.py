@@ -135,7 +135,9 @@ def of_shards(root: Path) -> Iterator[tuple[str, Form]]:
     inputs = find_inputs([root / "texts"])
     settings = train.TrainerSettings(280, sample_bytes=20_000)
     train.train_tokenizer(inputs.files, root / "small", settings, RecordKeys())
-    model, report, out = root / "small.model", root / "small.json", root / "shards"
+    model = root / "small.model"
+    report = root / "small.json"
+    out = root / "shards"
     identity = identify(model)
     options = TokenizeOptions("two")
     run = Run(inputs, model, out, options, workers=1, report=quiet, limits=Limits(False, 1.0))
@@ -173,7 +175,8 @@ def used_record(unit: Unit) -> dict[str, Any]:
 
 
 def of_the_pipeline(root: Path) -> Iterator[tuple[str, Form]]:
-    corpus, lease = root / "corpus.json", root / "lock"
+    corpus = root / "corpus.json"
+    lease = root / "lock"
     corpus.write_bytes(to_json(CORPUS))
     yield "corpus", Form(corpus, lambda: read_form(corpus, demo_corpus._RECORD))
     hub._write_download(root / hub.DOWNLOAD_NAME, DOWNLOAD)
@@ -231,7 +234,8 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
         return own.settings(), method_of(own)
 
     yield "export", Form(export, model)
-    of_task, of_trial = ResultCache(root, tasks._RESULT), ResultCache(root, glue._KEPT)
+    of_task = ResultCache(root, tasks._RESULT)
+    of_trial = ResultCache(root, glue._KEPT)
     of_task.write("task", {"seed": 1}, RESULT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
     yield "task", Form(root / "task.json", lambda: tasks._scores(kept(of_task, "task")))
@@ -253,14 +257,11 @@ def kept(cache: ResultCache, name: str) -> dict[str, Any]:
 
 
 WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
-NAMES = (
-    *("plan", "unit", "manifest", "location", "training report", "report of a model"),
-    *("corpus", "download", "lease"),
-    *("environment", "data", "audit", "summary", "earlier environment", "earlier audit"),
-    *("segments", "doctor", "seal"),
-    *("marker", "index", "about", "position", "sidecar"),
-    *("export", "task", "glue", "answer", "request"),
-)
+NAMES = """
+plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
+environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
+marker, index, about, position, sidecar, export, task, glue, answer, request
+"""
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +270,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, typ
     made: dict[str, Form] = {}
     for writer in WRITERS:
         made |= writer(tmp_path_factory.mktemp(writer.__name__))
-    assert tuple(made) == NAMES
+    assert ", ".join(made) == " ".join(NAMES.split())
     return {name: (form, type(form.read())) for name, form in made.items()}
 
 
@@ -288,7 +289,7 @@ def with_a_key_twice(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 @given(st.data())
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", re.split(r",\s", NAMES.strip()))
 def test_a_damaged_file_is_of_its_type_or_refused(
     forms: dict[str, tuple[Form, type]], name: str, data: st.DataObject
 ) -> None:
