@@ -258,9 +258,15 @@ def read_manifest(directory: Path) -> Manifest:
         )
     manifest = in_form(value | {"directory": directory}, _MANIFEST, path, "tokenise again")
     follows = {"fingerprint": manifest.fingerprint, "totals": totals(manifest.shards)}
-    if follows != {key: value.get(key) for key in follows}:
+    divided = all(
+        len(shard.units) == len(shard.unit_documents)
+        and sum(shard.unit_documents) == shard.documents
+        for shard in manifest.shards
+    )
+    if not divided or follows != {key: value.get(key) for key in follows}:
         raise DataError(
-            f"{path} contradicts itself: its totals or fingerprint do not follow from its shards"
+            f"{path} contradicts itself: its totals, units or fingerprint do not follow from its "
+            f"shards"
         )
     read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest

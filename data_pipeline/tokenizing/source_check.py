@@ -15,13 +15,13 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_checked_json
 from data_pipeline.io.forms import in_form
 from data_pipeline.io.home import expand_home
-from data_pipeline.shards.manifest import InputRecord, Manifest, Shard
+from data_pipeline.shards.manifest import MANIFEST_NAME, InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.records import read_documents
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
-from data_pipeline.tokenizing.plan import LOCATION_NAME, Unit, read_plan
+from data_pipeline.tokenizing.plan import LOCATION_NAME, PLAN_NAME, Unit, read_plan
 
 _DOCUMENTS_PER_SHARD = 64
 
@@ -46,6 +46,9 @@ def compare_with_source(
     Returns:
         (problems, each a clause that begins with a file's path; a remark on what was compared, or
         why not).
+
+    Raises:
+        DataError: plan and manifest contradict each other, or cannot be read.
     """
     path = str(expand_home(inputs)) if inputs and not is_url(inputs) else inputs
     path = path or _location(manifest.directory)
@@ -64,6 +67,11 @@ def compare_with_source(
             parts.setdefault(unit, []).append(_Part(shard, first, documents))
             first += documents
     numbers = sorted(parts)
+    planned = {file.name for unit in units for file in unit.files}
+    if known.keys() != planned or not parts or numbers[-1] >= len(units):
+        raise DataError(
+            f"{manifest.directory}: {PLAN_NAME} and {MANIFEST_NAME} have other inputs; restore them"
+        )
     chosen = sorted({numbers[i] for i in np.linspace(0, len(numbers) - 1, most_units).astype(int)})
     tokenizer = open_tokenizer(manifest.tokenizer_path)
     problems: list[str] = []

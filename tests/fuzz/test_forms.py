@@ -154,10 +154,12 @@ def of_shards(root: Path) -> Iterator[tuple[str, Form]]:
 
     yield "plan", Form(out / "plan.json", again, checked=True)
     yield "unit", Form(unit.record_path, lambda: used_record(unit), checked=True)
-    manifest = Form(
-        finished / "manifest.json", lambda: notes(read_manifest(finished)), checked=True
-    )
-    yield "manifest", manifest
+
+    def manifest() -> tuple[list[str], list[str], str]:
+        read = read_manifest(finished)
+        return notes(read), *source_check.compare_with_source(read)
+
+    yield "manifest", Form(finished / "manifest.json", manifest, checked=True)
     location = out / source_check.LOCATION_NAME
     yield "location", Form(location, lambda: source_check._location(out), checked=True)
     yield "training report", Form(report, lambda: read_form(report, train._REPORT))

@@ -123,6 +123,8 @@ def test_counts_that_do_not_match_the_files(shards: Path) -> None:
         (lambda value: value["shards"][0].update(tokens="12"), "'shards.0.tokens': input should"),
         (lambda value: value["inputs"][0].pop("size"), "has no key 'inputs.0.size'"),
         (lambda value: value["shards"][0].update(tokens=12), "contradicts itself"),
+        (lambda value: value["shards"][0].update(unit_documents=[1]), "contradicts itself"),
+        (lambda value: value["shards"][0]["units"].append(1), "contradicts itself"),
         (lambda value: value["shards"].pop(), "contradicts itself"),
     ],
 )

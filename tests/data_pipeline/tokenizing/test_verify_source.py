@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipeline.errors import DataError
 from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import Manifest, read_manifest, write_manifest
 from data_pipeline.shards.verify import find_problems
@@ -67,6 +68,15 @@ def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
     fewer = tuple(shard for shard in manifest.shards if shard is not manifest.shards[0])
     problems, _ = compare_with_source(replace(manifest, shards=fewer), None, 1)
     assert any("unit 0 has 0 documents of PydocTopics in train" in problem for problem in problems)
+
+
+def test_a_plan_of_other_inputs_is_refused(shards: Path) -> None:
+    manifest = read_manifest(shards)
+    first = manifest.shards[0]
+    other = replace(first, units=tuple(99 + number for number in first.units))
+    for changes in ({"inputs": manifest.inputs[1:]}, {"shards": (other, *manifest.shards[1:])}):
+        with pytest.raises(DataError, match=r"plan\.json and manifest\.json have other inputs"):
+            compare_with_source(replace(manifest, **changes))
 
 
 def test_inputs_that_moved_changed_or_are_gone(
