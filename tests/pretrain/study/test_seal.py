@@ -26,6 +26,7 @@ from pretrain.compare.comparison import compare_runs
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
+from pretrain.runs.finished import FinishedRun
 from pretrain.study.seal import Hypothesis, Measure, Seal, Sealed, read_seals, write_seal
 from pretrain.study.sequential import decide
 from pretrain.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, p_value, verdicts
@@ -346,6 +347,17 @@ def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_no
     )
 
 
+def test_strangers_have_the_name_or_the_settings_of_a_sealed_design() -> None:
+    def other(name: str, seed: int, variant: str) -> FinishedRun:
+        run = made_run(name, seed, 4.0)
+        return replace(run, config={**run.config, "attention": {"variant": variant}})
+
+    campaign = fabricated(CLEAR)
+    runs = [other("new", 7, "third"), other("third", 8, "new"), other("third", 9, "third")]
+    found = campaign.seal.strangers([*campaign.runs(range(1, 6)), *runs], ("old", "new"))
+    assert [run.seed for run in found] == [7, 8]
+
+
 @pytest.mark.parametrize("lacking", [0, 3])
 def test_a_trial_ends_at_its_first_answer_or_at_the_first_pair_that_is_not_there(
     lacking: int,
@@ -526,6 +538,9 @@ def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
     del given["commit"], given["sealed"]
     begun = write_seal(tmp_path, given, ["new-seed_1"])
     assert begun is not None and begun.path == seal.path and begun.sealed.measure is None
+    predicted = given | {"predictions": [PREDICTION | {"seeds": given["seeds"]}]}
+    second = write_seal(tmp_path, predicted, [])
+    assert second is not None and second.path != seal.path
 
 
 @pytest.mark.parametrize("make", [fifo, dangling, raw(b"")])
