@@ -60,6 +60,8 @@ def test_what_is_frozen_in_each_phase() -> None:
     ]
     assert frozen == [[0, 1, 2, 3], [0, 1, 2], [0]]
     assert config.policy.frozen_groups(4, 4, 1)[0] == (0, 1, 2, 3)
+    early = load_config("demo", schedule("{at: 0.005, train: 3}")).phases[1]
+    assert (early.first_step, early.learning_rate_factor) == (2, 1.0)
 
 
 def test_a_schedule_survives_config_yaml() -> None:
