@@ -27,7 +27,9 @@ from scipy import stats
 from pretrain.runs.curves import RunCurves
 from pretrain.runs.finished import FinishedRun, ModelSize, RunResult, StateBytes
 from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, NATS, PairedGap, paired_gap
-from pretrain.study.seal import Hypothesis, Measure, Seal, Sealed, SealedGrid, design_settings
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import Seal
+from pretrain.study.sealed import Measure, Sealed, SealedGrid, design_settings
 from pretrain.study.verdict import SEQUENTIAL, Runs, fixed_rule, verdicts
 
 BAR = 0.05

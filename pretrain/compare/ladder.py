@@ -22,7 +22,7 @@ from scipy.optimize import least_squares, nnls
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import Floats
-from pretrain.study.seal import Prediction
+from pretrain.study.sealed import Prediction
 
 LAW = ("E", "A", "B", "a", "b")
 FITS = 1000

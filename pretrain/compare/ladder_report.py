@@ -24,7 +24,8 @@ from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import Block, Document, Picture
-from pretrain.study.seal import Prediction, Seal, SealsRead, design_of, read_seals
+from pretrain.study.seal import Seal, SealsRead, read_seals
+from pretrain.study.sealed import Prediction, design_of
 from pretrain.study.verdict import measure_changes, statement
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim")

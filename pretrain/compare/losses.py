@@ -21,8 +21,8 @@ from pretrain.reporting.plots import in_lines
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import mean_sd, spread
 from pretrain.study.gaps import BITS, NATS, PairedGap, Scale, gap_content, paired_gaps
+from pretrain.study.hypothesis import Hypothesis
 from pretrain.study.report import Block, Document, Picture, write
-from pretrain.study.seal import Hypothesis
 from pretrain.study.sequential import (
     FIRST,
     LAST,

@@ -21,7 +21,7 @@ from pretrain.errors import UserError
 from pretrain.reporting.text import interval, perplexity, signed
 
 if TYPE_CHECKING:
-    from pretrain.study.seal import Hypothesis
+    from pretrain.study.hypothesis import Hypothesis
 
 CONFIDENCE = 0.95
 LEVEL = 0.05

@@ -26,7 +26,7 @@ import numpy as np
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, number, percent, perplexity
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, Scale
-from pretrain.study.seal import Hypothesis
+from pretrain.study.hypothesis import Hypothesis
 
 FIRST, LAST = FEWEST_SEEDS, 100
 """Pairs at the first and at the last look."""

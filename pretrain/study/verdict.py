@@ -29,7 +29,9 @@ from pretrain.study.gaps import (
     holm,
     paired_gap,
 )
-from pretrain.study.seal import Hypothesis, Seal, design_of
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import Seal
+from pretrain.study.sealed import design_of
 from pretrain.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, decide
 
 Runs = Mapping[int, FinishedRun]

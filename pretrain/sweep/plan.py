@@ -20,16 +20,9 @@ from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
-from pretrain.study.seal import (
-    Hypothesis,
-    Measure,
-    Seal,
-    design_of,
-    design_settings,
-    file_hash,
-    seed_settings,
-    write_seal,
-)
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import Seal, file_hash, write_seal
+from pretrain.study.sealed import Measure, design_of, design_settings, seed_settings
 from pretrain.sweep.grid import Grid, expand, select
 
 Standing = Literal["new", "partial", "finished"]

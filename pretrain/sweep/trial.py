@@ -15,8 +15,10 @@ from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun, read_finished_run, read_summary
 from pretrain.runs.tags import STEP_SECONDS
+from pretrain.study.hypothesis import Hypothesis
 from pretrain.study.report import Document
-from pretrain.study.seal import Hypothesis, Match, Measure, Seal, design_of, read_seals
+from pretrain.study.seal import Seal, read_seals
+from pretrain.study.sealed import Match, Measure, design_of
 from pretrain.study.sequential import (
     FIRST,
     LAST,

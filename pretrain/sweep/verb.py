@@ -119,7 +119,8 @@ def sweep(
     outlive_output()
     signals = SignalRelay().install()
     from pretrain.config.sources import parse_overrides
-    from pretrain.study.seal import Hypothesis, Measure
+    from pretrain.study.hypothesis import Hypothesis
+    from pretrain.study.sealed import Measure
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 

@@ -49,7 +49,9 @@ from pretrain.runs import facts
 from pretrain.runs.directory import write_json
 from pretrain.runs.position import Position
 from pretrain.study.cache import ResultCache
-from pretrain.study.seal import Hypothesis, Measure, read_seals, write_seal
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import read_seals, write_seal
+from pretrain.study.sealed import Measure
 from pretrain.study.seeds import method_of
 from pretrain.study.verdict import fixed_rule
 from pretrain.training import earlier

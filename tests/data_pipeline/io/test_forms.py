@@ -41,6 +41,7 @@ BY_HAND = {
     "pretrain/runs/metrics_file.py": "checked line by line, at twice the speed",
     "pretrain/study/models.py": "configurations of anybody's models",
     "pretrain/study/seal.py": "what a form has judged before",
+    "pretrain/study/sealed.py": "what it has just written itself",
 }
 
 

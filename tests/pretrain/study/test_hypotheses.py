@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.study.seal import Hypothesis, seed_settings
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.sealed import seed_settings
 
 
 @pytest.mark.parametrize(

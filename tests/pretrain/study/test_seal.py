@@ -27,7 +27,9 @@ from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit
 from pretrain.runs.finished import FinishedRun
-from pretrain.study.seal import Hypothesis, Measure, Seal, Sealed, read_seals, write_seal
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import Seal, read_seals, write_seal
+from pretrain.study.sealed import Measure, Sealed
 from pretrain.study.sequential import decide
 from pretrain.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, p_value, verdicts
 from pretrain.sweep.grid import Grid, read_grid

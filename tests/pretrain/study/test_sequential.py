@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.seal import Hypothesis
+from pretrain.study.hypothesis import Hypothesis
 from pretrain.study.sequential import (
     EXPONENT,
     FIRST,

@@ -1,0 +1,98 @@
+"""Claims about the perplexity of a variant against a baseline's, and their answers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from pretrain.errors import UserError
+
+QUESTIONS = ("better", "worse", "within")
+_SENTENCE = re.compile(r"(\S+) (better|worse|within) (\d+(?:\.\d+)?) ?%? (?:than|of) (\S+)")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Claim about the perplexity of a design against a baseline's.
+
+    `better` and `worse` claim a lower or higher perplexity, and are refuted where a difference of
+    the margin or more is excluded. `within` claims a ratio between 1 - margin and 1 + margin.
+
+    Attributes:
+        design: name of a sweep's runs, without the seed.
+        question: better, worse or within.
+        margin: percent of perplexity.
+        baseline: what the design is compared with, named like it.
+    """
+
+    design: str
+    question: str
+    margin: float
+    baseline: str
+
+    def __post_init__(self) -> None:
+        if self.question not in QUESTIONS:
+            raise UserError(f"a question is one of {', '.join(QUESTIONS)}, not '{self.question}'")
+        if not 0 < self.margin < 100:
+            raise UserError(f"a margin of {self.margin:g} % must be above 0 and below 100 percent")
+
+    @classmethod
+    def parse(cls, text: str) -> Hypothesis:
+        """Read `DESIGN better|worse|within 2% than|of BASELINE`.
+
+        Raises:
+            UserError: the text is not of this form.
+        """
+        if match := _SENTENCE.fullmatch(" ".join(text.split())):
+            return cls(match[1], match[2], float(match[3]), match[4])
+        raise UserError(
+            f"'{text}' is not a hypothesis; write 'VARIANT better|worse|within MARGIN% than|of "
+            "BASELINE', such as 'orthogonal within 5% of vanilla' or 'orthogonal worse 1% than "
+            "vanilla'"
+        )
+
+    def __str__(self) -> str:
+        link = "of" if self.question == "within" else "than"
+        return f"{self.design} {self.question} {self.margin:g} % {link} {self.baseline}"
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Return the margin's lower and upper edge, in nats per token."""
+        return math.log(1 - self.margin / 100), math.log(1 + self.margin / 100)
+
+    @property
+    def claimed(self) -> tuple[float, float]:
+        """Return the lower and upper end of the gaps that are claimed, in nats per token."""
+        return {"better": (-math.inf, 0.0), "worse": (0.0, math.inf), "within": self.edges}[
+            self.question
+        ]
+
+    def answer(self, yes: tuple[float, float], no: tuple[float, float]) -> str | None:
+        """Return "yes", "no", or None for undecided.
+
+        Args:
+            yes: interval of the gap that a "yes" is read from, (low, high) in nats per token.
+            no: interval of the gap that a "no" is read from.
+        """
+        lower, upper = self.edges
+        low, high = self.claimed
+        refuted = {
+            "better": no[0] > lower,
+            "worse": no[1] < upper,
+            "within": no[0] > upper or no[1] < lower,
+        }[self.question]
+        return "yes" if low < yes[0] and yes[1] < high else "no" if refuted else None
+
+    def answered(self, answer: str | None, undecided: str) -> str:
+        """Return question and answer, without a full stop.
+
+        Args:
+            answer: "yes", "no" or None.
+            undecided: what is said for None.
+        """
+        within = self.question == "within"
+        asked = f"within ± {self.margin:g} % of" if within else f"{self.question} than"
+        no = "No" if within else f"No, not by {self.margin:g} %"
+        said = {"yes": "Yes", "no": no, None: undecided}[answer]
+        return f"Is {self.design} {asked} {self.baseline}? {said}"
