@@ -109,7 +109,7 @@ test-newest: ## the fast suite and golden curves with the newest versions there 
 
 # Readers of every format on damaged files: the right value or one sentence. `make test` tries 25 examples of each property.
 EXAMPLES ?= 10000
-fuzz: $(VENV)/installed ## property tests of all readers, two hours on one core; EXAMPLES=10000 SEED=1
+fuzz: $(VENV)/installed ## property tests of all readers, three hours on one core; EXAMPLES=10000 SEED=1
 	ORA_FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) -m pytest tests/fuzz --hypothesis-seed $(SEED) --timeout 0
 
 # What a refactoring must leave byte-equal. Last bits of trained weights depend on the kind of CPU, which the file names.

@@ -139,7 +139,7 @@ _FORMS = {
         **dict.fromkeys(("run", "variant", "model"), str),
         "seed": int,
         "step": Count,
-        "attention": dict[str, Any],
+        "attention": {"adapters": NotRequired[list[str] | None]},
         "parameters": {"trainable": Count},
         "sequence_length": _Positive,
         "data": {"fingerprint": str},

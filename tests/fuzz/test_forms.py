@@ -52,7 +52,6 @@ from pretrain.study.cache import ResultCache
 from pretrain.study.hypothesis import Hypothesis
 from pretrain.study.seal import read_seals, write_seal
 from pretrain.study.sealed import Measure
-from pretrain.study.seeds import method_of
 from pretrain.study.verdict import fixed_rule
 from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
@@ -235,7 +234,7 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     def model() -> Any:
         own = models.Pretrained(root, root, models._facts(export), "", trusted=False, name="a")
         is_own_export(root)
-        return own.settings(), method_of(own)
+        return models.group_models([own])
 
     yield "export", Form(export, model)
     of_task = ResultCache(root, tasks._RESULT)
@@ -243,7 +242,7 @@ def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     of_task.write("task", {"seed": 1}, RESULT)
     of_trial.write("glue", {"seed": 1}, TRIAL)
     yield "task", Form(root / "task.json", lambda: tasks._scores(kept(of_task, "task")))
-    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["result"]["score"])
+    yield "glue", Form(root / "glue.json", lambda: kept(of_trial, "glue")["result"])
     requested = {"config": "a.yaml", "step": 4, "keep": [2]}
     for path, content, form in (
         (root / "answer.json", ANSWER, prepare._ANSWER),
