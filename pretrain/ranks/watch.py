@@ -253,8 +253,8 @@ class Watch:
         signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
         held = next((rank for rank, sign in signs.items() if sign.held), None)
         if held is not None:
-            file = waited_for(Path(signs[held].held))
-            return f"{self._name(held)} did not come while {here}: {file}{again}"
+            why = self._held() or waited_for(Path(signs[held].held))
+            return f"{self._name(held)} did not come while {here}: {why}{again}"
         if why := self._held():
             return f"{here}: {why}{again}"
         behind = min(signs, key=lambda rank: signs[rank].passed, default=None)

@@ -69,16 +69,23 @@ def test_what_a_rank_that_does_not_come_does_or_what_holds_all_is_said(
     assert re.match(sentence, error)
 
 
-@pytest.mark.parametrize("readers", [[0, 1], [0]], ids=["all ranks", "rank 0"])
-def test_a_file_that_does_not_answer_is_named(readers: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("readers", "held"),
+    [([0, 1], ""), ([0], ""), ([0], "the file system takes no byte")],
+    ids=["all ranks", "rank 0", "rank 0, for all"],
+)
+def test_a_file_that_does_not_answer_is_named(
+    readers: list[int], held: str, tmp_path: Path
+) -> None:
     pipe = tmp_path / "COMPLETE"
     os.mkfifo(pipe)
-    payload = {"timeout": 2, "pipe": str(pipe), "readers": readers}
+    payload = {"timeout": 2, "pipe": str(pipe), "readers": readers, "held": held}
     done = function_on_warm_ranks(2, WORKER + "all_read_a_pipe", payload, timeout=120)
     assert done.returncode == 2, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
     assert re.match(r"error: rank [01] on \S+ .*at finding the newest checkpoint", error), error
-    assert f"{pipe} does not answer; look at its file system; then the same command" in error
+    why = held or f"{pipe} does not answer; look at its file system"
+    assert f": {why}; then the same command" in error
 
 
 def test_of_two_ranks_that_end_for_different_waits_one_speaks() -> None:

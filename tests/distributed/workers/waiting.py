@@ -40,7 +40,7 @@ def all_read_a_pipe(payload: dict[str, Any]) -> None:
     launch = LaunchEnvironment.read()
     timeout = payload["timeout"]
     initialize_distributed(launch, 1, timeout_seconds=timeout)
-    with watching(launch, timeout) as watch:
+    with watching(launch, timeout, lambda: payload["held"]) as watch:
         watch.at("finding the newest checkpoint")
         if launch.rank in payload["readers"]:
             Path(payload["pipe"]).read_bytes()
