@@ -72,7 +72,7 @@ _SAMPLED_ONE_IN = 4
 
 
 class _Report(TypedDict):
-    """What is read of a report, besides what the model was made from."""
+    """Results of a training that its report names."""
 
     vocab_size: Count
     bytes_per_token: Annotated[float, Field(strict=True, ge=0, lt=LARGEST)]

@@ -43,7 +43,7 @@ Record = dict[str, Any]
 
 
 class _Stated(TypedDict):
-    """What a record states besides the identity of its run."""
+    """Content of a record besides the identity of its run."""
 
     unit: Count
     inputs: list[InputRecord]

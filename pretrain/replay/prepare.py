@@ -56,7 +56,7 @@ _Step = Annotated[list[FiniteFloat | None], Field(min_length=3, max_length=3)]
 
 
 class _Answer(TypedDict):
-    """What `replay.__main__` writes; documents and norms are of the step that was asked for."""
+    """Answer of `replay.__main__`; its documents and norms are of the step that was asked for."""
 
     begins_after: Count
     trace: Annotated[list[_Step], Field(min_length=1)]

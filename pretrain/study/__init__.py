@@ -8,7 +8,7 @@ packages  check that the extra `compare` is installed
 models    transformers, identity of a model directory, and the refusal to run its code unasked
 sequential  a paired t-test that may be looked at after every pair
 hypothesis  claims about a variant against a baseline, and their answers
-sealed    what a seal is of: hypotheses, measure, settings, seeds and data of the runs
+sealed    content of a seal: hypotheses, measure, settings, seeds and data of the runs
 seal      its hashed file, written before the first run, and what has changed since
 verdict   what the sealed runs, and they alone, say of sealed hypotheses
 report    Markdown page, JSON, plots and terminal output of one study

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.directory import strict_json, write_json
@@ -243,16 +244,9 @@ def _read_seal(path: Path, place: Path) -> Seal:
         raise ValueError(f"{status.st_size:,} bytes")
     text = path.read_bytes()
     file = _SealFile.model_validate_json(text, strict=True)
-    raw = json.loads(text, object_pairs_hook=_no_key_twice)["sealed"]
+    raw = parse_json(text)["sealed"]
     intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
     return Seal(path, place, file.sealed, raw=raw, intact=intact)
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError("a key stands there twice")
-    return content
 
 
 def _problem(path: Path, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a seal is of: hypotheses or predictions, measure, settings, seeds and data of the runs."""
+"""Content of a seal: hypotheses or predictions, measure, settings, seeds and data of the runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Match = Literal["tokens", "flops", "seconds", "steps"]
 
 
 class Measure(BaseModel):
-    """What decides a sealed hypothesis, but for the runs.
+    """Yardstick of a sealed hypothesis: all that decides it but the runs.
 
     Attributes:
         match: what a design and its baseline have used the same of where their gap is; steps: each

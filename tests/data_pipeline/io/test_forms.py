@@ -40,7 +40,7 @@ BY_HAND = {
     "pretrain/finetuning/records.py": "lines of a user's text",
     "pretrain/runs/metrics_file.py": "checked line by line, at twice the speed",
     "pretrain/study/models.py": "configurations of anybody's models",
-    "pretrain/study/seal.py": "what a form has judged before",
+    "pretrain/study/seal.py": "what it has just written itself",
     "pretrain/study/sealed.py": "what it has just written itself",
 }
 

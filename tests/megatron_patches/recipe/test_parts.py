@@ -1,4 +1,4 @@
-"""What a rank has of a tensor, and what its phases say of it."""
+"""Share of a tensor that a rank has, and the phases in which it trains."""
 
 from __future__ import annotations
 

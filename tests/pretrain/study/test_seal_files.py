@@ -1,4 +1,4 @@
-"""Files of seals: their hashes, and what is no seal."""
+"""Files of seals: their hashes, and what is not a seal."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (set_("measure", {"match": "luck", "subjects": [], "rule": {}}), "sealed.measure.match"),
     (edited(lambda sealed: sealed["hypotheses"][0].update(question="equal")), "a question is one"),
     (edited(lambda sealed: sealed["hypotheses"][0].update(margin="2")), "margin"),
-    (key_twice, "a key stands there twice"),
+    (key_twice, "the key 'fixed_n' twice"),
 ]
 
 
