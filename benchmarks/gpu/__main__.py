@@ -1,4 +1,4 @@
-"""All checks that a GPU must pass before its numbers count: eight minutes on one GPU, offline.
+"""All checks that a GPU must pass before its numbers count: twelve minutes on one GPU, offline.
 
     make gpu-wheels           # where there is a network: other packages
     make gpu-check            # on the GPU machine
@@ -6,7 +6,8 @@
 
 First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled
 layers, documents, the profile. Then what it costs: the card's own rates, steps of `large` and
-`base` beside plain PyTorch, each switch alone. Every stage has processes and a time of its own;
+`base` beside plain PyTorch, the designs of the modern recipe, each switch alone. Every stage has
+processes and a time of its own;
 what fails or finds no time is in the report, with its traceback, and the others go on. Without a
 GPU the same stages run in small sizes.
 
@@ -38,7 +39,7 @@ from pretrain.ranks.environment import without_launcher
 from pretrain.runs.environment import describe_environment
 
 LAYERS = "benchmarks.gpu.layers"
-SECONDS = 480.0
+SECONDS = 720.0
 PATIENCE_ON_CPU = 6
 """Factor on the time of all stages and of each: nothing is measured there, cores may be busy."""
 LEAST = 20.0
@@ -66,9 +67,39 @@ memory together. On one GPU nothing is reduced over ranks (performance.overlap_r
 document_attention is a stage of its own. Learned positions with dropout are how `large` is
 configured; the plain peer has neither.
 """
+ADAPTERS = "attention.adapters=[short_convolution,query_key_bias,channel_scale]"
+MONARCH = f"attention.shared=true {ADAPTERS}"
+DESIGNS = {
+    "modern_designs_1": (
+        "run.seed=2",  # the control
+        "attention.variant=orthogonal",
+        f"attention.variant=orthogonal {ADAPTERS}",
+        f"attention.variant=monarch {MONARCH}",
+        f"attention.variant=monarch_trainable {MONARCH}",
+    ),
+    "modern_designs_2": (
+        ADAPTERS,
+        "model.num_query_groups=1",
+        f"model.num_query_groups=1 {ADAPTERS}",
+        "optimizer.kind=adamw",
+        "optimizer.kind=adamw attention.variant=orthogonal",
+    ),
+    "modern_scores": (
+        "model.qk_norm=false",
+        "model.qk_norm=false optimizer.qk_clip=100",
+        "attention.variant=orthogonal",
+        "attention.variant=orthogonal attention.score_bound=100",
+        f"attention.variant=monarch {MONARCH} attention.score_bound=100",
+    ),
+}
+"""By stage, each beside vanilla in the modern recipe under Muon, at the shape of `large_modern`:
+the designs of the study `documentation_modern` (a step of `orthogonal` with adapters is one of
+vanilla with adapters that was frozen early), and what holds the scores of attention.
+"""
 CONTENDERS = ("orthogonal", "plain compiled", "vanilla", "orthogonal again", "plain")
 SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
 LARGE_512 = "24x1024x25x512x32000"
+LARGE_MODERN = "24x1024x8x2048x32000"
 SMALL_SHAPE = "1x64x1x16x256"
 
 
@@ -122,7 +153,7 @@ def structured(context: StageContext) -> StageResult:
 
 
 def steps(
-    name: str, shape: str, switches: Sequence[str] = ()
+    name: str, shape: str, switches: Sequence[str] = (), recipe: str = "gpt2"
 ) -> Callable[[StageContext], StageResult]:
     """Return the stage that times steps of one shape by `benchmarks.step.measure`.
 
@@ -130,13 +161,14 @@ def steps(
         name: of the stage.
         shape: as `benchmarks.step.measure --shape` reads it.
         switches: overrides; with any, vanilla alone is timed, with each beside its default.
+        recipe: as `benchmarks.step.measure --recipe` reads it.
     """
 
     def work(context: StageContext) -> StageResult:
         contenders = SMALL_CONTENDERS if context.small else CONTENDERS
         file = context.work / f"{name}.json"
         command = [sys.executable, "-m", "benchmarks.step.measure", "--json", str(file)]
-        command += ["--shape", SMALL_SHAPE if context.small else shape]
+        command += ["--shape", SMALL_SHAPE if context.small else shape, "--recipe", recipe]
         command += ["--steps", "5" if context.small else "10" if switches else "20"]
         command += ["--contenders", *(("vanilla",) if switches else contenders)]
         context.run(name, [*command, "--settings", "", *switches])
@@ -158,6 +190,10 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
     ),
     (Stage("structured", structured, 60),),
     (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000"), 110),),
+    *(
+        (Stage(name, steps(name, LARGE_MODERN, designs, "modern_muon"), 120),)
+        for name, designs in DESIGNS.items()
+    ),
     (Stage("large_512", steps("large_512", LARGE_512), 60),),
     *((Stage(name, steps(name, LARGE_512, switches), 60),) for name, switches in SWITCHES.items()),
     (Stage("base_512", steps("base_512", "12x768x20x512x32000"), 60),),

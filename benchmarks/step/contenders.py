@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -137,7 +138,10 @@ class Ours:
         self.engine.backward(loss)
 
     def update(self) -> None:
-        self.engine.step()
+        with self.trainer.qk_clip or nullcontext():
+            self.engine.step()
+        if self.trainer.score_bound is not None:
+            self.trainer.score_bound.hold()
 
 
 class Plain:

@@ -16,7 +16,7 @@ from benchmarks.gpu.context import StageContext, StageReport, StageResult
 from pretrain.plan.roofline import find_gpu
 from tests.ranks import ROOT, rank_environment
 
-STAGES = ("card", "parity", "structured", "large_2048", "switches_2")
+STAGES = ("card", "parity", "structured", "large_2048", "switches_2", "modern_scores")
 
 
 @pytest.mark.full
