@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from pretrain.ranks.environment import without_launcher
 from pretrain.runs.environment import describe_environment
 
 LAYERS = "benchmarks.gpu.layers"
+COMPILE_PARTS = 3
 SECONDS = 720.0
 PATIENCE_ON_CPU = 6
 """Factor on the time of all stages and of each: nothing is measured there, cores may be busy."""
@@ -122,10 +124,17 @@ def card(context: StageContext) -> StageResult:
     )
 
 
-def compile_layers(context: StageContext) -> StageResult:
-    """Compile every kind of attention: no graph break, and the numbers of eager layers."""
-    words = ["--variants", "orthogonal"] if context.small else []
-    found = context.measure("compile", LAYERS, "compile", *words)
+def compile_layers(part: int, context: StageContext) -> StageResult:
+    """Compile every kind of attention: no graph break, and the numbers of eager layers.
+
+    Args:
+        part: which of COMPILE_PARTS, a process each: the time goes into compiling on the CPU.
+        context: of the stage.
+    """
+    words = ["--part", str(part), "--parts", str(COMPILE_PARTS)]
+    if context.small:
+        words = ["--variants", "orthogonal"]
+    found = context.measure(f"compile_{part}", LAYERS, "compile", *words)
     near = (
         0.02 if context.on_gpu else 1e-5
     )  # bf16: eight bits, and kernels that round at other places
@@ -137,7 +146,8 @@ def compile_layers(context: StageContext) -> StageResult:
         and entry.get("gradients", 0.0) <= 10 * near
         for name, entry in found["variants"].items()
     }
-    return StageResult(found, checks | dict.fromkeys(found["failed"], False))
+    missing = [*found["failed"], *found["left_out"]]
+    return StageResult(found, checks | dict.fromkeys(missing, False))
 
 
 def structured(context: StageContext) -> StageResult:
@@ -183,17 +193,21 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
         Stage("parity", trainings.parity, 110),
         Stage("demo", trainings.demo, 110),
         Stage("resume_compiled", trainings.resume_compiled, 110),
-        Stage("compile", compile_layers, 110),
+        *(
+            Stage(f"compile_{part}", partial(compile_layers, part), 110)
+            for part in range(COMPILE_PARTS)
+        ),
         Stage("resume_eager", trainings.resume_eager, 110),
+        Stage("early_freeze", trainings.early_freeze, 110),
         Stage("documents", trainings.documents, 110),
         Stage("profile", trainings.profile, 110),
     ),
     (Stage("structured", structured, 60),),
-    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000"), 110),),
     *(
-        (Stage(name, steps(name, LARGE_MODERN, designs, "modern_muon"), 120),)
+        (Stage(name, steps(name, LARGE_MODERN, designs, "modern_muon"), 150),)
         for name, designs in DESIGNS.items()
     ),
+    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000"), 110),),
     (Stage("large_512", steps("large_512", LARGE_512), 60),),
     *((Stage(name, steps(name, LARGE_512, switches), 60),) for name, switches in SWITCHES.items()),
     (Stage("base_512", steps("base_512", "12x768x20x512x32000"), 60),),

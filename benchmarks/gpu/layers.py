@@ -61,12 +61,15 @@ def main() -> None:
     """Compile layers or time products, as the command line says."""
     parser = measuring_parser(__doc__)
     parser.add_argument("what", choices=("compile", "structured"))
-    parser.add_argument("--variants", nargs="+", default=[*MAIN_VARIANTS, *VARIANTS, BY_KERNEL])
+    every = list(dict.fromkeys([*MAIN_VARIANTS, *VARIANTS, BY_KERNEL]))
+    parser.add_argument("--variants", nargs="+", default=every)
+    parser.add_argument("--part", type=int, default=0, help="which of --parts")
+    parser.add_argument("--parts", type=int, default=1, help="that share the variants")
     arguments = parser.parse_args()
     if arguments.what == "compile":
         measured = Measurements(arguments.json, arguments.seconds, variants={})
         with one_process() as context:
-            for variant in dict.fromkeys(arguments.variants):
+            for variant in arguments.variants[arguments.part :: arguments.parts]:
                 for dropout in (0.0, 0.1) if variant in MAIN_VARIANTS else (0.0,):
                     measure = partial(compare_compiled, variant, dropout, context)
                     measured.attempt(f"{variant}, dropout {dropout:g}", measure, "variants")

@@ -17,9 +17,11 @@ from benchmarks.gpu.context import StageContext, StageError, StageResult
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, both kinds of heads."""
 PARITY_STEPS = 20
-SAME_FIRST_LOSS, SAME_LOSS = 1e-5, 1e-3
-"""CPU and GPU add up in another order in fp32. How far apart the first losses may be, in units of
-the loss, and any later ones, in nats: AdamW makes a whole step of the sign of a tiny gradient.
+SAME_LOSS = 2e-5
+"""How far apart any losses may be, in nats: CPU and GPU add up in another order in fp32."""
+PARITY_RATE = 3e-4
+"""A tenth of the demo's. At its own rate single batches in the first 20 steps have gradients of
+norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-6.
 """
 SAME_DOCUMENTS = 0.05
 """bf16 attention by two kernels, nats."""
@@ -59,6 +61,7 @@ def parity(context: StageContext) -> StageResult:
             f"attention.variant={variant}",
             f"run.device={device}",
             "performance.compile=none",
+            f"optimizer.learning_rate={PARITY_RATE}",
         ]
         train(context, name, [*settings, f"schedule.steps={steps}"])
         return column(context, name, "loss/train")
@@ -81,7 +84,7 @@ def parity(context: StageContext) -> StageResult:
             "cpu": cpu,
             "gpu": gpu,
         }
-        checks[variant] = apart[0] <= SAME_FIRST_LOSS * cpu[0] and max(apart) <= SAME_LOSS
+        checks[variant] = max(apart) <= SAME_LOSS
     return StageResult(found, checks)
 
 
@@ -104,6 +107,32 @@ def demo(context: StageContext) -> StageResult:
             "the loss falls": sum(losses[-5:]) < 0.95 * sum(losses[:5]),
             "no frozen weight is in ZeRO": audit["frozen_in_zero"] == 0
             and audit["totals"]["frozen_elements"] > 0,
+        },
+    )
+
+
+def early_freeze(context: StageContext) -> StageResult:
+    """The modern demo under Muon, whose queries and keys are frozen after a quarter of the steps."""
+    steps = 20 if context.small else 120
+    settings = [
+        f"schedule.steps={steps}",
+        "attention.variant=monarch_trainable",
+        *context.precision,
+    ]
+    settings += ["attention.shared=true", "attention.adapters=[short_convolution,channel_scale]"]
+    settings += ["attention.phases=[{at: 0.25, freeze: all}]", "attention.score_bound=100"]
+    train(context, "early-freeze", settings, base="demo_modern")
+    losses = column(context, "early-freeze", "loss/train")
+    bounds = column(context, "early-freeze", "attention/score_bound")
+    audit = json.loads((context.runs / "early-freeze/audit.json").read_text())
+    return StageResult(
+        {"losses": losses[:: max(1, steps // 20)], "bounds": bounds, "audit": audit["totals"]},
+        {
+            "every loss is finite": len(losses) == steps and all(map(math.isfinite, losses)),
+            "the loss falls": sum(losses[-5:]) < 0.95 * sum(losses[:5]),
+            "no frozen weight is in ZeRO": audit["frozen_in_zero"] == 0,
+            "both phases were audited": len(audit["phases"]) == 2,
+            "scores stayed within their bound": max(bounds) <= 100 * (1 + 2**-8),
         },
     )
 
@@ -189,7 +218,13 @@ def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step
     return int(records(context, name)[-1]["step"])
 
 
-def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
+def train(
+    context: StageContext,
+    name: str,
+    settings: Sequence[str],
+    start: str = "",
+    base: str = "demo",
+) -> None:
     """Train to the end; what it printed is in a log of that name.
 
     Args:
@@ -197,20 +232,24 @@ def train(context: StageContext, name: str, settings: Sequence[str], start: str 
         name: of the run.
         settings: overrides of `training`.
         start: ends the log's name, where a run is started more than once.
+        base: the configuration that the settings change.
 
     Raises:
         StageError: it failed, or the stage's time was over first.
     """
-    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
+    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings, base))
 
 
-def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
-    """Return the command of a run of the demo on one rank.
+def training(
+    context: StageContext, name: str, settings: Sequence[str], base: str = "demo"
+) -> list[str]:
+    """Return the command of a run on one rank.
 
     Args:
         context: of the stage.
         name: of the run.
         settings: overrides; the last of a key counts.
+        base: the configuration that they change.
     """
     fixed = [
         f"run.name={name}",
@@ -229,7 +268,7 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
         fixed += ["data.sequence_length=32", "schedule.warmup_steps=2"]
     last_given = dict(word.split("=", 1) for word in [*fixed, *settings])
     words = [f"{key}={value}" for key, value in last_given.items()]
-    return [sys.executable, "-m", "pretrain", "train", "demo", *words]
+    return [sys.executable, "-m", "pretrain", "train", base, *words]
 
 
 def _manifest(context: StageContext) -> dict[str, Any]:
