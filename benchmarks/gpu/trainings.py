@@ -112,7 +112,7 @@ def demo(context: StageContext) -> StageResult:
 
 
 def early_freeze(context: StageContext) -> StageResult:
-    """The modern demo under Muon, whose queries and keys are frozen after a quarter of the steps."""
+    """The modern demo under Muon; queries and keys are frozen after a quarter of the steps."""
     steps = 20 if context.small else 120
     settings = [
         f"schedule.steps={steps}",
