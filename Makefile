@@ -166,7 +166,7 @@ GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV
 gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
 	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
 
-gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 12 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
+gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in half an hour, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
 	$(GPU_RUN) -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
 gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about ten minutes

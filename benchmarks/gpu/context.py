@@ -100,7 +100,7 @@ class StageContext:
 
         Args:
             name: of its log and of its file.
-            module: run with the options of `measuring_parser`.
+            module: run with the options `--seconds` and `--json`.
             words: further words of its command line.
 
         Raises:
@@ -117,8 +117,9 @@ class StageContext:
             if not file.exists():
                 raise
         values: dict[str, Any] = json.loads(file.read_text())
+        failed = values.setdefault("failed", {})
         if failure is not None:
-            values["failed"]["the process itself"] = failure
+            failed["the process itself"] = failure
         return values
 
     @contextmanager

@@ -62,6 +62,7 @@ def main() -> None:
     parser = measuring_parser(__doc__)
     parser.add_argument("what", choices=("compile", "structured"))
     every = list(dict.fromkeys([*MAIN_VARIANTS, *VARIANTS, BY_KERNEL]))
+    every.remove("pretrained")  # needs the weights of another run
     parser.add_argument("--variants", nargs="+", default=every)
     parser.add_argument("--part", type=int, default=0, help="which of --parts")
     parser.add_argument("--parts", type=int, default=1, help="that share the variants")

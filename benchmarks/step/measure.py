@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,7 @@ from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
+    agree,
     initialize_distributed,
     shutdown_distributed,
 )
@@ -71,6 +74,9 @@ STRUCTURED = ("monarch", "monarch_shared_conv")
 OPTIONAL = (*STRUCTURED, *(f"{name}{AGAIN}" for name in STRUCTURED), COMPILED, SHARDED)
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
+TO_BUILD = 0.7
+"""Share of --seconds in which contenders are built; in the rest they are measured."""
+CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
 def main() -> None:
@@ -85,26 +91,26 @@ def main() -> None:
     clock = arguments.clock or (
         "cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall"
     )
-    contenders = {}
-    peak_bytes = {}
-    for kind in arguments.contenders:
-        for settings in arguments.settings if kind not in PEERS else [""]:
-            name = contender_name(kind, settings)
-            before = start_of_peak()
-            contenders[name] = build_contender(
-                kind, settings, arguments.shape, layout=layout, context=context
-            )
-            take_first_step(name, contenders[name], batches(arguments.shape, context)())
-            if torch.cuda.is_available():
-                peak_bytes[name] = torch.cuda.max_memory_allocated() - before
+    contenders, peak_bytes, left_out = build_in_time(arguments, layout, context)
+    batch = batches(arguments.shape, context)
     report = measure(
-        contenders, arguments.shape, layout, context, steps=arguments.steps, clock=clock
+        contenders,
+        batch,
+        context=context,
+        layout=layout,
+        shape=arguments.shape,
+        steps=arguments.steps,
+        clock=clock,
     )
-    report["peak_bytes"] = peak_bytes
+    report |= {"peak_bytes": peak_bytes, "left_out": left_out}
+    keep = arguments.json if context.is_first else None
+    write_report(report, keep)
+    for name, contender in contenders.items():
+        if AGAIN not in name:
+            look_into(name, contender, batch, context=context, clock=clock, report=report)
+            write_report(report, keep)
     if context.is_first:
         print_report(report)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     shutdown_distributed(context)
 
 
@@ -128,10 +134,61 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--settings", nargs="+", default=[""], help=settings)
     parser.add_argument("--clock", choices=("cpu", "wall"))
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after most of which none is built"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     arguments.shape = replace(arguments.shape, recipe=arguments.recipe)
     return arguments
+
+
+def build_in_time(
+    arguments: argparse.Namespace, layout: Layout, context: ParallelContext
+) -> tuple[dict[str, Contender], dict[str, int], list[str]]:
+    """Build the contenders that there is time for; each takes one step, which allocates it all.
+
+    Args:
+        arguments: of the command line.
+        layout: of the ranks.
+        context: this rank.
+
+    Returns:
+        The contenders, the peak bytes of a GPU of each one's step beyond what was held before, and
+            the names of those for which no time was left.
+    """
+    started = time.monotonic()
+    contenders: dict[str, Contender] = {}
+    peak_bytes: dict[str, int] = {}
+    left_out: list[str] = []
+    for kind in arguments.contenders:
+        for settings in arguments.settings if kind not in PEERS else [""]:
+            name = contender_name(kind, settings)
+            spent = agree([time.monotonic() - started], context.device)[0] / context.world_size
+            if spent > TO_BUILD * arguments.seconds:
+                left_out.append(name)
+                continue
+            before = start_of_peak()
+            contenders[name] = build_contender(
+                kind, settings, arguments.shape, layout=layout, context=context
+            )
+            take_first_step(name, contenders[name], batches(arguments.shape, context)())
+            if torch.cuda.is_available():
+                peak_bytes[name] = torch.cuda.max_memory_allocated() - before
+            if context.is_first:
+                print(f"{time.monotonic() - started:.0f} s: {name} is built", flush=True)
+    return contenders, peak_bytes, left_out
+
+
+def write_report(report: dict[str, Any], file: Path | None) -> None:
+    """Write what was measured so far, if there is a file for it.
+
+    Args:
+        report: of `measure`.
+        file: as --json names it; None on other ranks.
+    """
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def start_of_peak() -> int:
@@ -182,30 +239,30 @@ def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) 
 
 def measure(
     contenders: dict[str, Contender],
-    shape: Shape,
-    layout: Layout,
+    batch: Callable[[], torch.Tensor],
+    *,
     context: ParallelContext,
+    layout: Layout,
+    shape: Shape,
     steps: int,
     clock: str,
 ) -> dict[str, Any]:
-    """Let the contenders take turns, then look into each.
+    """Let the contenders take turns.
 
     Args:
         contenders: by name.
-        shape: of the model and of a rank's batch.
-        layout: of the ranks.
+        batch: makes the tokens of a round, `[batch, length + 1]`.
         context: this rank.
+        layout: of the ranks.
+        shape: of the model and of a rank's batch.
         steps: rounds that count.
         clock: `cpu` for this process's CPU time, else the time by the clock.
 
     Returns:
         The report: the machine and the layout, medians in seconds, MFU, ratios to the baselines,
-            and seconds by part and by kernel.
+            and places for `look_into`.
     """
-    now = time.process_time if clock == "cpu" else time.perf_counter
-    wait = waiting(context)
-    batch = batches(shape, context)
-    times = take_turns(contenders, batch, steps, now, wait=wait)
+    times = take_turns(contenders, batch, steps, CLOCKS[clock], wait=waiting(context))
     theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
     own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
@@ -241,11 +298,32 @@ def measure(
             report["ratio"][base] = {
                 name: ratio(values, times[base]) for name, values in others.items()
             }
-    for name, contender in contenders.items():
-        if AGAIN not in name:
-            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait=wait)
-            report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
     return report
+
+
+def look_into(
+    name: str,
+    contender: Contender,
+    batch: Callable[[], torch.Tensor],
+    *,
+    context: ParallelContext,
+    clock: str,
+    report: dict[str, Any],
+) -> None:
+    """Put the seconds of a contender's step by part and by kernel into the report.
+
+    Args:
+        name: of the contender.
+        contender: what takes the steps.
+        batch: makes the tokens of a step.
+        context: this rank.
+        clock: as for `measure`.
+        report: is given both.
+    """
+    report["parts"][name] = seconds_by_part(
+        contender, batch, PART_ROUNDS, CLOCKS[clock], wait=waiting(context)
+    )
+    report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
 
 
 def print_report(report: dict[str, Any]) -> None:

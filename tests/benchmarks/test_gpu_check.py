@@ -53,6 +53,7 @@ def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     assert min(steps["seconds"].values()) > 0
     assert steps["ratio"]["plain"].keys() == {"orthogonal", "vanilla", "orthogonal again"}
     assert {"product", "optimizer"} <= steps["kernels"]["orthogonal"].keys()
+    assert steps["failed"] == {} and steps["left_out"] == []
     switches = stages["switches_2"]["found"]
     assert switches["zero_stage"]["vanilla (config=zero2)"] == 2
     assert switches["ratio"]["vanilla"]["vanilla (recompute=attention)"]["median"] > 0
