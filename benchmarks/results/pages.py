@@ -260,6 +260,7 @@ PAGES = (
     *(of_grid(f"{study}_rates") for study in SEARCHED),
     of_grid("documentation_modern_rates_muon"),
     of_grid("documentation_modern_price_rates"),
+    of_grid("documentation_modern_price"),
     of_grid("documentation_modern"),
     Page(
         "tokens",
