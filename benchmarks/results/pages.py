@@ -260,7 +260,14 @@ PAGES = (
     *(of_grid(f"{study}_rates") for study in SEARCHED),
     of_grid("documentation_modern_rates_muon"),
     of_grid("documentation_modern_price_rates"),
-    of_grid("documentation_modern_price"),
+    of_grid("documentation_modern_scores"),
+    of_grid(
+        "modern/price",
+        compare("vanilla"),
+        compare("vanilla_adamw-seed_31", "to_adamw", "vanilla_adamw orthogonal_adamw"),
+        compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
+        grid="documentation_modern_price",
+    ),
     of_grid("documentation_modern"),
     Page(
         "tokens",

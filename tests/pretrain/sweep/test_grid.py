@@ -336,6 +336,7 @@ def test_values_survive_the_command_line() -> None:
 SEEDS = {"documentation_ladder": 3, "wiki": 6, "documentation_widths": 4}
 SEEDS |= {"documentation_headline_rates": 2, "documentation_modern_rates_muon": 2}
 SEEDS |= {"documentation_modern_price_rates": 2, "documentation_modern_price": 8}
+SEEDS |= {"documentation_modern_scores": 2}
 SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
 SEEDS |= dict.fromkeys(
     ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
