@@ -263,8 +263,8 @@ PAGES = (
     of_grid("documentation_modern_scores"),
     of_grid(
         "modern/price",
-        compare("vanilla"),
-        compare("vanilla_adamw-seed_31", "to_adamw", "vanilla_adamw orthogonal_adamw"),
+        compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),
+        compare("vanilla_adamw-seed_31", "adamw", "vanilla_adamw orthogonal_adamw"),
         compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
         grid="documentation_modern_price",
     ),

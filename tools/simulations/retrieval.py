@@ -1,15 +1,20 @@
 """Retrieval from the context by design, a table: `python -m tools.simulations.retrieval`.
 
+    python -m tools.simulations.retrieval
+    python -m tools.simulations.retrieval --recipe demo_modern --steps 600
+
 * recall: multi-query associative recall (Arora and others, 2023, arXiv:2312.04927): PAIRS pairs of
   a key and its value, then every key once more in another order, each to be followed by its value;
 * induction: distinct tokens in random order, then the same order again from a random place on.
 
 Loss and accuracy are of the answers alone. "Shifted": each key is mixed with the one before it.
+The designs of the modern recipe are those of the study `documentation_modern`, at its rates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,18 +23,34 @@ from megatron_patches.engine.compat import prepare_imports
 from pretrain.reporting.tables import Table, markdown
 from pretrain.study.gaps import SCORES, paired_gap
 
-PAIRS, KEYS, BATCH, STEPS, TESTED, SEEDS = 4, 16, 64, 200, 512, 5
+PAIRS, KEYS, BATCH, TESTED, SEEDS = 4, 16, 64, 512, 5
 LENGTH, VOCABULARY = 4 * PAIRS - 1, 2 * KEYS
-DESIGNS = (
-    "vanilla",
-    "orthogonal",
-    "orthogonal+low_rank",
-    "orthogonal_shared",
-    "monarch",
-    "low_rank",
-)
 SHAPE = ("num_layers=2", "hidden_size=64", "num_attention_heads=4", f"vocab_size={VOCABULARY}")
-SHIFTED = ("attention.taps=2", "attention.convolved=key")
+DESIGNS = {
+    "vanilla": "attention.variant=vanilla",
+    "orthogonal": "attention.variant=orthogonal",
+    "orthogonal+low_rank": "attention.variant=orthogonal attention.adapters=[low_rank]",
+    "orthogonal_shared": "attention.variant=orthogonal_shared",
+    "monarch": "attention.variant=monarch",
+    "low_rank": "attention.variant=low_rank",
+}
+SHIFTED = "attention.taps=2 attention.convolved=key"
+CONV4 = "attention.adapters=[short_convolution,query_key_bias,channel_scale]"
+AT_3 = f"{CONV4} optimizer.learning_rate_factors={{'*_taps':3,'*.log_scale':3}}"
+AT_10 = f"{CONV4} optimizer.learning_rate_factors={{'*_taps':10,'*.log_scale':10}}"
+MODERN = {
+    "vanilla": "attention.variant=vanilla",
+    "orthogonal": "attention.variant=orthogonal optimizer.learning_rate=2e-2",
+    "multi_query": "attention.variant=vanilla model.num_query_groups=1",
+    "fixed_output": "attention.variant=vanilla attention.frozen_roles=output",
+    "vanilla_conv4": f"attention.variant=vanilla {AT_3}",
+    "multi_query_conv4": f"attention.variant=vanilla model.num_query_groups=1 {AT_3}",
+    "monarch_shared_conv4": f"attention.variant=monarch attention.shared=true {AT_10}",
+    "trained_monarch_shared_conv4": (
+        f"attention.variant=monarch_trainable attention.shared=true {AT_10}"
+    ),
+}
+Task = Callable[[np.random.Generator, int], "Drawn"]
 Drawn = tuple[np.ndarray, np.ndarray]
 """Samples `[samples, LENGTH + 1]`, and which of the predictions `[samples, LENGTH]` are answers."""
 
@@ -68,13 +89,30 @@ def induction(numbers: np.random.Generator, samples: int) -> Drawn:
     return np.concatenate((first, np.take_along_axis(first, places, axis=1)), axis=1), answers
 
 
-def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) -> float:
+def shifted(overrides: str) -> str:
+    """Return a design's overrides with shifted keys.
+
+    Args:
+        overrides: of the design, separated by spaces.
+    """
+    words = overrides.split()
+    adapters = [word for word in words if word.startswith("attention.adapters=")]
+    with_shift = (
+        f"{adapters[0][:-1]},short_convolution]"
+        if adapters
+        else ("attention.adapters=[short_convolution]")
+    )
+    return " ".join([*(word for word in words if word not in adapters), with_shift, SHIFTED])
+
+
+def accuracy(draw: Task, recipe: str, overrides: str, *, steps: int, seed: int) -> float:
     """Train a model and return the percentage of right answers to fresh samples.
 
     Args:
         draw: The task.
-        design: A variant and its adapters, joined by "+".
-        shifted: Whether keys are mixed with the one before.
+        recipe: The configuration that the overrides change.
+        overrides: of the design, separated by spaces.
+        steps: Steps of the training.
         seed: Of the run and of its samples.
     """
     from pretrain.config.load import load_config
@@ -84,33 +122,27 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
     from pretrain.training.engine import build_optimizer
     from pretrain.training.optimizers import clip_by_own_norm
 
-    variant, *adapters = (f"{design}+short_convolution" if shifted else design).split("+")
-    own = [
-        f"attention.variant={variant}",
-        f"attention.adapters=[{', '.join(adapters)}]",
-        f"run.seed={seed}",
-    ]
-    own += [
-        f"schedule.steps={STEPS}",
-        f"schedule.warmup_steps={STEPS // 10}",
-        *(SHIFTED if shifted else ()),
-    ]
+    own = [f"model.{key}" for key in SHAPE]
+    own += [*overrides.split(), f"run.seed={seed}"]
+    own += [f"schedule.steps={steps}", f"schedule.warmup_steps={steps // 10}"]
     own += [f"data.sequence_length={LENGTH}", "parallel.tensor_model_parallel_size=1"]
-    config = load_config("demo", [*(f"model.{key}" for key in SHAPE), *own])
+    config = load_config(recipe, own)
+    # A solved task has gradients so small that a CPU takes fifty times as long for a step.
+    torch.set_flush_denormal(True)
     with one_process() as context:
         model = build_model(config, context)
-        adamw = build_optimizer(model, config.optimizer)
-        clip_by_own_norm(adamw, config.optimizer.gradient_clip, context.tensor_parallel_group)
-        for step in range(1, STEPS + 1):
+        optimizer = build_optimizer(model, config.optimizer)
+        clip_by_own_norm(optimizer, config.optimizer.gradient_clip, context.tensor_parallel_group)
+        for step in range(1, steps + 1):
             tokens, answers = map(
                 torch.from_numpy, draw(np.random.default_rng((seed, step)), BATCH)
             )
-            rate = learning_rate(config.optimizer, config.schedule, step, STEPS)
-            for group in adamw.param_groups:
+            rate = learning_rate(config.optimizer, config.schedule, step, steps)
+            for group in optimizer.param_groups:
                 group["lr"] = rate * group["rate_factor"]
-            adamw.zero_grad()
+            optimizer.zero_grad()
             token_losses(model, tokens.to(context.device))[answers].mean().backward()
-            adamw.step()
+            optimizer.step()
         tokens, answers = map(torch.from_numpy, draw(np.random.default_rng(2**40), TESTED))
         inputs = tokens[:, :-1].to(context.device)
         with torch.no_grad():
@@ -118,20 +150,46 @@ def accuracy(draw: Callable[..., Drawn], design: str, shifted: bool, seed: int) 
         return 100 * float((logits.argmax(-1).cpu() == tokens[:, 1:])[answers].double().mean())
 
 
-if __name__ == "__main__":
+def columns_of(recipe: str) -> dict[str, tuple[Task, Callable[[str], str]]]:
+    """Return the columns of a recipe's table: the task, and what is made of a design's overrides.
+
+    Args:
+        recipe: The configuration; in demo_modern designs bring their own convolution.
+    """
+    as_it_is = str
+    if recipe == "demo_modern":
+        return {"recall": (recall, as_it_is), "induction": (induction, as_it_is)}
+    return {
+        "recall": (recall, as_it_is),
+        "recall, shifted keys": (recall, shifted),
+        "induction": (induction, as_it_is),
+        "induction, shifted keys": (induction, shifted),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table, a row as soon as it is there."""
+    parser = argparse.ArgumentParser(prog="retrieval", description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", choices=("demo", "demo_modern"), default="demo")
+    parser.add_argument("--steps", type=int, default=200, help="of each training")
+    given = parser.parse_args(arguments)
     prepare_imports()
+    columns = columns_of(given.recipe)
     rows = []
-    for design in DESIGNS:
+    designs = MODERN if given.recipe == "demo_modern" else DESIGNS
+    for design, overrides in designs.items():
         rows.append([design])
-        for draw, shifted in (
-            (recall, False),
-            (recall, True),
-            (induction, False),
-            (induction, True),
-        ):
-            right = {seed: accuracy(draw, design, shifted, seed) for seed in range(1, SEEDS + 1)}
+        for draw, changed in columns.values():
+            own = changed(overrides)
+            right = {
+                seed: accuracy(draw, given.recipe, own, steps=given.steps, seed=seed)
+                for seed in range(1, SEEDS + 1)
+            }
             if gap := paired_gap("", right, dict.fromkeys(right, 0.0), SCORES):
                 rows[-1].append(f"{gap.mean:.1f} [{gap.low:.1f}, {gap.high:.1f}]")
-            print(*rows[-1], flush=True)
-    header = ("design", "recall", "recall, shifted keys", "induction", "induction, shifted keys")
-    print("\n".join(markdown(Table(header, rows, (0,)))))
+            print(*rows[-1], *(f"{value:.0f}" for value in right.values()), flush=True)
+    print("\n".join(markdown(Table(("design", *columns), rows, (0,)))))
+
+
+if __name__ == "__main__":
+    main()
