@@ -127,8 +127,6 @@ def accuracy(draw: Task, recipe: str, overrides: str, *, steps: int, seed: int) 
     own += [f"schedule.steps={steps}", f"schedule.warmup_steps={steps // 10}"]
     own += [f"data.sequence_length={LENGTH}", "parallel.tensor_model_parallel_size=1"]
     config = load_config(recipe, own)
-    # A solved task has gradients so small that a CPU takes fifty times as long for a step.
-    torch.set_flush_denormal(True)
     with one_process() as context:
         model = build_model(config, context)
         optimizer = build_optimizer(model, config.optimizer)
