@@ -7,9 +7,8 @@
 First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled
 layers, documents, the profile. Then what it costs: the card's own rates, steps of `large` and
 `base` beside plain PyTorch, the designs of the modern recipe, each switch alone. Every stage has
-processes and a time of its own;
-what fails or finds no time is in the report, with its traceback, and the others go on. Without a
-GPU the same stages run in small sizes.
+processes and a time of its own; what fails or finds no time is in the report, with its traceback,
+and the others go on. Without a GPU the same stages run in small sizes.
 
     OUT/gpu-check.json  everything measured
     OUT/card.json       for `pretrain plan --gpu OUT/card.json`
@@ -194,11 +193,11 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
         Stage("demo", trainings.demo, 110),
         Stage("resume_compiled", trainings.resume_compiled, 110),
         *(
-            Stage(f"compile_{part}", partial(compile_layers, part), 110)
+            Stage(f"compile_{part}", partial(compile_layers, part), 200)
             for part in range(COMPILE_PARTS)
         ),
         Stage("resume_eager", trainings.resume_eager, 110),
-        Stage("early_freeze", trainings.early_freeze, 110),
+        Stage("early_freeze", trainings.early_freeze, 200),
         Stage("documents", trainings.documents, 110),
         Stage("profile", trainings.profile, 110),
     ),

@@ -18,7 +18,7 @@ MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, both kinds of heads."""
 PARITY_STEPS = 20
 SAME_LOSS = 2e-5
-"""How far apart any losses may be, in nats: CPU and GPU add up in another order in fp32."""
+"""Largest difference of losses in nats; CPU and GPU add up in another order in fp32."""
 PARITY_RATE = 3e-4
 """A tenth of the demo's. At its own rate single batches in the first 20 steps have gradients of
 norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-6.
