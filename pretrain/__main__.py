@@ -37,7 +37,7 @@ from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import MarginOption, Match, Question, ladder, sweep, trial
+from pretrain.sweep.verb import By, MarginOption, Match, Question, ladder, sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
@@ -209,6 +209,10 @@ def compare(
     match: Annotated[
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
     ] = Match.TOKENS,
+    by: Annotated[
+        By,
+        typer.Option(help="Variants are told apart by their settings, or by the runs' names."),
+    ] = By.SETTINGS,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Also show what the models write after this text; repeatable."),
@@ -235,7 +239,7 @@ def compare(
 
     from pretrain.compare.comparison import compare_runs
 
-    comparison = compare_runs(directories, baseline, subject or [], match.value)
+    comparison = compare_runs(directories, baseline, subject or [], match.value, by=by.value)
     from pretrain.compare.report import compare_command, print_comparison, write_comparison
 
     command = compare_command(runs, comparison, out)

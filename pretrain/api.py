@@ -67,6 +67,8 @@ def compare(
     subjects: Sequence[str] = (),
     match: str = "tokens",
     out: AnyPath | None = None,
+    *,
+    by: str = "settings",
 ) -> Comparison:
     """Compare finished runs, several seeds of each variant, as the verb `compare` does.
 
@@ -76,12 +78,13 @@ def compare(
         subjects: keys that may differ because they are what is compared, such as model.num_layers.
         match: tokens, flops or seconds.
         out: directory for the report; None: none is written.
+        by: settings or names: what tells variants apart.
     """
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.report import compare_command, write_comparison
 
     paths = [expand_home(run) for run in runs]
-    comparison = compare_runs(paths, baseline, subjects, match)
+    comparison = compare_runs(paths, baseline, subjects, match, by=by)
     if out is not None:
         write_comparison(
             comparison, expand_home(out), compare_command(paths, comparison, expand_home(out))

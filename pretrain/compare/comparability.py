@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from megatron_patches.recipe.block import MLPS
@@ -68,8 +68,27 @@ def common_flops(runs: Sequence[FinishedRun]) -> int | None:
     return given.pop() if len(given) == 1 else None
 
 
+def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[str]:
+    """Return the settings of the model's shape that differ between labels, and within none.
+
+    Args:
+        runs: what is compared.
+        labels: name of the variant of each run, which stands for its shape too.
+    """
+    shapes = [_shape(run.config["model"]) for run in runs]
+    found = set()
+    for name in shapes[0]:
+        values = [setting_text(shape[name]) for shape in shapes]
+        one_of_each = len(set(zip(labels, values, strict=True))) == len(set(labels))
+        if one_of_each and len(set(values)) > 1:
+            found.add(name)
+    return found
+
+
 def refuse_incomparable(
-    runs: Sequence[FinishedRun], subjects: Mapping[str, Any], match: str = "tokens"
+    runs: Sequence[FinishedRun],
+    subjects: Collection[str],
+    match: str = "tokens",
 ) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation.
 
@@ -111,7 +130,7 @@ def refuse_incomparable(
 
 def _follows(
     name: str,
-    subjects: Mapping[str, Any],
+    subjects: Collection[str],
     runs: Sequence[FinishedRun],
     facts: Sequence[Mapping[str, Any]],
 ) -> bool:
@@ -188,14 +207,17 @@ def _derived(model: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
+def settings_notes(
+    groups: Groups[FinishedRun], subjects: Mapping[str, Any], shapes: Collection[str] = ()
+) -> list[str]:
     """Return one sentence for each other setting that is not the same in all runs.
 
     Args:
         groups: the runs.
         subjects: settings that may differ.
+        shapes: of `shapes_of_labels`, which differ too.
     """
-    settings = {run.path: _other_settings(run) for run in groups.runs}
+    settings = {run.path: _other_settings(run, shapes) for run in groups.runs}
     notes = []
     for key in sorted(set().union(*settings.values()) - set(subjects)):
         places: dict[str, list[str]] = {}
@@ -234,10 +256,12 @@ def _data_seed(run: FinishedRun) -> Any:
     return run.seed if seed is None else seed
 
 
-def _other_settings(run: FinishedRun) -> dict[str, Any]:
-    judged = EXPECTED_TO_DIFFER | _facts(run).keys()
+def _other_settings(run: FinishedRun, shapes: Collection[str]) -> dict[str, Any]:
+    facts = _facts(run)
+    judged = EXPECTED_TO_DIFFER | facts.keys()
     return {
         **{key: value for key, value in settings_of(run).items() if key not in judged},
+        **{key: facts[key] for key in shapes},
         "environment.device": run.device,
         "environment.world_size": run.environment.get("world_size"),
         "environment.tensor_model_parallel_size": run.environment.get("tensor_model_parallel_size"),

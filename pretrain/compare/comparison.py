@@ -19,6 +19,7 @@ from pretrain.compare.comparability import (
     refuse_incomparable,
     seed_notes,
     settings_notes,
+    shapes_of_labels,
 )
 from pretrain.compare.compute import (
     EqualCompute,
@@ -46,6 +47,7 @@ from pretrain.runs.tags import (
 )
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
 from pretrain.study.seal import read_seals
+from pretrain.study.sealed import arm_of
 from pretrain.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
 from pretrain.study.verdict import GapOf, Runs, gap_at_end, verdicts
 
@@ -102,10 +104,11 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
     )
 
 
-def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[int]:
-    """Return the median of each field over the records, rounded."""
-    middles = np.median([astuple(record) for record in records], axis=0)
-    return [round(float(middle)) for middle in middles]
+def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[Any]:
+    """Return the median of each field over the records, rounded; None where no record has it."""
+    columns = zip(*map(astuple, records), strict=True)
+    known = [[value for value in column if value is not None] for column in columns]
+    return [round(float(np.median(values))) if values else None for values in known]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -208,6 +211,7 @@ class Comparison:
         groups: the runs themselves, with their curves, for the figures.
         match: what a variant and its baseline have used the same of where their gap is: tokens,
             flops or seconds.
+        by: what tells variants apart: settings or names.
         seals: sentences on the hypotheses that were sealed beforehand.
     """
 
@@ -218,6 +222,7 @@ class Comparison:
     notes: tuple[str, ...]
     groups: Groups[FinishedRun]
     match: str = "tokens"
+    by: str = "settings"
     seals: tuple[str, ...] = ()
 
     @property
@@ -272,7 +277,12 @@ class Comparison:
 
 
 def compare_runs(
-    paths: Sequence[Path], baseline: str, subjects: Sequence[str] = (), match: str = "tokens"
+    paths: Sequence[Path],
+    baseline: str,
+    subjects: Sequence[str] = (),
+    match: str = "tokens",
+    *,
+    by: str = "settings",
 ) -> Comparison:
     """Compare finished runs, several seeds of each variant.
 
@@ -284,6 +294,8 @@ def compare_runs(
         baseline: a variant's label, or the name of a run.
         subjects: facts or settings that may differ, because their difference is what is compared.
         match: what variants have used the same of where their gap is: tokens, flops or seconds.
+        by: what tells variants apart: settings, or names, the first part of the runs' names up to a
+            dash; a variant may then have a model shape of its own.
 
     Raises:
         UserError: a directory is not a finished run, the baseline or a subject is not among what is
@@ -293,8 +305,10 @@ def compare_runs(
     refuse_twice(paths)
     runs = named_apart([read_finished_run(path) for path in paths])
     values = find_subjects(runs, subjects)
-    refuse_incomparable(runs, values, match)
-    groups = group_runs(runs, baseline, values)
+    labels = [arm_of(run.config["run"]["name"]) for run in runs] if by == "names" else None
+    shapes = shapes_of_labels(runs, labels) - values.keys() if labels else set()
+    refuse_incomparable(runs, values.keys() | shapes, match)
+    groups = group_runs(runs, baseline, values, labels=labels)
     lengths = runs_by_length(groups, runs, values)
     theories = {group.name: expected_cost(group.runs[0]) for group in groups.groups}
     variants = [
@@ -314,11 +328,12 @@ def compare_runs(
             *trend_notes,
             *length_notes(runs, values),
             *seed_notes(groups),
-            *settings_notes(groups, values),
+            *settings_notes(groups, values, shapes),
             *_theory_notes(variants),
         ),
         groups=groups,
         match=match,
+        by=by,
         seals=tuple(
             _seal_sentences(runs, _sealed_gap(groups, runs, values, match), (match, subjects))
         ),

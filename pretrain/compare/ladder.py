@@ -22,7 +22,7 @@ from scipy.optimize import least_squares, nnls
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import Floats
-from pretrain.study.sealed import Prediction
+from pretrain.study.sealed import Prediction, arm_of
 
 LAW = ("E", "A", "B", "a", "b")
 FITS = 1000
@@ -53,7 +53,7 @@ class Cell:
     @property
     def arm(self) -> str:
         """Return the first part of the runs' name, up to a dash."""
-        return self.design.partition("-")[0]
+        return arm_of(self.design)
 
     @property
     def place(self) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pretrain.reporting.text import number
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import Block, Document, Picture
 from pretrain.study.seal import Seal, SealsRead, read_seals
-from pretrain.study.sealed import Prediction, design_of
+from pretrain.study.sealed import Prediction, arm_of, design_of
 from pretrain.study.verdict import measure_changes, statement
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim")
@@ -74,8 +74,8 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
             seed.
     """
     known = [(parse_config(run.config), run.result.validation_loss) for run in runs]
-    arms = {_arm(config): config for config, _ in known}
-    if lacking := {baseline, *map(_arm, ahead)} - arms.keys():
+    arms = {arm_of(config.run.name): config for config, _ in known}
+    if lacking := {baseline, *(arm_of(config.run.name) for config in ahead)} - arms.keys():
         raise UserError(
             f"no finished run is of the variant {min(lacking)}; they are of "
             f"{', '.join(sorted(arms))}"
@@ -86,7 +86,7 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
         size = count_parameters(shaped.shape, shaped.policy).total
         design = design_of(config.run.name, config.run.seed)
         tokens = config.total_steps * config.tokens_per_step
-        key = (_arm(config), size, tokens, loss is not None and math.isnan(loss))
+        key = (arm_of(config.run.name), size, tokens, loss is not None and math.isnan(loss))
         cell = cells.setdefault(key, Cell(design, size, tokens, losses={}))
         why = "its loss is not finite" if loss is None else ""
         if config.run.seed in cell.losses:
@@ -95,10 +95,6 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
             raise UserError(f"run {config.run.name} cannot be used, {why}; leave it out")
         cell.losses[config.run.seed] = loss
     return [*cells.values()]
-
-
-def _arm(config: Config) -> str:
-    return config.run.name.partition("-")[0]
 
 
 def ladder_document(
@@ -219,7 +215,7 @@ def ladder_figure(ladder: Ladder, rows: Sequence[Mapping[str, Any]]) -> Figure:
         rows: predictions and what was observed, as in ladder.json.
     """
     figure, axes = new_figure(-(-len(ladder.factors) // 3), min(3, len(ladder.factors)), 3.6)
-    arms = [row["design"].partition("-")[0] for row in rows]
+    arms = [arm_of(row["design"]) for row in rows]
     sizes = sorted({cell.parameters for cell in ladder.cells} | {row["parameters"] for row in rows})
     tokens = [cell.tokens for cell in ladder.cells] + [row["tokens"] for row in rows]
     lengths = np.geomspace(min(tokens), max(tokens), 60)

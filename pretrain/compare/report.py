@@ -109,7 +109,8 @@ def compare_command(
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", comparison.baseline), ("--out", str(out))]
     command += [("--subject", name) for name in comparison.subjects]
-    return command + ([("--match", comparison.match)] if comparison.match != "tokens" else [])
+    command += [("--match", comparison.match)] if comparison.match != "tokens" else []
+    return command + ([("--by", comparison.by)] if comparison.by != "settings" else [])
 
 
 def comparison_document(

@@ -47,14 +47,14 @@ class ModelSize:
 class StateBytes:
     """Bytes of what trains, the frozen bank, gradients and optimizer state: sums over ranks.
 
-    `checkpoint_bytes` counts all files of one checkpoint.
+    `checkpoint_bytes` counts all files of one checkpoint; None where none was kept.
     """
 
     weight_bytes: int
     frozen_bytes: int
     gradient_bytes: int
     optimizer_state_bytes: int
-    checkpoint_bytes: int
+    checkpoint_bytes: int | None
 
     @property
     def in_memory(self) -> int:
@@ -174,15 +174,11 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     ], f"left out, for there is no run in it: {named}"
 
 
-def newest_checkpoint_bytes(run_path: Path) -> int:
-    """Sum the bytes of all files of the run's newest complete checkpoint.
-
-    Raises:
-        UserError: the run has no complete checkpoint.
-    """
+def newest_checkpoint_bytes(run_path: Path) -> int | None:
+    """Sum the bytes of all files of the run's newest complete checkpoint; None without one."""
     newest = RunDirectory(run_path).newest_checkpoint()
     if newest is None:
-        raise UserError(f"{run_path} has no complete checkpoint; resume the run to write one")
+        return None
     return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
 
 

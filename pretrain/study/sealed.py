@@ -154,6 +154,15 @@ def design_of(name: str, seed: int) -> str:
     return name.removesuffix(f"-seed_{seed}")
 
 
+def arm_of(name: str) -> str:
+    """Return the first part of a run's or design's name, up to a dash.
+
+    Args:
+        name: such as vanilla-t500-seed_1, of which it is vanilla.
+    """
+    return name.partition("-")[0]
+
+
 def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return {section.key: value} of what decides how a model is trained, but for the seeds.
 

@@ -2,8 +2,9 @@
 
 Members of a group have one method (variant and adapters) and the same settings but for the seeds;
 where two groups have one method, the settings in which they differ are in their names. `group_runs`
-takes the settings of the attention and names groups `orthogonal construction=svd`;
-`group_by_settings` takes settings of the caller's and names them `orthogonal (construction=svd)`.
+takes the settings of the attention and names groups `orthogonal construction=svd`, or takes the
+names that the user gave the runs; `group_by_settings` takes settings of the caller's and names them
+`orthogonal (construction=svd)`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,11 @@ def method_of(run: Member) -> str:
 
 
 def group_runs(
-    runs: Sequence[R], baseline: str, subjects: Mapping[str, Sequence[Any]] | None = None
+    runs: Sequence[R],
+    baseline: str,
+    subjects: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    labels: Sequence[str] | None = None,
 ) -> Groups[R]:
     """Group runs by method, settings of the attention and values of the subjects.
 
@@ -164,20 +169,26 @@ def group_runs(
         baseline: a label, a label with its stratum, or the name of one run, which then stands for
             its group.
         subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
+        labels: of `runs`; None: by their settings.
 
     Returns:
         The groups, strata in the order of the subject's values, the baseline first in each, all
         else in the order given.
 
     Raises:
-        UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
+        UserError: no such baseline, a stratum without one, two runs of a group with one seed, or
+            runs that a given label calls seeds of one another and that are not.
     """
-    methods = [method_of(run) for run in runs]
-    attention = [run.config["attention"] for run in runs]
-    telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
-    labels = [" ".join([method, *texts]) for method, texts in zip(methods, telling, strict=True)]
+    named = labels is not None
+    if labels is None:
+        methods = [method_of(run) for run in runs]
+        attention = [run.config["attention"] for run in runs]
+        telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
+        labels = [" ".join([m, *texts]) for m, texts in zip(methods, telling, strict=True)]
     strata = _strata(subjects or {}, len(runs))
     groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
+    if named:
+        _refuse_other_settings(groups)
     label, compared_with = _find_baseline(groups, baseline)
     first = _first_positions(subjects or {}, strata)
     order = sorted(groups, key=lambda g: (first[g.stratum], compared_with[g.name] != g.name))
@@ -219,9 +230,8 @@ def group_by_method(runs: Sequence[R]) -> Groups[R]:
         UserError: a run is given twice, or two runs of a group have the same seed.
     """
     refuse_twice(run.path for run in runs)
-    settings = [settings_of(run) for run in runs]
-    method = [{key: own[key] for key in own.keys() - _NOT_THE_METHOD} for own in settings]
-    return group_by_settings(runs, [method_of(run) for run in runs], method)
+    settings = [_method_settings(run) for run in runs]
+    return group_by_settings(runs, [method_of(run) for run in runs], settings)
 
 
 def _telling_settings(
@@ -276,6 +286,30 @@ def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
                 f"{first.path} and {second.path} are both '{group.name}' with "
                 f"run.seed={first.seed}: {remedy}"
             )
+
+
+def _refuse_other_settings(groups: Sequence[Group[Any]]) -> None:
+    """Refuse runs of one label and stratum that differ in more than their seeds."""
+    for group in groups:
+        first = _method_settings(group.runs[0])
+        for other in group.runs[1:]:
+            own = _method_settings(other)
+            differing = sorted(key for key in first.keys() | own.keys() if _differ(key, first, own))
+            if differing:
+                raise UserError(
+                    f"{group.runs[0].path} and {other.path} are both '{group.name}' by their "
+                    f"names, but differ in {differing[0]}: leave one out, leave out --by names, "
+                    f"or say --subject {differing[0]} if that is what is compared"
+                )
+
+
+def _method_settings(run: Member) -> dict[str, Any]:
+    settings = settings_of(run)
+    return {key: settings[key] for key in settings.keys() - _NOT_THE_METHOD}
+
+
+def _differ(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return setting_text(one.get(key)) != setting_text(other.get(key))
 
 
 def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:

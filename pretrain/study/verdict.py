@@ -31,7 +31,7 @@ from pretrain.study.gaps import (
 )
 from pretrain.study.hypothesis import Hypothesis
 from pretrain.study.seal import Seal
-from pretrain.study.sealed import design_of
+from pretrain.study.sealed import Measure, design_of
 from pretrain.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, decide
 
 Runs = Mapping[int, FinishedRun]
@@ -153,10 +153,21 @@ def measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) 
     if sealed is None:
         if seal.sealed.hypotheses:
             found.append("seals now state match, subjects and rule, which this older one does not")
-    elif asked and (asked[0], set(asked[1])) != (sealed.match, set(sealed.subjects)):
+    elif asked and not _is_measure(sealed, *asked):
         now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})
         found.append(f"the report compares {now}, sealed is {sealed}")
     return found
+
+
+def _is_measure(sealed: Measure, match: str, subjects: Sequence[str]) -> bool:
+    """Return whether a report with these options judges by the sealed measure.
+
+    At equal tokens a gap is of the sealed runs' last losses, whatever else is the report's subject;
+    at equal compute the subjects say which runs make a learning curve.
+    """
+    if match == sealed.match == "tokens":
+        return True
+    return (match, set(subjects)) == (sealed.match, set(sealed.subjects))
 
 
 def _outcomes(

@@ -62,6 +62,13 @@ class Match(str, Enum):
     SECONDS = "seconds"
 
 
+class By(str, Enum):
+    """What tells variants apart: their settings, or the first parts of their runs' names."""
+
+    SETTINGS = "settings"
+    NAMES = "names"
+
+
 class Question(str, Enum):
     """Question of a trial about the perplexity of the second design against the first."""
 

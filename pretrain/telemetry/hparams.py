@@ -69,7 +69,7 @@ def results(run: RunDirectory) -> dict[str, float]:
     is left out.
 
     Raises:
-        UserError: damaged records, or no checkpoint.
+        UserError: damaged records.
     """
     curves = read_curves(run.metrics)
     data = read_facts(run.data)
@@ -79,7 +79,7 @@ def results(run: RunDirectory) -> dict[str, float]:
         "gradients_MiB": curves[tags.GRADIENT_BYTES][-1] / 2**20,
         "optimizer_state_MiB": curves[tags.OPTIMIZER_STATE_BYTES][-1] / 2**20,
         "peak_host_MiB": np.fmax.reduce(curves[tags.HOST_BYTES]) / 2**20,
-        "checkpoint_MiB": newest_checkpoint_bytes(run.path) / 2**20,
+        "checkpoint_MiB": (newest_checkpoint_bytes(run.path) or math.nan) / 2**20,
         "trainable_parameters": curves[tags.TRAINABLE_PARAMETERS][-1],
         "frozen_parameters": curves[tags.FROZEN_PARAMETERS][-1],
         "median_step_seconds": _steady_median(curves, tags.STEP_SECONDS),

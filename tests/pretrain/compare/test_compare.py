@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing import io_wrapper
 from megatron_patches.recipe.policy import VARIANTS
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.report import (
+    compare_command,
     comparison_document,
     link_event_files,
     print_comparison,
@@ -173,6 +174,54 @@ def test_a_subject_with_one_baseline_for_all(tmp_path: Path) -> None:
     paths += depth_runs(tmp_path, {"vanilla": (2,)})
     with pytest.raises(UserError, match="no run of the baseline vanilla with num_layers=10"):
         compare_runs(paths, "vanilla", ["model.num_layers"])
+
+
+def named_runs(root: Path, **changes: Any) -> list[Path]:
+    """Two names, two lengths, two seeds; `small` has fewer groups and another variant."""
+    small = {"config.model.num_query_groups": 1, "config.attention.variant": "orthogonal"}
+    return [
+        write_run(
+            root,
+            f"{arm}-t{steps}-seed_{seed}",
+            seed=seed,
+            loss=4 + (arm == "small") / 10 + seed / 100,
+            changes={"config.data.global_batch_size": steps, "summary.tokens": 2000 * steps}
+            | (small | changes if arm == "small" else {}),
+        )
+        for arm in ("small", "large")
+        for steps in (10, 20)
+        for seed in (1, 2)
+    ]
+
+
+def test_variants_by_name_have_shapes_of_their_own(tmp_path: Path) -> None:
+    paths = named_runs(tmp_path)
+    with pytest.raises(UserError, match=r"model.num_query_groups is 1 in"):
+        compare_runs(paths, "vanilla", ["tokens"])
+    comparison = compare_runs(paths, "large", ["tokens"], by="names")
+    assert [(variant.name, variant.baseline) for variant in comparison.variants] == [
+        (f"{name} tokens={tokens}", f"large tokens={tokens}")
+        for tokens in (20_000, 40_000)
+        for name in ("large", "small")
+    ]
+    assert [round(one.gap.mean, 9) for one in comparison.variants if one.gap] == [0.1, 0.1]
+    assert any(note.startswith("The runs also differ in model.num_q") for note in comparison.notes)
+    command = compare_command(paths, comparison, tmp_path)
+    assert command[-1] == ("--by", "names")
+
+
+def test_a_name_for_runs_of_two_kinds_is_refused(tmp_path: Path) -> None:
+    paths = named_runs(tmp_path)
+    with pytest.raises(UserError, match=r"tokens is 20000 in .*say --subject tokens"):
+        compare_runs([path for path in paths if "large" in path.name], "large", by="names")
+    rate = {"config.optimizer.learning_rate": 2e-3}
+    other = write_run(tmp_path, "one-seed_2", seed=2, changes=rate)
+    with pytest.raises(UserError, match=r"both 'one' by their names, but differ in optimizer.lea"):
+        compare_runs([write_run(tmp_path, "one-seed_1"), other], "one", by="names")
+    groups = {"config.model.num_query_groups": 1}
+    pair = [write_run(tmp_path, "two-seed_1"), write_run(tmp_path, "two-seed_2", changes=groups)]
+    with pytest.raises(UserError, match=r"model.num_query_groups is 4 in"):
+        compare_runs(pair, "two", by="names")
 
 
 def test_sizes_that_follow_from_the_subject_need_not_be_named(tmp_path: Path) -> None:

@@ -5,11 +5,15 @@ Also that its names are written in one place only.
 
 from __future__ import annotations
 
+import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pretrain.compare.comparison import compare_runs
+from pretrain.compare.report import write_comparison
+from pretrain.compare.tables import cost_table
 from pretrain.runs.directory import (
     CONTINUE,
     FINISHED,
@@ -75,6 +79,22 @@ def test_a_kill_between_marker_and_latest_leaves_a_run_that_can_be_compared(
         RunDirectory(path).latest.write_text(latest)
     assert newest_checkpoint_bytes(path) == 12_345
     assert compare_runs([path], "vanilla").variants[0].cost.states.checkpoint_bytes == 12_345
+
+
+def test_a_run_whose_checkpoints_were_removed_can_be_compared(tmp_path: Path) -> None:
+    """Weights are large, and nothing that is compared is in them but their size."""
+    paths = [write_run(tmp_path, f"o-{seed}", "orthogonal", seed=seed) for seed in (1, 2)]
+    shutil.rmtree(RunDirectory(paths[0]).checkpoints)
+    comparison = compare_runs(paths, "orthogonal")
+    assert comparison.variants[0].cost.states.checkpoint_bytes == 10_000
+    shutil.rmtree(RunDirectory(paths[1]).checkpoints)
+    comparison = compare_runs(paths, "orthogonal")
+    assert comparison.variants[0].cost.states.checkpoint_bytes is None
+    rows = [row[0] for row in cost_table(comparison, "").rows]
+    assert "checkpoint" not in rows and "checkpoint, by formula" in rows
+    write_comparison(comparison, tmp_path / "out", [("compare",)])
+    (row,) = csv.DictReader((tmp_path / "out/variants.csv").open())
+    assert row["cost.checkpoint_bytes"] == ""
 
 
 NAMES = {

@@ -287,10 +287,24 @@ def test_another_measure_than_the_sealed_one_is_called_unsealed() -> None:
     for match, subjects, told in (
         ("flops", [], "the report compares at equal flops, sealed is at equal tokens"),
         ("seconds", [], "the report compares at equal seconds, sealed is at equal tokens"),
-        ("tokens", ["tokens"], "at equal tokens with --subject tokens, sealed is at equal tokens"),
+        ("flops", ["tokens"], "at equal flops with --subject tokens, sealed is at equal tokens"),
     ):
         sentence = said(campaign, match, subjects)
         assert unsealed in sentence and told in sentence and "nothing has" not in sentence
+    measure = campaign.seal.sealed.measure
+    assert measure
+    at_flops = measure.model_copy(update={"match": "flops", "subjects": ["tokens"]})
+    sealed = with_(campaign.seal.sealed, measure=at_flops)
+    campaign = replace(campaign, seal=replace(campaign.seal, sealed=sealed))
+    assert "': HIT." in said(campaign, "flops", ["tokens"])
+    assert unsealed in said(campaign, "flops") and unsealed in said(campaign, "flops", ["luck"])
+
+
+def test_at_equal_tokens_the_subject_of_a_report_changes_no_verdict() -> None:
+    """The gap is of the last losses of the sealed runs, whatever else the report compares."""
+    campaign = fabricated(CLEAR)
+    for subjects in (["tokens"], ["tokens", "model.num_query_groups"]):
+        assert said(campaign, "tokens", subjects) == said(campaign)
 
 
 def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
