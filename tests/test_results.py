@@ -21,6 +21,7 @@ import pytest
 from benchmarks.results import figures
 from benchmarks.results.__main__ import main, reports, sweeps
 from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
+from pretrain.study.sealed import arm_of
 from pretrain.study.seeds import group_runs, settings_of
 from pretrain.sweep.plan import PlannedRun
 from tests.fabricated_runs import write_run
@@ -117,7 +118,8 @@ def test_compare_finds_the_baseline_of_every_report(page: Page) -> None:
         subjects = [words[i + 1] for i, word in enumerate(words) if word == "--subject"]
         values = {subject: [value_of(run, subject) for run in runs] for subject in subjects}
         assert all(len(set(map(str, found))) > 1 for found in values.values())
-        groups = group_runs(runs, words[words.index("--baseline") + 1], values)
+        names = [arm_of(run.name) for run in runs] if "--by" in words else None
+        groups = group_runs(runs, words[words.index("--baseline") + 1], values, labels=names)
         assert len(groups.groups) > 1
         shapes = {
             (

@@ -356,7 +356,7 @@ def settle(place: Path, report: Report, runs: Sequence[Path]) -> None:
         report: The report.
         runs: Its runs, whose curves are written where the report shows a figure of gaps.
     """
-    if report.figures and report.verb == "compare":
+    if "gap" in report.figures and report.verb == "compare":
         write_curves(runs, place / "curves.csv")
     draw(place, report, place)
     kept = {f"{name}.svg" for name in report.figures}

@@ -107,6 +107,20 @@ def over(subject: str, out: str = "", cells: str = "", figures: str = "trend") -
     return replace(report, subject=subject, figures=tuple(figures.split()))
 
 
+def by_names(baseline: str, out: str = "", cells: str = "", figures: str = "trend") -> Report:
+    """Return a report of `compare --by names` over the training tokens.
+
+    Args:
+        baseline: The first part of the baseline's names.
+        out: Folder in the page's folder.
+        cells: Words: the cells that are compared.
+        figures: Words: the figures that the page shows.
+    """
+    report = compare(baseline, out, cells)
+    options = ("--by", "names")
+    return replace(report, subject="tokens", options=options, figures=tuple(figures.split()))
+
+
 RATE = "optimizer.learning_rate"
 LADDER = Report("ladder", "vanilla_conv4", figures=("ladder",))
 FROZEN = "orthogonal monarch hadamard gaussian"
@@ -194,6 +208,11 @@ def evaluated(name: str, *figures: str, runs: tuple[Runs, ...] = (), options: st
 HEAD_DIMS = "vanilla orthogonal vanilla_head_dim_16 orthogonal_head_dim_16"
 STRENGTHS = "orthogonal trainable_half_rate penalty_0.1 unfreeze_full_rate"
 CORRECTED = "orthogonal_low_rank_8 monarch_low_rank_8 hadamard_low_rank_8 gaussian_low_rank_8"
+EARLY = " ".join(
+    f"{arm}_monarch_shared_conv4-t{steps}".removeprefix("_")
+    for arm in ("", "trained", "early")
+    for steps in (500, 1000, 2000, 4000)
+)
 BOTH = ("vanilla", "orthogonal")
 PAGES = (
     of_grid(
@@ -268,7 +287,13 @@ PAGES = (
         compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
         grid="documentation_modern_price",
     ),
-    of_grid("documentation_modern"),
+    of_grid(
+        "modern",
+        by_names("vanilla_conv4", figures="trend frontier"),
+        by_names("multi_query_conv4", "to_multi_query"),
+        by_names("trained_monarch_shared_conv4", "to_trained", EARLY),
+        grid="documentation_modern",
+    ),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),

@@ -280,24 +280,60 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
 
 
 def frontier_figure(comparison: Comparison) -> Figure | None:
-    """Draw each variant's gap over the compute that it saves, and the gap where both break even."""
-    shown = [
-        (variant, variant.gap, variant.compute, 100 * (1 - variant.compute.cost))
-        for variant in comparison.others
-        if variant.gap and variant.compute and variant.compute.cost
-    ]
+    """Draw each variant's gap over the compute that it saves, and the gap where both break even.
+
+    Each value of the subject has a plot of its own.
+    """
+    shown = [v for v in comparison.others if v.gap and v.compute and v.compute.cost]
     if not shown:
         return None
-    figure = Figure(figsize=(page_width(), 4.0 + 0.22 * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    saved = [x for *_, x in shown]
+    strata = list(dict.fromkeys(variant.stratum for variant in shown))
+    columns = min(2, len(strata))
+    rows = -(-len(strata) // columns)
+    labels = len({variant.label for variant in shown})
+    size = (page_width(), (4.0 if columns == 1 else 3.4) * rows + 0.22 * labels)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    saved = [_saved(variant) for variant in shown]
     x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
-    slopes = {v.stratum: compute.slope for v, _, compute, _ in shown if compute.slope}
-    for place, (stratum, slope) in enumerate(slopes.items()):
+    for plot, stratum in zip(axes, strata, strict=False):
+        own = [variant for variant in shown if variant.stratum == stratum]
+        _draw_frontier(plot, comparison, own, x)
+    for plot in axes[len(strata) :]:
+        plot.remove()
+    gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50 if rows == 1 else 40)
+    bars = _interval(variant.gap for variant in shown)
+    for plot in axes[: len(strata) : columns]:
+        plot.set_ylabel(f"{gap_to}\n(up is worse; {bars}– a seed)")
+    for plot in axes[: len(strata)][-columns:]:
+        plot.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
+        plot.tick_params(labelbottom=True)
+    legend_below(figure, *axes[: len(strata)])
+    return figure
+
+
+def _saved(variant: Variant) -> float:
+    """Return the compute of a token that a variant saves, in percent."""
+    assert variant.compute and variant.compute.cost
+    return 100 * (1 - variant.compute.cost)
+
+
+def _draw_frontier(axes: Axes, comparison: Comparison, shown: Sequence[Variant], x: Floats) -> None:
+    """Draw the gaps at one value of the subject, and the line of break-even.
+
+    Args:
+        axes: plot of that value.
+        comparison: all variants, for their looks.
+        shown: variants with a gap and a price.
+        x: percent of compute saved, from end to end of the plot.
+    """
+    slope = next((v.compute.slope for v in shown if v.compute and v.compute.slope), None)
+    several = bool(shown[0].stratum)
+    worth = f"{slope:.2f} nats a doubling of tokens" if slope else ""
+    if slope:
         even = (-slope if comparison.match == "tokens" else 0.0) * np.log2(1 - x / 100)
-        text = f"break-even {stratum}".strip() + f": {slope:.2f} nats a doubling of tokens"
-        axes.plot(x, even, color=GREY, ls=DASHES[place % len(DASHES)], lw=1.2, label=text)
-    if slopes:
+        text = "break-even" if several else f"break-even: {worth}"
+        axes.plot(x, even, color=GREY, lw=1.2, label=text)
         remark(
             axes,
             "below: cheaper to the same loss",
@@ -306,29 +342,25 @@ def frontier_figure(comparison: Comparison) -> Figure | None:
             coordinates=("axes fraction", "axes fraction"),
             ha="right",
         )
+    if several:
+        title = ", ".join(part for part in (shown[0].stratum, worth) if part)
+        axes.set_title(title, fontsize="medium", loc="left")
     axes.plot([0], [0], MARKERS[0], color=COLOURS[0], markersize=7, label=comparison.baseline)
-    for place, (variant, gap, _, own) in enumerate(shown):
+    saved = [_saved(variant) for variant in shown]
+    for place, (variant, own) in enumerate(zip(shown, saved, strict=True)):
         beside = [i for i, other in enumerate(saved) if abs(other - own) < 0.01 * np.ptp(x)]
         at = own + _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
-        colour, marker = group_style(comparison.labels, variant.label)
-        _draw_interval(axes, at, gap, colour)
-        axes.plot([at] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
-        named = variant.label if len(slopes) > 1 else variant.name
-        axes.plot([at], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=named)
-        if len(slopes) > 1:
-            remark(
-                axes,
-                variant.stratum,
-                at=(at, gap.mean),
-                offset=(7, 0),
-                coordinates=("data", "data"),
-                va="center",
-            )
-    axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
-    gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50)
-    axes.set_ylabel(f"{gap_to}\n(up is worse; {_interval(v.gap for v, *_ in shown)}– a seed)")
-    legend_below(figure, axes)
-    return figure
+        _draw_gap(axes, comparison, variant, at)
+
+
+def _draw_gap(axes: Axes, comparison: Comparison, variant: Variant, x: float) -> None:
+    """Draw a variant's gap with its interval and its pairs at `x`."""
+    gap = variant.gap
+    assert gap
+    colour, marker = group_style(comparison.labels, variant.label)
+    _draw_interval(axes, x, gap, colour)
+    axes.plot([x] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
+    axes.plot([x], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=variant.label)
 
 
 def trend_figure(comparison: Comparison) -> Figure | None:
