@@ -3,6 +3,7 @@
 api          the public Python interface
 evaluation   experiments on trained models: heads, lengths, approximation, downstream tasks
 finetuning   trained models fine-tuned on tasks with frozen rows
+compare_verbs  the verbs of comparisons
 export       trained models as Hugging Face directories, and back; text from them
 replay       steps of a run made again; the first difference between two runs
 training     a run, from opening to its last step

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.io.home import expand_home
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.recipe.policy import ORDINARY
+from megatron_patches.recipe.variants import ORDINARY
 from pretrain.runs.finished import FinishedRun, read_finished_run
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def compare(
         out: directory for the report; None: none is written.
         by: settings or names: what tells variants apart.
     """
-    from pretrain.compare.comparison import compare_runs
+    from pretrain.compare.compare_runs import compare_runs
     from pretrain.compare.report import compare_command, write_comparison
 
     paths = [expand_home(run) for run in runs]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megatron_patches.recipe.policy import LEADING
+from megatron_patches.recipe.variants import LEADING
 from pretrain.errors import UserError
 from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.output import outlive_output

@@ -127,7 +127,7 @@ def bank(place: Workplace) -> Entries:
     """Rows of every construction at two small shapes, and of two heads of every variant."""
     from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
     from megatron_patches.bank.shards import bank_rows
-    from megatron_patches.recipe.policy import VARIANTS
+    from megatron_patches.recipe.variants import VARIANTS
     from pretrain.config.load import load_config
 
     recipes: dict[str, dict[str, Any]] = {
@@ -342,7 +342,7 @@ def plan(place: Workplace) -> Entries:
 
 
 def _variants() -> Iterable[str]:
-    from megatron_patches.recipe.policy import VARIANTS
+    from megatron_patches.recipe.variants import VARIANTS
 
     return VARIANTS
 

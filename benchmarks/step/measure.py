@@ -58,7 +58,7 @@ from benchmarks.step.contenders import (
 )
 from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
-from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from megatron_patches.recipe.variants import ORDINARY, VARIANTS
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import (
     LaunchEnvironment,

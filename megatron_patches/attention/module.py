@@ -23,8 +23,9 @@ from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
 from megatron_patches.bank.shards import query_key_rows, rank_factors
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.policy import VARIANTS, QKPolicy, policy_for
+from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import bank_recipe
+from megatron_patches.recipe.variants import VARIANTS, policy_for
 
 KNOWN = tuple(
     name

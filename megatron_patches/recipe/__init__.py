@@ -1,6 +1,7 @@
 """Variants of attention as data.
 
-policy    the axes of a variant, and the table of named variants
+policy    the axes of a variant
+variants  the table of named variants
 axes      declaration of an axis: meaning, range, rules
 parts     what a part of the model and a tensor of it declare
 block     declarations of the norms, MLPs, embeddings and projections: tensors, costs

@@ -14,8 +14,9 @@ from itertools import count, pairwise
 
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.phases import last_steps
-from megatron_patches.recipe.policy import ORDINARY, VARIANTS, QKPolicy
+from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import tensors
+from megatron_patches.recipe.variants import ORDINARY, VARIANTS
 
 CAUSAL = 0.5
 # The backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass.

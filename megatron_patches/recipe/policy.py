@@ -1,17 +1,16 @@
-"""The attention policy: a variant of attention as data, and the table of named variants.
+"""The attention policy: a variant of attention as data.
 
 A variant is a point on a few independent axes (the kind of scores, the initial values of W_Q and
-W_K, which of them train, additions to the frozen ones). Only this table knows a variant by name:
-`install` and `initialize` read the axes.
+W_K, which of them train, additions to the frozen ones). `install` and `initialize` read the axes;
+only the table in `variants` knows a variant by name.
 
 A new axis is one more field of `QKPolicy`, declared with `axis`, and the code that reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Role
 from megatron_patches.errors import MethodError
@@ -503,79 +502,3 @@ class QKPolicy:
 
 AXES = axes_of(QKPolicy)
 """The axes of the attention section, in its order."""
-
-_MONARCH = QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch")
-_LOOK_BACK = ("short_convolution", "query_key_bias", "channel_scale")
-
-VARIANTS: dict[str, QKPolicy] = {
-    "vanilla": QKPolicy(init="default", trainable=True),
-    "orthogonal": QKPolicy(init="orthogonal", trainable=False),
-    "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
-    "gaussian": QKPolicy(init="gaussian", trainable=False),
-    "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
-    "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
-    "pretrained": QKPolicy(init="pretrained", trainable=False),
-    "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
-    "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
-    "monarch": _MONARCH,
-    "monarch_trainable": replace(_MONARCH, trainable=True, trains_factors=True),
-    "low_rank": QKPolicy(init="low_rank", trainable=True),
-    "orthogonal_shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
-    "monarch_shared_conv": replace(_MONARCH, shared=True, adapters=_LOOK_BACK),
-    # As vanilla, but for the upper half, which waits for the first tenth of the run.
-    "early_freeze": QKPolicy(
-        init="gaussian",
-        trainable=False,
-        gaussian_std=0.02,
-        frozen_heads=(("50%-100%", 1.0),),
-        phases=(PhaseStart(0.1, train="50%-100%"),),
-    ),
-    "unfreeze": QKPolicy(
-        init="orthogonal",
-        trainable=False,
-        phases=(
-            PhaseStart(0.3, train="50%-100%", learning_rate_factor=0.5),
-            PhaseStart(0.6, train="0%-100%", learning_rate_factor=0.2),
-        ),
-    ),
-    "hybrid": QKPolicy(
-        init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))
-    ),
-    "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
-    "synthesizer_factorized": QKPolicy(
-        init="default", trainable=True, scores="synthesizer_factorized"
-    ),
-}
-
-ORDINARY = "vanilla"
-"""The default variant for others to be compared with."""
-LEADING = "monarch_shared_conv"
-"""The frozen variant of the findings, which is tried first on another text."""
-
-
-def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
-    """Return the policy of a named variant, with the given axes (not None) replaced.
-
-    Axes are checked and replaced in the order of AXES, each against the policy with those before
-    it.
-
-    Args:
-        variant: name of the variant.
-        axes: {axis: value}; None: the variant's own.
-
-    Raises:
-        MethodError: unknown variant, or axes that contradict each other.
-    """
-    if variant not in VARIANTS:
-        raise MethodError(
-            f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}"
-        )
-    policy = VARIANTS[variant]
-    given = {name: value for name, value in (axes or {}).items() if value is not None}
-    unknown = [name for name in given if name not in AXES]
-    if unknown:
-        raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
-    for name in sorted(given, key=list(AXES).index):
-        AXES[name].check(policy, given[name], variant)
-        policy = replace(policy, **{name: given[name]})
-    return policy

@@ -1,6 +1,7 @@
 """Comparison of finished runs, read from disk: several seeds of several variants, one the baseline.
 
 comparison     the comparison as one value, `Comparison`, with the measured cost
+compare_runs   makes it of finished runs
 comparability  facts that must be equal, or may be the subject, and notes on other differences
 compute        equal compute: learning curves, tokens and cost to the baseline's loss
 convergence    tokens to the baseline's loss, loss variance, gradient norms

@@ -17,7 +17,8 @@ from pydantic import BeforeValidator, Field, create_model
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import PhaseStart
-from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy
+from megatron_patches.recipe.policy import AXES, QKPolicy
+from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.sections import EVERY_STEP
 from pretrain.config.types import (
     SEED_MAX,
@@ -167,7 +168,7 @@ class AttentionSection(Section):
 
     variant: str = setting(
         ...,
-        "Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.",
+        "Query/Key policy: a name in megatron_patches.recipe.variants.VARIANTS.",
         replace(_REFUSED, identity=True, method=True),
     )
     seed: LargeInt | None = setting(

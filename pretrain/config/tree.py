@@ -19,9 +19,10 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
 from megatron_patches.recipe.parts import ModelShape, Tensor
-from megatron_patches.recipe.policy import QKPolicy, policy_for
+from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import tensors
+from megatron_patches.recipe.variants import policy_for
 from pretrain.config import sections
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.model import ModelSection

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_patches.recipe.policy import ORDINARY, VARIANTS
 from megatron_patches.recipe.tensors import tensors
+from megatron_patches.recipe.variants import ORDINARY, VARIANTS
 from pretrain.config.resolved import Resolved
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megatron_patches.recipe.policy import ORDINARY
+from megatron_patches.recipe.variants import ORDINARY
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import pretrain.study.packages  # noqa: F401
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.attention import named_variant
 from pretrain.config.keys import KEYS
 from pretrain.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from tests.command_line import checkpoint_tensors, equal
 from tests.distributed.designs import DESIGNS, design_overrides
 from tests.distributed.layouts import Chain, Layout, chains, facts, layouts

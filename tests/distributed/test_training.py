@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.compare.theory import expected_cost
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics

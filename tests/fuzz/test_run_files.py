@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.compare.content import as_json, runs_csv, variants_csv
 from pretrain.compare.report import report_page
 from pretrain.runs.directory import RunDirectory

@@ -13,9 +13,9 @@ from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import policy_for
 from megatron_patches.recipe.recipes import bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import tensors
+from megatron_patches.recipe.variants import policy_for
 
 LAYERS, HIDDEN, HEADS, HEAD_DIM, SEQ, VOCAB, SEED, STD = 2, 40, 4, 6, 10, 64, 5, 0.02
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import find_inputs
-from megatron_patches.recipe.policy import LEADING
+from megatron_patches.recipe.variants import LEADING
 from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import data_pipeline.__main__
 import megatron_patches.__main__
 import pretrain.__main__
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT
 

@@ -8,13 +8,15 @@
 * induction: distinct tokens in random order, then the same order again from a random place on.
 
 Loss and accuracy are of the answers alone. "Shifted": each key is mixed with the one before it.
-The designs of the modern recipe are those of the study `documentation_modern`, at its rates.
+The designs of the modern recipe are those of the study `documentation_modern`, at its rates; early
+ones are frozen after a quarter of the steps.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +24,10 @@ import torch
 from megatron_patches.engine.compat import prepare_imports
 from pretrain.reporting.tables import Table, markdown
 from pretrain.study.gaps import SCORES, paired_gap
+
+if TYPE_CHECKING:
+    from pretrain.config.tree import Config
+    from pretrain.ranks.groups import ParallelContext
 
 PAIRS, KEYS, BATCH, TESTED, SEEDS = 4, 16, 64, 512, 5
 LENGTH, VOCABULARY = 4 * PAIRS - 1, 2 * KEYS
@@ -38,16 +44,22 @@ SHIFTED = "attention.taps=2 attention.convolved=key"
 CONV4 = "attention.adapters=[short_convolution,query_key_bias,channel_scale]"
 AT_3 = f"{CONV4} optimizer.learning_rate_factors={{'*_taps':3,'*.log_scale':3}}"
 AT_10 = f"{CONV4} optimizer.learning_rate_factors={{'*_taps':10,'*.log_scale':10}}"
+EARLY = "attention.phases=[{'at':0.25,'freeze':all}]"
 MODERN = {
     "vanilla": "attention.variant=vanilla",
     "orthogonal": "attention.variant=orthogonal optimizer.learning_rate=2e-2",
     "multi_query": "attention.variant=vanilla model.num_query_groups=1",
     "fixed_output": "attention.variant=vanilla attention.frozen_roles=output",
+    "early_vanilla": f"attention.variant=vanilla {EARLY}",
     "vanilla_conv4": f"attention.variant=vanilla {AT_3}",
+    "early_vanilla_conv4": f"attention.variant=vanilla {EARLY} {AT_3}",
     "multi_query_conv4": f"attention.variant=vanilla model.num_query_groups=1 {AT_3}",
     "monarch_shared_conv4": f"attention.variant=monarch attention.shared=true {AT_10}",
     "trained_monarch_shared_conv4": (
         f"attention.variant=monarch_trainable attention.shared=true {AT_10}"
+    ),
+    "early_monarch_shared_conv4": (
+        f"attention.variant=monarch_trainable attention.shared=true {EARLY} {AT_10}"
     ),
 }
 Task = Callable[[np.random.Generator, int], "Drawn"]
@@ -104,6 +116,48 @@ def shifted(overrides: str) -> str:
     return " ".join([*others, with_shift, SHIFTED])
 
 
+Trainer = tuple[torch.nn.Module, Any]
+"""A model and its optimizer."""
+
+
+def trainer(config: Config, context: ParallelContext, phase: int) -> Trainer:
+    """Build the model of a phase and its optimizer.
+
+    Args:
+        config: Of the training.
+        context: Of this process.
+        phase: Number of the phase.
+    """
+    from pretrain.model.build import build_model
+    from pretrain.training.engine import build_optimizer
+    from pretrain.training.optimizers import clip_by_own_norm
+
+    model = build_model(config, context, phase)
+    optimizer = build_optimizer(model, config.optimizer)
+    clip_by_own_norm(optimizer, config.optimizer.gradient_clip, context.tensor_parallel_group)
+    return model, optimizer
+
+
+def take_over(earlier: Trainer, model: torch.nn.Module, optimizer: Any) -> None:
+    """Give a model and its optimizer the weights and states of the phase before.
+
+    Args:
+        earlier: Model and optimizer of that phase.
+        model: The new model.
+        optimizer: Its optimizer.
+    """
+    from megatron_patches.engine.freeze import lasting_weights
+
+    weights = dict(lasting_weights(earlier[0]))
+    with torch.no_grad():
+        for name, weight in lasting_weights(model):
+            weight.copy_(weights[name])
+    trained = dict(earlier[0].named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            optimizer.state[parameter] = earlier[1].state[trained[name]]
+
+
 def accuracy(draw: Task, recipe: str, overrides: str, *, steps: int, seed: int) -> float:
     """Train a model and return the percentage of right answers to fresh samples.
 
@@ -116,10 +170,8 @@ def accuracy(draw: Task, recipe: str, overrides: str, *, steps: int, seed: int) 
     """
     from pretrain.config.load import load_config
     from pretrain.config.schedule import learning_rate
-    from pretrain.model.build import build_model, token_losses
+    from pretrain.model.build import token_losses
     from pretrain.ranks.single_process import one_process
-    from pretrain.training.engine import build_optimizer
-    from pretrain.training.optimizers import clip_by_own_norm
 
     own = [f"model.{key}" for key in SHAPE]
     own += [*overrides.split(), f"run.seed={seed}"]
@@ -127,13 +179,17 @@ def accuracy(draw: Task, recipe: str, overrides: str, *, steps: int, seed: int) 
     own += [f"data.sequence_length={LENGTH}", "parallel.tensor_model_parallel_size=1"]
     config = load_config(recipe, own)
     with one_process() as context:
-        model = build_model(config, context)
-        optimizer = build_optimizer(model, config.optimizer)
-        clip_by_own_norm(optimizer, config.optimizer.gradient_clip, context.tensor_parallel_group)
+        phase = config.phase_at(0)
+        model, optimizer = trainer(config, context, phase.number)
         for step in range(1, steps + 1):
             tokens, answers = map(
                 torch.from_numpy, draw(np.random.default_rng((seed, step)), BATCH)
             )
+            if config.phase_at(step) != phase:
+                phase = config.phase_at(step)
+                earlier = model, optimizer
+                model, optimizer = trainer(config, context, phase.number)
+                take_over(earlier, model, optimizer)
             rate = learning_rate(config.optimizer, config.schedule, step, steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["rate_factor"]

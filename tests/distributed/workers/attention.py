@@ -15,8 +15,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.random_streams import normal_rows
-from megatron_patches.recipe.policy import policy_for
 from megatron_patches.recipe.recipes import bank_recipe
+from megatron_patches.recipe.variants import policy_for
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,

@@ -18,8 +18,8 @@ from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import executed_flops_per_token
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import policy_for
 from megatron_patches.recipe.recipes import score_recipe
+from megatron_patches.recipe.variants import policy_for
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,

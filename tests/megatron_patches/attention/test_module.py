@@ -16,7 +16,7 @@ from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import bank_rows
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, build
 from tests.ranks import ROOT
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES
-from megatron_patches.recipe.policy import QKPolicy, policy_for
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.variants import policy_for
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEQ, build
 
 BATCH = 3

@@ -17,7 +17,7 @@ from megatron_patches.errors import MethodError
 from megatron_patches.model.gpt import refuse_unapplied
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_patches.model.parts import MLPS
-from megatron_patches.recipe.policy import policy_for
+from megatron_patches.recipe.variants import policy_for
 from tests.megatron_patches.models import HEADS, HIDDEN, LAYERS, build
 
 PARTS = SelfAttentionSubmodules(

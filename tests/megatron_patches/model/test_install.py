@@ -11,7 +11,7 @@ from megatron_patches.attention.scores import CausalDotProductAttention
 from megatron_patches.attention.synthesizer import SynthesizerSelfAttention
 from megatron_patches.model.linear import ColumnParallelLinear
 from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from tests.megatron_patches.models import build
 
 NOT_BUILT = ("hadamard", "pretrained")

@@ -14,7 +14,7 @@ from megatron_patches.recipe.counting import (
     model_flops_per_token,
 )
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.load import load_config
 
 VANILLA, ORTHOGONAL, MONARCH = (VARIANTS[name] for name in ("vanilla", "orthogonal", "monarch"))

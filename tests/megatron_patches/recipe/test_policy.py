@@ -15,7 +15,8 @@ from megatron_patches.recipe.phases import (
     spread,
     training_begins,
 )
-from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy, policy_for
+from megatron_patches.recipe.policy import AXES, QKPolicy
+from megatron_patches.recipe.variants import VARIANTS, policy_for
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.load import load_config, parse_config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.policy import VARIANTS
 from megatron_patches.recipe.recipes import bank_recipe, score_recipe
+from megatron_patches.recipe.variants import VARIANTS
 
 SIZES = {
     "seed": 1,

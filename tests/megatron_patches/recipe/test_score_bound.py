@@ -11,7 +11,7 @@ import torch
 
 from megatron_patches.attention.module import FrozenAttention
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import QKPolicy, policy_for
+from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.score_bound import (
     QUERY_KEY_NORM,
     SLACK,
@@ -23,6 +23,7 @@ from megatron_patches.recipe.score_bound import (
     is_bounded,
     score_bounds,
 )
+from megatron_patches.recipe.variants import policy_for
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 64, 4, 2, 16
 ALL = ("low_rank", "query_key_bias", "short_convolution", "channel_scale", "logit_scale")

@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing import io_wrapper
 
-from megatron_patches.recipe.policy import VARIANTS
-from pretrain.compare.comparison import Comparison, compare_runs
+from megatron_patches.recipe.variants import VARIANTS
+from pretrain.compare.compare_runs import compare_runs
+from pretrain.compare.comparison import Comparison
 from pretrain.compare.report import (
     compare_command,
     comparison_document,

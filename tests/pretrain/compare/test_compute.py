@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.compare_runs import compare_runs
+from pretrain.compare.comparison import Comparison
 from pretrain.compare.compute import (
     BASELINE_LENGTHS,
     LENGTHS,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.__main__ import app
 from pretrain.compare import ladder
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.compare.ladder import Cell, fit_ladder
 from pretrain.config.load import parse_config
 from pretrain.config.sources import dump_yaml, parse_overrides

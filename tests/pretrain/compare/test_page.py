@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.compare_runs import compare_runs
+from pretrain.compare.comparison import Comparison
 from pretrain.compare.figures import figures, loss_figure
 from pretrain.compare.report import (
     ModelText,

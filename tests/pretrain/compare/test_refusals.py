@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import read_summary

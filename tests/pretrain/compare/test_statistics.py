@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.compare.comparison import Comparison, compare_runs, quartiles
+from pretrain.compare.compare_runs import compare_runs
+from pretrain.compare.comparison import Comparison, quartiles
 from pretrain.compare.convergence import after_warm_up, smoothed_loss, spikes, tail_variance
 from pretrain.compare.theory import expected_cost
 from pretrain.reporting.text import spread

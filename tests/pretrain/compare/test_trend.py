@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.compare_runs import compare_runs
+from pretrain.compare.comparison import Comparison
 from pretrain.compare.report import comparison_document
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers, trend_sentence
 from pretrain.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.compare.report import write_comparison
 from pretrain.compare.tables import cost_table
 from pretrain.runs.directory import (

@@ -21,7 +21,7 @@ from benchmarks.seals import (
     sealed_hit,
     simulate,
 )
-from pretrain.compare.comparison import compare_runs
+from pretrain.compare.compare_runs import compare_runs
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
 from pretrain.runs.environment import git_commit

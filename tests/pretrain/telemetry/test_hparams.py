@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.load import load_config
 from pretrain.runs import tags
 from pretrain.runs.directory import RunDirectory

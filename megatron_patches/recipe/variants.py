@@ -1,0 +1,87 @@
+"""The named variants of attention: a table of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.phases import PhaseStart
+from megatron_patches.recipe.policy import AXES, DEFAULT_PENALTY, QKPolicy
+
+_MONARCH = QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch")
+_LOOK_BACK = ("short_convolution", "query_key_bias", "channel_scale")
+
+VARIANTS: dict[str, QKPolicy] = {
+    "vanilla": QKPolicy(init="default", trainable=True),
+    "orthogonal": QKPolicy(init="orthogonal", trainable=False),
+    "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
+    "gaussian": QKPolicy(init="gaussian", trainable=False),
+    "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
+    "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
+    "pretrained": QKPolicy(init="pretrained", trainable=False),
+    "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
+    "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
+    "monarch": _MONARCH,
+    "monarch_trainable": replace(_MONARCH, trainable=True, trains_factors=True),
+    "low_rank": QKPolicy(init="low_rank", trainable=True),
+    "orthogonal_shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
+    "monarch_shared_conv": replace(_MONARCH, shared=True, adapters=_LOOK_BACK),
+    # As vanilla, but for the upper half, which waits for the first tenth of the run.
+    "early_freeze": QKPolicy(
+        init="gaussian",
+        trainable=False,
+        gaussian_std=0.02,
+        frozen_heads=(("50%-100%", 1.0),),
+        phases=(PhaseStart(0.1, train="50%-100%"),),
+    ),
+    "unfreeze": QKPolicy(
+        init="orthogonal",
+        trainable=False,
+        phases=(
+            PhaseStart(0.3, train="50%-100%", learning_rate_factor=0.5),
+            PhaseStart(0.6, train="0%-100%", learning_rate_factor=0.2),
+        ),
+    ),
+    "hybrid": QKPolicy(
+        init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))
+    ),
+    "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
+    "synthesizer_factorized": QKPolicy(
+        init="default", trainable=True, scores="synthesizer_factorized"
+    ),
+}
+
+ORDINARY = "vanilla"
+"""The default variant for others to be compared with."""
+LEADING = "monarch_shared_conv"
+"""The frozen variant of the findings, which is tried first on another text."""
+
+
+def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
+    """Return the policy of a named variant, with the given axes (not None) replaced.
+
+    Axes are checked and replaced in the order of AXES, each against the policy with those before
+    it.
+
+    Args:
+        variant: name of the variant.
+        axes: {axis: value}; None: the variant's own.
+
+    Raises:
+        MethodError: unknown variant, or axes that contradict each other.
+    """
+    if variant not in VARIANTS:
+        raise MethodError(
+            f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}"
+        )
+    policy = VARIANTS[variant]
+    given = {name: value for name, value in (axes or {}).items() if value is not None}
+    unknown = [name for name in given if name not in AXES]
+    if unknown:
+        raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
+    for name in sorted(given, key=list(AXES).index):
+        AXES[name].check(policy, given[name], variant)
+        policy = replace(policy, **{name: given[name]})
+    return policy
