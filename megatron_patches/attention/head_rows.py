@@ -9,16 +9,19 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from megatron_patches.attention.adapters import HeadAdapters, Heads
 from megatron_patches.attention.convolution import Reach
+from megatron_patches.bank.exact import nearest_orthonormal
 from megatron_patches.bank.factors import block_sizes
 from megatron_patches.bank.head_split import sorting, split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
+from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 
@@ -167,6 +170,26 @@ class HeadRows(torch.nn.Module):
         names = TRAINED_ROWS if self.keeps_whole else (EARLY_ROWS,)
         held = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+    def orthonormalise(self) -> None:
+        """Make of the rows that are frozen at some time the nearest orthonormal ones of each head.
+
+        Each head keeps the mean of its singular values as a factor, so that scores keep their size.
+        The same rows give the same bits on every rank and machine.
+
+        Raises:
+            MethodError: the rows of a head are linearly dependent.
+        """
+        for tensor in self._trained_tensors().values():
+            heads = tensor.detach().double().cpu().unflatten(0, (-1, self.head_dim)).numpy()
+            near = [rows for rows in map(nearest_orthonormal, heads) if rows is not None]
+            if len(near) < len(heads):
+                raise MethodError(
+                    f"attention.phases: the rows of a head of layer {self.layer} are linearly "
+                    "dependent, so no orthonormal ones are nearest; leave orthonormal out"
+                )
+            with torch.no_grad():
+                tensor.copy_(torch.from_numpy(np.concatenate(near)))
 
     def trained_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield the rows of this rank that are frozen at some time, queries, then keys.

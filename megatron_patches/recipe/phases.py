@@ -97,6 +97,8 @@ class PhaseStart:
         heads: fraction of the key heads, each with its query heads, of which rows are frozen, as
             `spread` chooses them; the others train on.
         roles: whether the rows of queries, of keys or of both are frozen.
+        orthonormal: the rows that are frozen become the nearest orthonormal ones of their head,
+            times one factor, first.
         learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
             one before.
     """
@@ -106,6 +108,7 @@ class PhaseStart:
     train: str | None = None
     heads: float = 1.0
     roles: Literal["both", "query", "key"] = "both"
+    orthonormal: bool = False
     learning_rate_factor: float = 1.0
 
     def chosen(self, num_groups: int) -> frozenset[tuple[str, int]]:

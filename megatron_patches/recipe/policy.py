@@ -209,7 +209,7 @@ class QKPolicy:
     phases: tuple[PhaseStart, ...] = axis(
         (),
         "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
-        "list of {at, freeze, heads, roles, train, learning_rate_factor}; unset: the variant's.",
+        "list of {at, freeze, heads, roles, orthonormal, train, learning_rate_factor}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "
@@ -237,6 +237,12 @@ class QKPolicy:
             raise MethodError(
                 "attention.phases freezes shared rows, and factors, of whole layers; leave heads "
                 "and roles of its entries unset"
+            )
+        made = [entry for entry in self.phases if entry.orthonormal]
+        if made and (self.trains_factors or any(entry.freeze is None for entry in made)):
+            raise MethodError(
+                "attention.phases makes orthonormal what its entry freezes, as whole matrices; "
+                "leave orthonormal out of entries without freeze, and of variants with factors"
             )
         if self.freezes_output and self.init == "pretrained":
             raise MethodError(

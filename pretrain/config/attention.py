@@ -62,6 +62,10 @@ class PhaseEntry(Section):
     roles: Literal["both", "query", "key"] = Field(
         default="both", description="Whether the rows of queries, of keys or of both are frozen."
     )
+    orthonormal: bool = Field(
+        default=False,
+        description="Each head's rows first become the nearest orthonormal ones, times one factor.",
+    )
     learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
@@ -94,7 +98,7 @@ def _same(value: Any) -> Any:
 
 def _shown_phase(entry: PhaseStart) -> dict[str, Any]:
     """Return the keys of an entry without those that say nothing."""
-    silent = {"freeze": None, "train": None, "heads": 1.0, "roles": "both"}
+    silent = {"freeze": None, "train": None, "heads": 1.0, "roles": "both", "orthonormal": False}
     return {key: value for key, value in asdict(entry).items() if silent.get(key, ...) != value}
 
 

@@ -8,7 +8,7 @@ loads it into an engine of that phase, then changes phase as the uninterrupted r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_patches.recipe.phases import last_steps, training_begins
 from megatron_patches.recipe.policy import QKPolicy
@@ -26,6 +26,7 @@ class Phase:
         learning_rate_factor: of the whole schedule, within the phase.
         newly_trainable: layers whose rows of queries and keys begin to train.
         newly_kept: layers whose rows are frozen as they were trained.
+        orthonormal: these rows become the nearest orthonormal ones first.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Phase:
     learning_rate_factor: float
     newly_trainable: tuple[int, ...] = ()
     newly_kept: tuple[int, ...] = ()
+    orthonormal: bool = False
 
     @property
     def change(self) -> str:
@@ -40,7 +42,8 @@ class Phase:
         begun = ", ".join(map(str, self.newly_trainable))
         ended = ", ".join(map(str, self.newly_kept))
         clauses = [f"Query/Key of layer {begun} train too"] if begun else []
-        clauses += [f"Query/Key of layer {ended} are frozen"] if ended else []
+        how = ", made orthonormal" if self.orthonormal else ""
+        clauses += [f"Query/Key of layer {ended} are frozen{how}"] if ended else []
         return ", ".join(clauses)
 
 
@@ -62,7 +65,8 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
             for changes in (begins, ends)
         )
         factor = entry.learning_rate_factor
-        phases.append(Phase(number, step + 1, factor, newly_trainable=trained, newly_kept=kept))
+        phase = Phase(number, step + 1, factor, newly_trainable=trained, newly_kept=kept)
+        phases.append(replace(phase, orthonormal=entry.orthonormal and bool(kept)))
     return tuple(phases)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.score_bound import is_bounded
 from pretrain.checkpoint.identity import trained_digests
@@ -37,6 +38,8 @@ from pretrain.training.score_bound import ScoreBound
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
+ORTHONORMAL = "orthonormal"
+"""Entry of the audit: the held-out losses before and after rows were made orthonormal."""
 KEPT_ROWS = "kept_rows"
 """Entry of the audit: digests of the rows that are frozen as they were trained."""
 
@@ -108,6 +111,21 @@ class PhasedEngine:
             )
         return True
 
+    def orthonormalise(self, step: int) -> None:
+        """Make orthonormal what is frozen from `step` on, in the engine of the phase before.
+
+        Raises:
+            MethodError: the rows of a head are linearly dependent.
+        """
+        layers = self._config.phase_at(step).newly_kept
+        for module in self.engine.module.modules():
+            if isinstance(module, HeadRows) and module.layer in layers:
+                module.orthonormalise()
+
+    def note_orthonormal(self, losses: Mapping[str, float]) -> None:
+        """Note the held-out losses before and after in the audit of the phase."""
+        self.audit[ORTHONORMAL] = dict(losses)
+
     def note_update(self) -> bool:
         """Note in the audit what the first update of the engine did, once it was made (collective).
 
@@ -168,6 +186,9 @@ class PhasedEngine:
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""
         self._audited = list(before.get("phases", []))
+        for entry in self._audited:
+            if entry["phase"] == self.phase.number and ORTHONORMAL in entry:
+                self.note_orthonormal(entry[ORTHONORMAL])
 
     def audit_of_phases(self) -> dict[str, Any]:
         """Return the audit for audit.json: of the live engine, and of each phase so far."""

@@ -64,6 +64,16 @@ FROZEN = {  # on two data-parallel ranks, but for those with tp2
         "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
     },
 }
+ORTHONORMAL = {
+    "orthonormal": {
+        **SHARDED,
+        **MODERN,
+        "precision__dtype": "bf16",
+        "model__hidden_size": 36,
+        "attention__variant": "vanilla",
+        "attention__phases": "[{at: 0.3, freeze: 1, orthonormal: true}]",
+    }
+}
 AFTER = (2, 3, 4, 6)  # before, at and after a change of phase, and at the second
 
 
@@ -119,7 +129,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             },
             "resume": {
                 name: overrides(f"resume {name}", **changes, **kept)
-                for name, changes in RESUMED.items()
+                for name, changes in (RESUMED | ORTHONORMAL).items()
             },
             "after": AFTER,
             "longer": ["schedule.steps=20"],
@@ -212,7 +222,7 @@ def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str)
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
 
 
-@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("case", RESUMED | ORTHONORMAL)
 @pytest.mark.parametrize("after", AFTER)
 def test_resume_is_exact_before_at_and_after_a_change_of_phase(
     found: dict[str, Any], case: str, after: int
@@ -238,6 +248,16 @@ def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
         )
         == 1
     )
+
+
+def test_the_audit_has_the_loss_before_and_after_rows_were_made_orthonormal(
+    found: dict[str, Any],
+) -> None:
+    before, after = found["resumes"]["orthonormal"]["phases"]
+    assert "orthonormal" not in before
+    losses = after["orthonormal"]
+    assert list(losses) == ["loss_before", "loss_after"]
+    assert 0 < abs(losses["loss_after"] - losses["loss_before"]) < 0.5
 
 
 def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:

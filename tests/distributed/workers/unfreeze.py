@@ -326,6 +326,7 @@ def _phases(run_path: Path) -> list[dict[str, Any]]:
             key: entry["totals"][key]
             for key in ("model_trainable_parameters", "model_frozen_parameters")
         }
+        | {key: entry[key] for key in ("orthonormal",) if key in entry}
         for entry in audit["phases"]
     ]
 

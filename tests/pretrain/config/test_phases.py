@@ -72,6 +72,17 @@ def test_a_schedule_survives_config_yaml() -> None:
     assert again.phases[1].learning_rate_factor == 2.0
 
 
+def test_orthonormal_is_of_rows_that_are_frozen_as_whole_matrices() -> None:
+    entry = "{at: 0.25, freeze: 0-1, orthonormal: true}"
+    config = load_config("demo", schedule(entry, variant="vanilla"))
+    assert config.phases[1].orthonormal and not config.phases[0].orthonormal
+    assert config.as_dict()["attention"]["phases"][0]["orthonormal"] is True
+    assert "are frozen, made orthonormal" in config.phases[1].change
+    said = "makes orthonormal what its entry freezes"
+    assert said in refusal(*schedule(entry, variant="monarch_trainable"))
+    assert said in refusal(*schedule("{at: 0.25, train: 3, orthonormal: true}"))
+
+
 def test_the_former_key_is_read_as_entries_that_train() -> None:
     former = load_config("demo", [UNFREEZE, "attention.unfreeze=[{at: 0.25, layers: 3}]"])
     assert former.policy == load_config("demo", schedule("{at: 0.25, train: 3}")).policy
