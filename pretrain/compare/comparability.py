@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from megatron_patches.recipe.block import MLPS
@@ -23,6 +24,8 @@ _FOLLOWS = {
     "data.validation_sources": "data.fingerprint",
 }
 """{fact: fact that it follows from}: naming that one as the subject releases this one too."""
+_LENGTHS = {"schedule.steps", "schedule.tokens", "schedule.flops"}
+"""Settings that say how many tokens a run trains on."""
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -218,18 +221,37 @@ def settings_notes(
         shapes: of `shapes_of_labels`, which differ too.
     """
     settings = {run.path: _other_settings(run, shapes) for run in groups.runs}
+    keys = set().union(*settings.values()) - set(subjects)
+    if "tokens" in subjects:
+        keys -= _LENGTHS
     notes = []
-    for key in sorted(set().union(*settings.values()) - set(subjects)):
-        places: dict[str, list[str]] = {}
-        for group in groups.groups:
-            values = {run.name: setting_text(settings[run.path].get(key)) for run in group.runs}
-            whole = len(set(values.values())) == 1
-            for name, value in values.items():
-                places.setdefault(value, []).append(group.name if whole else name)
+    for key in sorted(keys):
+        places = _places(groups, {path: own.get(key) for path, own in settings.items()})
         if len(places) > 1:
             listed = "; ".join(f"{value} in {_list(names)}" for value, names in places.items())
             notes.append(f"The runs also differ in {key}: {listed}.")
     return notes
+
+
+def _places(groups: Groups[FinishedRun], values: Mapping[Path, Any]) -> dict[str, list[str]]:
+    """Return {value as text: names of the labels, or groups, or runs that have it}.
+
+    Args:
+        groups: the runs.
+        values: {path of a run: its value of a setting}.
+    """
+    of_label: dict[str, set[str]] = {}
+    for group in groups.groups:
+        own = {setting_text(values[run.path]) for run in group.runs}
+        of_label.setdefault(group.label, set()).update(own)
+    places: dict[str, list[str]] = {}
+    for group in groups.groups:
+        texts = {run.name: setting_text(values[run.path]) for run in group.runs}
+        name = group.label if len(of_label[group.label]) == 1 else group.name
+        whole = len(set(texts.values())) == 1
+        for run, text in texts.items():
+            places.setdefault(text, []).append(name if whole else run)
+    return places
 
 
 def _list(names: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.compute import BASELINE_LENGTHS, VALIDATIONS, Ratio
 from pretrain.compare.trend import trend_sentence
@@ -16,27 +18,35 @@ _BY = {
 
 
 def in_short(comparison: Comparison) -> list[str]:
-    """Return the sentences below "In short": results first, then what a reader must know."""
+    """Return the sentences below "In short": results first, then what a reader must know.
+
+    Where a line is drawn over the subject, each variant is there at its last value alone.
+    """
+    shown = comparison.others
+    if comparison.trends:
+        shown = list({variant.label: variant for variant in shown}.values())
+    left = len(comparison.others) - len(shown)
     return [
-        *(gap_sentence(variant.name, variant.gap) for variant in comparison.others),
+        *(gap_sentence(variant.name, variant.gap) for variant in shown),
         *map(trend_sentence, comparison.trends),
-        *_speed(comparison),
-        *_costs(comparison),
+        *([f"{left} more gaps, at other values, are in the tables below."] if left else []),
+        *_speed(comparison, shown),
+        *_costs(comparison, shown),
         *comparison.seals,
         *comparison.notes,
     ]
 
 
-def _speed(comparison: Comparison) -> list[str]:
+def _speed(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
     """Return speed and peak memory of the variants whose pairs were measured side by side."""
     said = [
         f"{variant.name}: a token took {_ratio(variant.speed)} of the seconds that it took "
         f"{variant.baseline}, {len(variant.runs)} pairs of runs side by side"
         f"{_peak(comparison, variant)}."
-        for variant in comparison.others
+        for variant in shown
         if variant.speed
     ]
-    others = [variant.name for variant in comparison.others if not variant.speed]
+    others = [variant.name for variant in shown if not variant.speed]
     if others:
         of = f" of {', '.join(others)}" if said else ""
         said.append(
@@ -59,10 +69,10 @@ def _peak(comparison: Comparison, variant: Variant) -> str:
     return f"; peak memory of a device {percent(own / base)}" if own and base else ""
 
 
-def _costs(comparison: Comparison) -> list[str]:
+def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
     return [
         f"{variant.name}: {'; '.join(parts)}."
-        for variant in comparison.others
+        for variant in shown
         if (parts := [*_at_equal_flops(comparison, variant), *_counted(comparison, variant)])
     ]
 

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing import io_wrapper
 from megatron_patches.recipe.variants import VARIANTS
 from pretrain.compare.compare_runs import compare_runs
 from pretrain.compare.comparison import Comparison
+from pretrain.compare.in_short import in_short
 from pretrain.compare.report import (
     compare_command,
     comparison_document,
@@ -206,9 +207,15 @@ def test_variants_by_name_have_shapes_of_their_own(tmp_path: Path) -> None:
         for name in ("large", "small")
     ]
     assert [round(one.gap.mean, 9) for one in comparison.variants if one.gap] == [0.1, 0.1]
-    assert any(note.startswith("The runs also differ in model.num_q") for note in comparison.notes)
+    (note,) = [note for note in comparison.notes if "differ in model" in note]
+    assert note == "The runs also differ in model.num_query_groups: 4 in large; 1 in small."
+    gaps = [line for line in in_short(comparison) if "nats per token (95 %" in line]
+    assert [line.partition(":")[0] for line in gaps] == ["small tokens=40000", SLOPE]
     command = compare_command(paths, comparison, tmp_path)
     assert command[-1] == ("--by", "names")
+
+
+SLOPE = "small, tokens 20,000 to 40,000"
 
 
 def test_a_name_for_runs_of_two_kinds_is_refused(tmp_path: Path) -> None:
