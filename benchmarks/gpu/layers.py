@@ -32,7 +32,7 @@ from megatron_patches.bank.monarch import Factors, add_input_grad, project  # no
 from megatron_patches.bank.monarch_kernel import TILES, Tile  # noqa: E402
 from megatron_patches.bank.orthonormal import BankRecipe, factors_of_heads  # noqa: E402
 from megatron_patches.model.penalty import take_auxiliary_losses  # noqa: E402
-from megatron_patches.recipe.policy import VARIANTS  # noqa: E402
+from megatron_patches.recipe.variants import VARIANTS  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.model.build import build_model, compile_layers, token_losses  # noqa: E402
 from pretrain.model.structured_products import (  # noqa: E402

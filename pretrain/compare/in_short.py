@@ -24,7 +24,7 @@ def in_short(comparison: Comparison) -> list[str]:
     """
     shown = comparison.others
     if comparison.trends:
-        shown = list({variant.label: variant for variant in shown}.values())
+        shown = tuple({variant.label: variant for variant in shown}.values())
     left = len(comparison.others) - len(shown)
     return [
         *(gap_sentence(variant.name, variant.gap) for variant in shown),

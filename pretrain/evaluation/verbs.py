@@ -291,11 +291,14 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
-    """Read finished runs and refuse those of different data, before any model is loaded."""
+    """Read finished runs; refuse other data, and runs without weights, before any is loaded."""
+    from pretrain.runs.directory import RunDirectory
     from pretrain.runs.finished import leave_out_others, read_finished_run
 
     paths, left_out = leave_out_others(paths)
     runs = [read_finished_run(path) for path in paths]
+    for run in runs:
+        RunDirectory(run.path).find_checkpoint(None)
     if len({run.data_fingerprint for run in runs}) > 1:
         raise UserError(
             "these runs were trained on different data, so they have no held-out text in common; "

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_patches.attention import adapters as formulas
 from megatron_patches.recipe import adapters as declarations
-from megatron_patches.recipe import policy
+from megatron_patches.recipe import variants
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.export.architectures import architecture_of
@@ -81,9 +81,9 @@ def test_the_adapter_of_the_guide_is_planned_and_not_exported(pasted: str) -> No
 def test_the_variant_of_the_guide_is_a_variant(
     one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered = eval(f"{{{block('gaussian_wide')}}}", dict(vars(policy)))
+    entered = eval(f"{{{block('gaussian_wide')}}}", dict(vars(variants)))
     for name, one in entered.items():
-        monkeypatch.setitem(policy.VARIANTS, name, one)
+        monkeypatch.setitem(variants.VARIANTS, name, one)
     linear: Any = build("gaussian_wide").decoder.layers[0].self_attention.linear_qkv
     assert linear.query_key_weight.std() == pytest.approx(0.1, rel=0.05)
     frozen = make_plan(

@@ -117,6 +117,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> N
         write_run(tmp_path, "longer", "orthogonal", changes={"config.data.sequence_length": 64})
     )
     runs["seeded"] = str(write_run(tmp_path, "seeded", "orthogonal", seed=2))
+    runs["fitting"] = str(write_run(tmp_path, "fitting", "orthogonal"))
     runs["other"] = str(write_run(tmp_path, "other", "gaussian", changes={"data.fingerprint": "f"}))
     for checkpoint in (tmp_path / "bare" / "checkpoints").iterdir():
         shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
@@ -125,7 +126,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> N
         (("vanilla", "longer"), "these runs differ in data.sequence_length (128, 64)"),
         (("vanilla", "seeded"), "'orthogonal' and 'vanilla' have no seed in common"),
         (("vanilla", "other"), "have no held-out text in common"),
-        (("bare", "seeded"), "has no complete checkpoint"),
+        (("bare", "fitting"), "bare has no complete checkpoint"),
     ):
         done = warm_cli(
             ["evaluate", "anatomy", *(runs[name] for name in names), "--out", str(tmp_path / "o")]
