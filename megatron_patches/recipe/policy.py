@@ -209,7 +209,8 @@ class QKPolicy:
     phases: tuple[PhaseStart, ...] = axis(
         (),
         "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
-        "list of {at, freeze, heads, roles, orthonormal, train, learning_rate_factor}; unset: the variant's.",
+        "list of {at, freeze, heads, roles, orthonormal, train, learning_rate_factor}; unset: the "
+        "variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "
