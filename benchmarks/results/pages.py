@@ -209,8 +209,8 @@ HEAD_DIMS = "vanilla orthogonal vanilla_head_dim_16 orthogonal_head_dim_16"
 STRENGTHS = "orthogonal trainable_half_rate penalty_0.1 unfreeze_full_rate"
 CORRECTED = "orthogonal_low_rank_8 monarch_low_rank_8 hadamard_low_rank_8 gaussian_low_rank_8"
 EARLY = " ".join(
-    f"{arm}_monarch_shared_conv4-t{steps}".removeprefix("_")
-    for arm in ("", "trained", "early")
+    f"{arm}monarch_shared_conv4-t{steps}"
+    for arm in ("", "trained_", "early_")
     for steps in (500, 1000, 2000, 4000)
 )
 BOTH = ("vanilla", "orthogonal")

@@ -63,7 +63,7 @@ class Match(str, Enum):
 
 
 class By(str, Enum):
-    """What tells variants apart: their settings, or the first parts of their runs' names."""
+    """Source of the names of variants: their settings, or the first parts of the runs' names."""
 
     SETTINGS = "settings"
     NAMES = "names"

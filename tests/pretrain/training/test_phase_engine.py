@@ -82,7 +82,7 @@ def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
 
 
 def test_rows_are_frozen_as_the_nearest_orthonormal_ones(context: ParallelContext) -> None:
-    """Of each head by itself; rows of other layers, and weights that train on, stay."""
+    """Each head has its own; rows of other layers, and weights that train on, stay."""
     phases = "[{at: 0.3, freeze: 1, orthonormal: true}]"
     phased = opened(context, **{**FREEZES, "attention__phases": phases})
     train(phased)
