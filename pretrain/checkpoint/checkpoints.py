@@ -121,7 +121,7 @@ class Checkpoints:
     ) -> None:
         self.run = resolved.config.run_directory
         self._layout = resolved.layout
-        self._keep_last = resolved.config.checkpoint.keep_last
+        self._section = resolved.config.checkpoint
         self._timeout = resolved.config.parallel.timeout_seconds
         self.context = context
         self.identity = identity
@@ -370,12 +370,15 @@ class Checkpoints:
         """Mark a complete checkpoint; what an abandoned save has left gets no mark."""
         if (checkpoint / MARKER).exists() and not (checkpoint / GOOD).exists():
             write_text_atomically(checkpoint / GOOD, "")
-            remove_oldest(self.run, self._keep_last)
+            self._remove_oldest()
 
     def _on_complete(self, checkpoint: Path) -> None:
         """Name the new checkpoint and remove old ones; runs on the thread of the save."""
         self.name_latest(checkpoint)
-        remove_oldest(self.run, self._keep_last)
+        self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        remove_oldest(self.run, self._section.keep_last, self._section.every)
 
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).

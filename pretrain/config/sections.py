@@ -344,7 +344,12 @@ class CheckpointSection(Section):
     """Saving, and reading at a resume."""
 
     every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", UNNOTED, ge=0)
-    keep_last: Int = setting(2, "Complete checkpoints to keep.", UNNOTED, ge=1)
+    keep_last: Int = setting(
+        2,
+        "Complete checkpoints to keep, before others those at a multiple of `every`.",
+        UNNOTED,
+        ge=1,
+    )
     asynchronous: bool = setting(
         True,
         "Save asynchronously: snapshot to host memory, write in the background.",

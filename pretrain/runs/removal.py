@@ -23,6 +23,7 @@ from pretrain.runs.directory import (
     WITHDRAWN,
     RunDirectory,
     free_name,
+    step_of,
 )
 
 _PART = re.compile(r"rank_\d+\.safetensors")
@@ -131,16 +132,22 @@ def make_room(run: RunDirectory, checkpoint: Path) -> None:
         checkpoint.rename(free_name(checkpoint, INCOMPLETE_SUFFIX))
 
 
-def remove_oldest(run: RunDirectory, keep_last: int) -> None:
+def remove_oldest(run: RunDirectory, keep_last: int, every: int) -> None:
     """Keep the last few complete checkpoints, and the last one that is known good.
+
+    One that a signal has saved between two multiples of `every` goes before those at a multiple, so
+    that a stopped and resumed run has the checkpoints of an uninterrupted one: runs branch there.
 
     Args:
         run: the run's directory.
         keep_last: how many.
+        every: steps between checkpoints; 0 if only the last is saved.
     """
     newest_first = run.complete_checkpoints()
     good = [path for path in newest_first if (path / GOOD).exists()][:1]
-    for old in newest_first[max(1, keep_last) :]:
+    regular = [path for path in newest_first[1:] if every and step_of(path) % every == 0]
+    others = [path for path in newest_first[1:] if path not in regular]
+    for old in [*newest_first[:1], *regular, *others][max(1, keep_last) :]:
         if old not in good:
             _remove_directory(run, old)
 

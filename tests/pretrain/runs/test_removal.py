@@ -117,8 +117,17 @@ def test_the_last_good_checkpoint_outlives_newer_ones(run: RunDirectory) -> None
         run.checkpoint(step).mkdir()
         (run.checkpoint(step) / MARKER).touch()
     (run.checkpoint(7) / GOOD).touch()
-    remove_oldest(run, keep_last=1)
+    remove_oldest(run, keep_last=1, every=1)
     assert run.complete_checkpoints() == [run.checkpoint(9), run.checkpoint(7)]
+
+
+@pytest.mark.parametrize(("every", "kept"), [(10, [37, 30, 20, 10]), (0, [37, 34, 30, 24])])
+def test_checkpoints_of_a_signal_go_first(run: RunDirectory, every: int, kept: list[int]) -> None:
+    for step in (10, 20, 24, 30, 34, 37):
+        run.checkpoint(step).mkdir()
+        (run.checkpoint(step) / MARKER).touch()
+    remove_oldest(run, keep_last=4, every=every)
+    assert run.complete_checkpoints() == [run.checkpoint(step) for step in kept]
 
 
 def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory) -> None:
