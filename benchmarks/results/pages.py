@@ -280,6 +280,7 @@ PAGES = (
     of_grid("documentation_modern_rates_muon"),
     of_grid("documentation_modern_price_rates"),
     of_grid("documentation_modern_scores"),
+    of_grid("documentation_modern_rivals_rates"),
     of_grid(
         "modern/price",
         compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),
