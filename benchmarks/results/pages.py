@@ -213,6 +213,8 @@ EARLY = " ".join(
     for arm in ("", "trained_", "early_")
     for steps in (500, 1000, 2000, 4000)
 )
+DENSE = tuple(f"vanilla_conv4-t{steps}" for steps in (500, 1000, 2000, 4000))
+DENSE += ("vanilla-t500", "early_vanilla_conv4-t500", "early_vanilla_conv4-t2000")
 BOTH = ("vanilla", "orthogonal")
 PAGES = (
     of_grid(
@@ -294,6 +296,11 @@ PAGES = (
         by_names("multi_query_conv4", "to_multi_query"),
         by_names("trained_monarch_shared_conv4", "to_trained", EARLY),
         grid="documentation_modern",
+    ),
+    Page(
+        "modern/dense",
+        (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),
+        (by_names("vanilla_conv4", figures="trend"),),
     ),
     Page(
         "tokens",

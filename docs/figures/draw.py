@@ -1,7 +1,8 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-findings.svg  the findings of README, from the runs.csv of docs/results that FINDINGS names
+findings.svg  what freezing costs in the GPT-2-like recipe, from the runs.csv that FINDINGS names
+modern.svg    the same in the modern recipe, from those that MODERN names
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
@@ -187,9 +188,12 @@ class Finding:
     seeds: int | None = None
 
 
+Groups = dict[str, list[Finding]]
+"""The contrasts of a figure under the headings of their groups."""
+
 ALONE, SAME = "demo/sweeps/{}/orthogonal", "demo/sweeps/{}/vanilla"
 FROZEN, RIVAL = "monarch_shared_conv4", "vanilla_conv4"
-FINDINGS: dict[str, list[Finding]] = {
+FINDINGS: Groups = {
     "1. Freezing alone, to trained attention, equal tokens": [
         Finding("0.3 M tokens", "tokens", ALONE.format("ablations"), SAME.format("ablations")),
         Finding("0.3 M, nine other seeds", "trials/freezing", "orthogonal", "vanilla"),
@@ -219,20 +223,77 @@ FOUND = (
     "What freezing queries and keys costs: per cent of perplexity in three contrasts, "
     "with 95 % intervals"
 )
+PRICE = "modern/price"
+LENGTHS = {500: "0.5 M tokens", 1000: "1 M", 2000: "2 M", 4000: "4 M"}
+
+
+def over_length(design: str, baseline: str, *steps: int) -> list[Finding]:
+    """A contrast of docs/results/modern after each of some numbers of steps."""
+    return [
+        Finding(LENGTHS[number], "modern", f"{design}-t{number}", f"{baseline}-t{number}")
+        for number in steps or LENGTHS
+    ]
+
+
+MODERN: Groups = {
+    "Rows frozen from the start, to trained attention": [
+        Finding("Muon, 0.5 M tokens", PRICE, "orthogonal", "vanilla"),
+        Finding("AdamW, 0.5 M", f"{PRICE}/adamw", "orthogonal_adamw", "vanilla_adamw"),
+    ],
+    "Structured rows frozen from the start, to the same rows trained": over_length(
+        FROZEN, f"trained_{FROZEN}"
+    ),
+    "Structured rows frozen after a quarter of the steps, to the same rows trained": over_length(
+        f"early_{FROZEN}", f"trained_{FROZEN}"
+    ),
+    "Dense rows frozen after a quarter of the steps, to the same rows trained": over_length(
+        f"early_{RIVAL}", RIVAL, 500, 2000
+    ),
+    "Structured rows trained, to dense rows trained": over_length(f"trained_{FROZEN}", RIVAL),
+    "Structured rows frozen after a quarter of the steps, to multi-query attention": over_length(
+        f"early_{FROZEN}", "multi_query_conv4"
+    ),
+}
+MODERN_TITLE = (
+    "The modern recipe: per cent of perplexity at equal tokens in six contrasts, with 95 % "
+    "intervals; all but the first with a short convolution"
+)
 
 
 def findings() -> str:
-    """Each contrast a row with its interval, hollow where the interval holds 0."""
-    rows = sum(len(own) + 1.4 for own in FINDINGS.values())
+    """The GPT-2-like recipe."""
+    return contrasts(FOUND, FINDINGS, ends=(-15, 19), sides="frozen", ratio="frozen to trained")
+
+
+def modern() -> str:
+    """The modern recipe."""
+    ratio = "the first to the second"
+    return contrasts(MODERN_TITLE, MODERN, ends=(-10, 30), sides="the first", ratio=ratio)
+
+
+def contrasts(
+    title: str, groups: Groups, *, ends: tuple[float, float], sides: str, ratio: str
+) -> str:
+    """Each contrast a row with its interval, hollow where the interval holds 0.
+
+    Args:
+        title: of the drawing.
+        groups: what it shows.
+        ends: of the axis, per cent of perplexity.
+        sides: what is better left of 0 and worse right of it.
+        ratio: what is compared to what.
+    """
+    rows = sum(len(own) + 1.4 for own in groups.values())
     bottom = 34 + 25 * rows
-    x = scale(-15, 19, 270, 690)
-    parts = [text(270, 20, "frozen is better", "small")]
-    parts.append(text(690, 20, "frozen is worse", "small end"))
+    x = scale(*ends, 270, 690)
+    marks = [percent for percent in range(-100, 100, 5) if ends[0] <= percent <= ends[1]]
+    parts = [text(270, 20, f"{sides} is better", "small")]
+    parts.append(text(690, 20, f"{sides} is worse", "small end"))
     height = 30.0
-    for title, own in FINDINGS.items():
+    for heading, own in groups.items():
         height += 29
-        parts.append(text(20, height, title, "title"))
-        for percent in range(-15, 20, 5):
+        parts.append(text(20, height, heading, "title"))
+        for percent in marks:
             kind = "grid" if percent else "axis dashed"
             parts.append(
                 line(x(percent), height + 8, x(percent), height + 25 * len(own) + 6, kind=kind)
@@ -241,11 +302,11 @@ def findings() -> str:
             height += 25
             parts.append(contrast(finding, height, x))
         height += 6
-    for percent in range(-15, 20, 5):
+    for percent in marks:
         words = f"{percent:+d} %".replace("-", "−") if percent else "0"
         parts.append(text(x(percent), bottom + 20, words, "small middle"))
-    parts.append(text(480, bottom + 42, "perplexity, frozen to trained", "small middle"))
-    return drawing(FOUND, 860, int(bottom) + 56, parts)
+    parts.append(text(480, bottom + 42, f"perplexity, {ratio}", "small middle"))
+    return drawing(title, 860, int(bottom) + 56, parts)
 
 
 def contrast(finding: Finding, height: float, x: Scale) -> str:
@@ -360,6 +421,7 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "block.svg": block,
     "findings.svg": findings,
     "layouts.svg": layouts,
+    "modern.svg": modern,
 }
 
 if __name__ == "__main__":

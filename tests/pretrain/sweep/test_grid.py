@@ -341,12 +341,15 @@ SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
 SEEDS |= dict.fromkeys(
     ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
 )
+SEEDS |= {"documentation_modern_dense": 8}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
     [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
 )
 """Seeds of the shipped grids, where they are not five."""
+ADDED = ("documentation_modern_rivals_rates", "documentation_modern_dense")
+"""Grids that add variants to another one, which has the frozen ones."""
 
 
 @pytest.mark.distributed  # no processes, but twelve seconds
@@ -362,7 +365,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
     variants = {run.config.attention.variant for run in runs}
     assert variants & {"vanilla", "low_rank"}
     frozen = variants & {"orthogonal", "orthogonal_shared", "monarch"}
-    assert frozen or name == "documentation_modern_rivals_rates"  # beside the search of the others
+    assert frozen or name in ADDED
     for run in runs:
         if run.config.run.seed == min(grid.content.seeds or [run.config.run.seed]):
             assert load_config(run.base, run.overrides) == run.config
