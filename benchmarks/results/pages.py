@@ -208,13 +208,15 @@ def evaluated(name: str, *figures: str, runs: tuple[Runs, ...] = (), options: st
 HEAD_DIMS = "vanilla orthogonal vanilla_head_dim_16 orthogonal_head_dim_16"
 STRENGTHS = "orthogonal trainable_half_rate penalty_0.1 unfreeze_full_rate"
 CORRECTED = "orthogonal_low_rank_8 monarch_low_rank_8 hadamard_low_rank_8 gaussian_low_rank_8"
-EARLY = " ".join(
-    f"{arm}monarch_shared_conv4-t{steps}"
-    for arm in ("", "trained_", "early_")
-    for steps in (500, 1000, 2000, 4000)
-)
+EARLY_ARMS = [f"{kind}monarch_shared_conv4" for kind in ("", "trained_", "early_")]
+EARLY = " ".join(f"{arm}-t{steps}" for arm in EARLY_ARMS for steps in (500, 1000, 2000, 4000))
 DENSE = tuple(f"vanilla_conv4-t{steps}" for steps in (500, 1000, 2000, 4000))
 DENSE += ("vanilla-t500", "early_vanilla_conv4-t500", "early_vanilla_conv4-t2000")
+SAVING = tuple(
+    f"{arm}-t{steps}"
+    for arm in ("vanilla_conv4", "multi_query_conv4", *EARLY_ARMS)
+    for steps in (500, 2000, 4000)
+)
 BOTH = ("vanilla", "orthogonal")
 PAGES = (
     of_grid(
@@ -301,6 +303,11 @@ PAGES = (
         "modern/dense",
         (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),
         (by_names("vanilla_conv4", figures="trend"),),
+    ),
+    Page(
+        "modern/rivals",
+        (Runs("documentation_modern", SAVING), Runs("documentation_modern_rivals")),
+        (by_names("vanilla_conv4", figures="trend frontier"),),
     ),
     Page(
         "tokens",

@@ -341,14 +341,14 @@ SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
 SEEDS |= dict.fromkeys(
     ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
 )
-SEEDS |= {"documentation_modern_dense": 8}
+SEEDS |= {"documentation_modern_dense": 8, "documentation_modern_rivals": 8}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
     [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
 )
 """Seeds of the shipped grids, where they are not five."""
-ADDED = ("documentation_modern_rivals_rates", "documentation_modern_dense")
+ADDED = [f"documentation_modern_{name}" for name in ("dense", "rivals", "rivals_rates")]
 """Grids that add variants to another one, which has the frozen ones."""
 
 
