@@ -285,12 +285,21 @@ PAGES = (
     of_grid("documentation_modern_price_rates"),
     of_grid("documentation_modern_scores"),
     of_grid("documentation_modern_rivals_rates"),
+    of_grid("documentation_modern_output_rates"),
     of_grid(
         "modern/price",
         compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),
         compare("vanilla_adamw-seed_31", "adamw", "vanilla_adamw orthogonal_adamw"),
         compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
         grid="documentation_modern_price",
+    ),
+    Page(
+        "modern/output",
+        (
+            Runs("documentation_modern_price", ("vanilla", "fixed_output")),
+            Runs("documentation_modern_output"),
+        ),
+        (compare("vanilla-seed_31"),),
     ),
     of_grid(
         "modern",

@@ -342,13 +342,15 @@ SEEDS |= dict.fromkeys(
     ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
 )
 SEEDS |= {"documentation_modern_dense": 8, "documentation_modern_rivals": 8}
+SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_output": 8}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
     [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
 )
 """Seeds of the shipped grids, where they are not five."""
-ADDED = [f"documentation_modern_{name}" for name in ("dense", "rivals", "rivals_rates")]
+ADDED = [f"documentation_modern_{name}" for name in ("dense", "rivals", "output")]
+ADDED += [f"{name}_rates" for name in ADDED[1:]]
 """Grids that add variants to another one, which has the frozen ones."""
 
 
