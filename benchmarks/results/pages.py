@@ -286,6 +286,7 @@ PAGES = (
     of_grid("documentation_modern_scores"),
     of_grid("documentation_modern_rivals_rates"),
     of_grid("documentation_modern_output_rates"),
+    of_grid("documentation_modern_long_rates"),
     of_grid(
         "modern/price",
         compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),

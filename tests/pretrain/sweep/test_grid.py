@@ -343,6 +343,7 @@ SEEDS |= dict.fromkeys(
 )
 SEEDS |= {"documentation_modern_dense": 8, "documentation_modern_rivals": 8}
 SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_output": 8}
+SEEDS |= {"documentation_modern_long_rates": 2}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
