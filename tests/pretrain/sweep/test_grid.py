@@ -402,6 +402,8 @@ def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
         with pytest.raises(UserError, match=said):
             planned(length, first)
         first = [run for run in first if "hadamard" not in run]
+        if not first:
+            return
     twins = {("a3_heads", "small"): 2}.get((name, base), 2 if name == "a4_head_dim" else 0)
     assert len(planned(length, first)) == len(first) - twins
 
