@@ -310,6 +310,14 @@ PAGES = (
         grid="documentation_modern",
     ),
     Page(
+        "modern/adapters",
+        (
+            Runs("documentation_modern", ("vanilla-t500", "vanilla_conv4-t500")),
+            Runs("documentation_modern_adapters"),
+        ),
+        (replace(compare("vanilla_conv4"), options=("--by", "names")),),
+    ),
+    Page(
         "modern/dense",
         (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),
         (by_names("vanilla_conv4", figures="trend"),),

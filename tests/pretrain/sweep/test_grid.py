@@ -343,7 +343,7 @@ SEEDS |= dict.fromkeys(
 )
 SEEDS |= {"documentation_modern_dense": 8, "documentation_modern_rivals": 8}
 SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_output": 8}
-SEEDS |= {"documentation_modern_long_rates": 2}
+SEEDS |= {"documentation_modern_long_rates": 2, "documentation_modern_adapters": 8}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
@@ -352,6 +352,7 @@ SEEDS |= dict.fromkeys(
 """Seeds of the shipped grids, where they are not five."""
 ADDED = [f"documentation_modern_{name}" for name in ("dense", "rivals", "output")]
 ADDED += [f"{name}_rates" for name in ADDED[1:]]
+ADDED += ["documentation_modern_adapters"]
 """Grids that add variants to another one, which has the frozen ones."""
 
 
