@@ -315,7 +315,10 @@ PAGES = (
             Runs("documentation_modern", ("vanilla-t500", "vanilla_conv4-t500")),
             Runs("documentation_modern_adapters"),
         ),
-        (replace(compare("vanilla_conv4"), options=("--by", "names")),),
+        (
+            replace(compare("vanilla_conv4"), options=("--by", "names")),
+            replace(compare("vanilla", "to_none"), options=("--by", "names")),
+        ),
     ),
     Page(
         "modern/dense",
