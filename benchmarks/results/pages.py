@@ -107,18 +107,26 @@ def over(subject: str, out: str = "", cells: str = "", figures: str = "trend") -
     return replace(report, subject=subject, figures=tuple(figures.split()))
 
 
-def by_names(baseline: str, out: str = "", cells: str = "", figures: str = "trend") -> Report:
-    """Return a report of `compare --by names` over the training tokens.
+def by_names(
+    baseline: str,
+    out: str = "",
+    cells: str = "",
+    *,
+    figures: str = "trend",
+    subject: str = "tokens",
+) -> Report:
+    """Return a report of `compare --by names`.
 
     Args:
         baseline: The first part of the baseline's names.
         out: Folder in the page's folder.
         cells: Words: the cells that are compared.
         figures: Words: the figures that the page shows.
+        subject: What `--subject` is; "": none, for runs of one length.
     """
     report = compare(baseline, out, cells)
     options = ("--by", "names")
-    return replace(report, subject="tokens", options=options, figures=tuple(figures.split()))
+    return replace(report, subject=subject, options=options, figures=tuple(figures.split()))
 
 
 RATE = "optimizer.learning_rate"
@@ -316,8 +324,8 @@ PAGES = (
             Runs("documentation_modern_adapters"),
         ),
         (
-            replace(compare("vanilla_conv4"), options=("--by", "names")),
-            replace(compare("vanilla", "to_none"), options=("--by", "names")),
+            by_names("vanilla_conv4", figures="gap", subject=""),
+            by_names("vanilla", "to_none", figures="", subject=""),
         ),
     ),
     Page(

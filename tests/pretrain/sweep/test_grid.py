@@ -341,19 +341,25 @@ SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
 SEEDS |= dict.fromkeys(
     ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
 )
-SEEDS |= {"documentation_modern_dense": 8, "documentation_modern_rivals": 8}
-SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_output": 8}
-SEEDS |= {"documentation_modern_long_rates": 2, "documentation_modern_adapters": 8}
+SEEDS |= dict.fromkeys(
+    [f"documentation_modern_{name}" for name in ("adapters", "dense", "output", "rivals")], 8
+)
+SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_long_rates": 2}
 SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
 SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
 SEEDS |= dict.fromkeys(
     [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
 )
 """Seeds of the shipped grids, where they are not five."""
-ADDED = [f"documentation_modern_{name}" for name in ("dense", "rivals", "output")]
-ADDED += [f"{name}_rates" for name in ADDED[1:]]
-ADDED += ["documentation_modern_adapters"]
-"""Grids that add variants to another one, which has the frozen ones."""
+ADDED = {
+    "documentation_modern_adapters",
+    "documentation_modern_dense",
+    "documentation_modern_output",
+    "documentation_modern_output_rates",
+    "documentation_modern_rivals",
+    "documentation_modern_rivals_rates",
+}
+"""Grids that add variants to another one, which has those that are frozen from the start."""
 
 
 @pytest.mark.distributed  # no processes, but twelve seconds
