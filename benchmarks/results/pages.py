@@ -289,9 +289,9 @@ PAGES = (
     of_grid("wiki", at_flops("vanilla_conv4-seed_1")),
     of_grid("rivals", at_flops("vanilla"), grid="documentation_rivals"),
     *(of_grid(f"{study}_rates") for study in SEARCHED),
+    of_grid("code_modern_rates"),
     of_grid("documentation_modern_rates_muon"),
     of_grid("documentation_modern_price_rates"),
-    of_grid("documentation_modern_scores"),
     of_grid("documentation_modern_rivals_rates"),
     of_grid("documentation_modern_output_rates"),
     of_grid("documentation_modern_long_rates"),
@@ -327,6 +327,11 @@ PAGES = (
             by_names("vanilla_conv4", figures="gap", subject=""),
             by_names("vanilla", "to_none", figures="", subject=""),
         ),
+    ),
+    of_grid(
+        "modern/scores",
+        by_names("vanilla", figures="trend", subject=RATE),
+        grid="documentation_modern_scores",
     ),
     Page(
         "modern/dense",

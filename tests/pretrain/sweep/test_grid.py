@@ -333,24 +333,50 @@ def test_values_survive_the_command_line() -> None:
         assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
 
 
-SEEDS = {"documentation_ladder": 3, "wiki": 6, "documentation_widths": 4}
-SEEDS |= {"documentation_headline_rates": 2, "documentation_modern_rates_muon": 2}
-SEEDS |= {"documentation_modern_price_rates": 2, "documentation_modern_price": 8}
-SEEDS |= {"documentation_modern_scores": 2, "documentation_modern_rivals_rates": 2}
-SEEDS |= dict.fromkeys(("demo_equal_flops", "documentation_equal_flops"), 12)
-SEEDS |= dict.fromkeys(
-    ("documentation_frozen_designs", "documentation_headline", "documentation_modern"), 8
-)
-SEEDS |= dict.fromkeys(
-    [f"documentation_modern_{name}" for name in ("adapters", "dense", "output", "rivals")], 8
-)
-SEEDS |= {"documentation_modern_output_rates": 2, "documentation_modern_long_rates": 2}
-SEEDS |= dict.fromkeys(("demo_own_rates", "demo_thin", "documentation_thin"), 8)
-SEEDS |= dict.fromkeys(("demo_rates", "demo_helper_rates", "demo_thin_rates", "wiki_rates"), 1)
-SEEDS |= dict.fromkeys(
-    [f"documentation_{name}rates" for name in ("", "thin_", "widths_", "rivals_")], 1
-)
-"""Seeds of the shipped grids, where they are not five."""
+SEEDS_OF = {
+    1: (
+        "demo_helper_rates",
+        "demo_rates",
+        "demo_thin_rates",
+        "documentation_rates",
+        "documentation_rivals_rates",
+        "documentation_thin_rates",
+        "documentation_widths_rates",
+        "wiki_rates",
+    ),
+    2: (
+        "code_modern_rates",
+        "documentation_headline_rates",
+        "documentation_modern_long_rates",
+        "documentation_modern_output_rates",
+        "documentation_modern_price_rates",
+        "documentation_modern_rates_muon",
+        "documentation_modern_rivals_rates",
+        "documentation_modern_scores",
+    ),
+    3: ("documentation_ladder",),
+    4: ("documentation_widths",),
+    6: ("wiki",),
+    8: (
+        "demo_own_rates",
+        "demo_thin",
+        "documentation_frozen_designs",
+        "documentation_headline",
+        "documentation_modern",
+        "documentation_modern_adapters",
+        "documentation_modern_dense",
+        "documentation_modern_output",
+        "documentation_modern_price",
+        "documentation_modern_rivals",
+        "documentation_thin",
+    ),
+    12: (
+        "demo_equal_flops",
+        "documentation_equal_flops",
+    ),
+}
+SEEDS = {name: seeds for seeds, names in SEEDS_OF.items() for name in names}
+"""Seeds of the shipped grids, by grid, where they are not five."""
 ADDED = {
     "documentation_modern_adapters",
     "documentation_modern_dense",
