@@ -2,6 +2,7 @@
 
 pages          the runs of each page, and its reports
 figures        figures and numbers of the pages again, from what is committed
+equal_cost     the modern study where what is saved buys tokens
 recorded       figures of `evaluate` and `ladder` again, from their JSON
 documentation  text of the study of frozen designs, from Debian packages by name
 """

@@ -1,9 +1,10 @@
-"""The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
+"""The drawings of README, light and dark in one SVG each: `python -m docs.figures.draw`.
 
-block.svg     an attention layer: what is frozen, what DeepSpeed sees
-findings.svg  what freezing costs in the GPT-2-like recipe, from the runs.csv that FINDINGS names
-modern.svg    the same in the modern recipe, from those that MODERN names
-layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
+block.svg        an attention layer: what is frozen, what DeepSpeed sees
+findings.svg     what freezing costs in the GPT-2-like recipe, from the runs.csv that FINDINGS names
+modern.svg       the same in the modern recipe, from those that MODERN names
+equal_cost.svg   the modern recipe at equal tokens, FLOPs, hours and seconds
+layouts.svg      one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from html import escape
 from math import exp, floor, log10
 from pathlib import Path
 
+from benchmarks.results import equal_cost
+from benchmarks.results.equal_cost import DENSE, MULTI_QUERY
 from pretrain.api import paired_gaps
 
 HERE = Path(__file__).resolve().parent
@@ -191,6 +194,20 @@ class Finding:
 Groups = dict[str, list[Finding]]
 """The contrasts of a figure under the headings of their groups."""
 
+
+@dataclass(frozen=True)
+class Gap:
+    """A mean of paired differences in nats, the ends of its 95 % interval, the number of pairs."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+Rows = dict[str, list[tuple[str, Gap]]]
+"""What each row of a figure says and shows, under the headings of their groups."""
+
 ALONE, SAME = "demo/sweeps/{}/orthogonal", "demo/sweeps/{}/vanilla"
 FROZEN, RIVAL = "monarch_shared_conv4", "vanilla_conv4"
 FINDINGS: Groups = {
@@ -260,19 +277,57 @@ MODERN_TITLE = (
 )
 
 
+COSTS_TITLE = (
+    "The modern recipe at equal tokens, FLOPs, GPU-hours and seconds: per cent of perplexity after "
+    "4 M tokens, with 95 % intervals"
+)
+COMPARED = {
+    "Structured rows frozen from the start, to dense rows trained": (FROZEN, DENSE),
+    "Structured rows frozen after a quarter of the steps, to dense rows trained": (
+        f"early_{FROZEN}",
+        DENSE,
+    ),
+    "Structured rows trained, to dense rows trained": (f"trained_{FROZEN}", DENSE),
+    "Structured rows frozen from the start, to multi-query attention": (FROZEN, MULTI_QUERY),
+}
+
+
 def findings() -> str:
     """The GPT-2-like recipe."""
-    return contrasts(FOUND, FINDINGS, ends=(-15, 19), sides="frozen", ratio="frozen to trained")
+    rows = of_findings(FINDINGS)
+    return contrasts(FOUND, rows, ends=(-15, 19), sides="frozen", ratio="frozen to trained")
 
 
 def modern() -> str:
     """The modern recipe."""
+    rows = of_findings(MODERN)
     ratio = "the first to the second"
-    return contrasts(MODERN_TITLE, MODERN, ends=(-10, 30), sides="the first", ratio=ratio)
+    return contrasts(MODERN_TITLE, rows, ends=(-10, 30), sides="the first", ratio=ratio)
+
+
+def equal_costs() -> str:
+    """The modern recipe after 4 M tokens, where what is saved buys tokens."""
+    losses = equal_cost.read_losses([equal_cost.RUNS])
+    tokens = equal_cost.TOKENS[-1]
+
+    rows: Rows = {}
+    for heading, pair in COMPARED.items():
+        for cost in equal_cost.COSTS:
+            spent = [equal_cost.at_equal_cost(losses, name, tokens, cost) for name in pair]
+            rows.setdefault(heading, []).append((f"equal {cost}", paired(*spent)))
+    ratio = "the first to the second"
+    return contrasts(COSTS_TITLE, rows, ends=(-10, 10), sides="the first", ratio=ratio)
+
+
+def of_findings(groups: Groups) -> Rows:
+    return {
+        heading: [(finding.text, gap(finding)) for finding in own]
+        for heading, own in groups.items()
+    }
 
 
 def contrasts(
-    title: str, groups: Groups, *, ends: tuple[float, float], sides: str, ratio: str
+    title: str, groups: Rows, *, ends: tuple[float, float], sides: str, ratio: str
 ) -> str:
     """Each contrast a row with its interval, hollow where the interval holds 0.
 
@@ -298,9 +353,9 @@ def contrasts(
             parts.append(
                 line(x(percent), height + 8, x(percent), height + 25 * len(own) + 6, kind=kind)
             )
-        for finding in own:
+        for words, found in own:
             height += 25
-            parts.append(contrast(finding, height, x))
+            parts.append(contrast(words, found, height, x))
         height += 6
     for percent in marks:
         words = f"{percent:+d} %".replace("-", "−") if percent else "0"
@@ -309,36 +364,37 @@ def contrasts(
     return drawing(title, 860, int(bottom) + 56, parts)
 
 
-def contrast(finding: Finding, height: float, x: Scale) -> str:
+def contrast(words: str, found: Gap, height: float, x: Scale) -> str:
     """A row: what was compared, the interval, the number."""
-    nats, n = gap(finding)
-    mean, low, high = (100 * (exp(value) - 1) for value in nats)
+    mean, low, high = (100 * (exp(value) - 1) for value in (found.mean, found.low, found.high))
     held = low <= 0 <= high
     mark = f'<circle class="{"open" if held else ""}" cx="{x(mean):.1f}" cy="{height - 5}" r="5"/>'
     bar = line(x(low), height - 5, x(high), height - 5)
-    value = f"{mean:+.1f} %, n = {n}".replace("-", "−")
-    words = text(36, height, finding.text, "small") + text(845, height, value, "small end")
+    value = f"{mean:+.1f} %, n = {found.n}".replace("-", "−")
+    words = text(36, height, words, "small") + text(845, height, value, "small end")
     return f'<g class="frozen">{bar}{mark}</g>{words}'
 
 
-def gap(finding: Finding) -> tuple[tuple[float, float, float], int]:
-    """The mean in nats with its interval's ends, and the number of pairs."""
+def gap(finding: Finding) -> Gap:
+    """The gap of a contrast, from its page."""
     place = RESULTS / finding.page
     if (place / "trial.json").is_file():
         trial = json.loads((place / "trial.json").read_text())
-        return (trial["mean"], trial["low"], trial["high"]), trial["n"]
+        return Gap(*(trial[key] for key in ("mean", "low", "high", "n")))
     losses: dict[str, dict[int, float]] = {}
     for run in table(place / "runs.csv"):
         own = losses.setdefault(run["name"].rpartition("-")[0], {})
         own[int(run["seed"])] = float(run["validation_loss"])
     chosen = sorted(losses[finding.design])[: finding.seeds]
-    pairs = {
-        name: {seed: losses[name][seed] for seed in chosen}
-        for name in (finding.design, finding.baseline)
-    }
-    found = paired_gaps(pairs, finding.baseline)[finding.design]
-    assert found.low is not None and found.high is not None, finding
-    return (found.mean, found.low, found.high), found.n
+    design = {seed: losses[finding.design][seed] for seed in chosen}
+    return paired(design, losses[finding.baseline])
+
+
+def paired(losses: dict[int, float], baseline: dict[int, float]) -> Gap:
+    """The gap of two models' losses over the seeds that both have."""
+    found = paired_gaps({"own": losses, "baseline": baseline}, "baseline")["own"]
+    assert found.low is not None and found.high is not None, found
+    return Gap(found.mean, found.low, found.high, found.n)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -419,6 +475,7 @@ def super_script(number: int) -> str:
 
 DRAWINGS: dict[str, Callable[[], str]] = {
     "block.svg": block,
+    "equal_cost.svg": equal_costs,
     "findings.svg": findings,
     "layouts.svg": layouts,
     "modern.svg": modern,

@@ -1,0 +1,121 @@
+"""docs/results/modern at equal cost: what a variant saves buys tokens, at their price.
+
+    python -m benchmarks.results.equal_cost [RUNS.CSV...]
+
+Without files, those of docs/results/modern. A doubling of the tokens is worth what it took off the
+loss of `vanilla_conv4` where the run ends: the doubling before its end, after 0.5 M tokens the one
+after it. Prints the gaps to dense trained and to multi-query attention at every length.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.results.figures import RESULTS
+from pretrain.api import paired_gaps
+
+RUNS = RESULTS / "modern" / "runs.csv"
+DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
+TOKENS = (512_000, 1_024_000, 2_048_000, 4_096_000)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a variant saves, as shares of what `vanilla_conv4` costs.
+
+    Attributes:
+        flops: Of the FLOPs of a run of `large_modern`, by `plan`.
+        hours: Of its GPU-hours, by `plan`'s estimate.
+        seconds: Of a step of the study's runs, measured on a core; None: not measured.
+    """
+
+    flops: float
+    hours: float
+    seconds: float | None
+
+
+SAVED = {
+    "multi_query_conv4": Saved(0.122, 0.134, 0.099),
+    "monarch_shared_conv4": Saved(0.126, 0.076, 0.044),
+    "trained_monarch_shared_conv4": Saved(0.125, 0.075, 0.030),
+    "early_monarch_shared_conv4": Saved(0.126, 0.076, 0.040),
+    "early_vanilla_conv4": Saved(0.033, 0.028, None),
+}
+COSTS = {
+    "tokens": "",
+    "FLOPs of large_modern": "flops",
+    "GPU-hours by plan": "hours",
+    "seconds of these runs": "seconds",
+}
+"""What can be equal, to the attribute of what is saved of it."""
+
+Losses = Mapping[str, Mapping[int, Mapping[int, float]]]
+"""[variant][tokens][seed]"""
+
+
+def read_losses(files: Iterable[Path]) -> Losses:
+    """Return the validation losses of runs, by the first part of their names.
+
+    Args:
+        files: runs.csv of reports.
+    """
+    losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for path in files:
+        with path.open(newline="") as file:
+            for run in csv.DictReader(file):
+                variant = run["name"].partition("-")[0]
+                own = losses[variant][int(run["tokens"])]
+                own[int(run["seed"])] = float(run["validation_loss"])
+    return losses
+
+
+def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[int, float]:
+    """Return {seed: loss}, had the variant spent on tokens what it saves.
+
+    Args:
+        losses: Of all variants.
+        variant: One of them.
+        tokens: Length of the runs.
+        cost: Key of COSTS.
+
+    Returns:
+        None of the seeds where what it saves is not known.
+    """
+    own = dict(losses[variant][tokens])
+    if variant == DENSE or cost == "tokens":
+        return own
+    share = getattr(SAVED[variant], COSTS[cost])
+    if share is None:
+        return {}
+    doublings = -math.log2(1 - share)
+    last = max(tokens, TOKENS[1])  # where the doubling ends whose gain is the price
+    before, after = losses[DENSE][last // 2], losses[DENSE][last]
+    return {seed: loss - doublings * (before[seed] - after[seed]) for seed, loss in own.items()}
+
+
+def main(files: list[Path]) -> None:
+    """Print every gap at every length and equal cost.
+
+    Args:
+        files: runs.csv of reports.
+    """
+    losses = read_losses(files)
+    for tokens in TOKENS:
+        trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
+        for cost in COSTS:
+            spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
+            known = {name: own for name, own in spent.items() if own}
+            for baseline in (DENSE, MULTI_QUERY):
+                for name, gap in paired_gaps(known, baseline).items():
+                    ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+                    print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:17} {ends}")
+
+
+if __name__ == "__main__":
+    main([Path(file) for file in sys.argv[1:]] or [RUNS])
