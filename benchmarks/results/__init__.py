@@ -3,6 +3,7 @@
 pages          the runs of each page, and its reports
 figures        figures and numbers of the pages again, from what is committed
 equal_cost     the modern study where what is saved buys tokens
+scores         the modern study's ways to hold attention scores
 recorded       figures of `evaluate` and `ladder` again, from their JSON
 documentation  text of the study of frozen designs, from Debian packages by name
 """

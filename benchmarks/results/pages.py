@@ -333,6 +333,18 @@ PAGES = (
         by_names("vanilla", figures="trend", subject=RATE),
         grid="documentation_modern_scores",
     ),
+    of_grid(
+        "modern/code",
+        by_names("vanilla_conv4", figures="trend frontier"),
+        by_names(
+            "trained_monarch_shared_conv4",
+            "to_trained",
+            " ".join(f"{arm}-t2000" for arm in EARLY_ARMS),
+            figures="",
+            subject="",
+        ),
+        grid="code_modern",
+    ),
     Page(
         "modern/dense",
         (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),

@@ -358,6 +358,7 @@ SEEDS_OF = {
     4: ("documentation_widths",),
     6: ("wiki",),
     8: (
+        "code_modern",
         "demo_own_rates",
         "demo_thin",
         "documentation_frozen_designs",

@@ -1,0 +1,104 @@
+"""Ways to hold attention scores in the modern recipe: docs/results/modern/scores/scores.csv.
+
+    python -m benchmarks.results.scores [--runs]
+
+With --runs writes it from the runs of documentation_modern_scores first. Prints of every variant
+over how many octaves of the rate its mean loss is within 1 % of the best, and at every rate the
+losses and, in brackets, the largest scores of its seeds.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.results.figures import RESULTS
+from benchmarks.results.pages import PAGES, runs_of
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import read_finished_run
+
+SCORES = RESULTS / "modern" / "scores" / "scores.csv"
+LARGEST = "attention/largest_score/"
+TOLERANCE = 0.01
+STEPS_OF_OCTAVE = 100
+"""Points of an octave at which the interpolated loss is looked at."""
+
+
+def largest_score(directory: Path) -> float:
+    """Return the largest score that a run has recorded, over steps and layers.
+
+    Args:
+        directory: Of the run.
+    """
+    records = map(json.loads, RunDirectory(directory).metrics.open())
+    return max(
+        value for record in records for tag, value in record.items() if tag.startswith(LARGEST)
+    )
+
+
+def write_scores() -> None:
+    """Write scores.csv from the runs of the grid."""
+    (page,) = (page for page in PAGES if page.name == "modern/scores")
+    with SCORES.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["variant", "learning_rate", "seed", "validation_loss", "largest_score"])
+        for placed in runs_of(page):
+            run = read_finished_run(placed.path)
+            rate = run.config["optimizer"]["learning_rate"]
+            loss = run.result.validation_loss
+            variant = placed.cell.partition("-")[0]
+            rows.writerow([variant, rate, run.seed, loss, largest_score(placed.path)])
+
+
+def octaves(losses: Mapping[float, float]) -> float:
+    """Return over how many octaves of the rate the loss is within TOLERANCE of its best.
+
+    Between the rates it is interpolated over the rate's logarithm; nothing is said outside them.
+
+    Args:
+        losses: {rate: mean loss}.
+    """
+    rates = sorted(losses)
+    places = np.log2(rates)
+    count = round(STEPS_OF_OCTAVE * (places[-1] - places[0])) + 1
+    fine = np.linspace(places[0], places[-1], count)
+    within = np.interp(fine, places, [losses[rate] for rate in rates])
+    good = within <= (1 + TOLERANCE) * within.min()
+    outside = np.flatnonzero(~good)
+    best = int(within.argmin())
+    first = max((place + 1 for place in outside if place < best), default=0)
+    last = min((place - 1 for place in outside if place > best), default=count - 1)
+    return float(fine[last] - fine[first])
+
+
+def main() -> None:
+    """Print the table of what is in scores.csv."""
+    losses: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    scores: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with SCORES.open(newline="") as file:
+        for row in csv.DictReader(file):
+            variant, rate = row["variant"], float(row["learning_rate"])
+            losses[variant][rate].append(float(row["validation_loss"] or math.inf))
+            scores[variant][rate].append(float(row["largest_score"]))
+    for variant, own in losses.items():
+        cells = [
+            f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "
+            f"({', '.join(f'{score:.0f}' for score in scores[variant][rate])})"
+            for rate in sorted(own)
+        ]
+        span = octaves({rate: fmean(values) for rate, values in own.items()})
+        print(f"{variant:16} {span:.1f} octaves;", "; ".join(cells))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--runs"]:
+        write_scores()
+    main()
