@@ -225,6 +225,7 @@ SAVING = tuple(
     for arm in ("vanilla_conv4", "multi_query_conv4", *EARLY_ARMS)
     for steps in (500, 2000, 4000)
 )
+WITHOUT_AND_WITH = [(f"vanilla-t{steps}", f"vanilla_conv4-t{steps}") for steps in (500, 4000)]
 BOTH = ("vanilla", "orthogonal")
 PAGES = (
     of_grid(
@@ -349,6 +350,17 @@ PAGES = (
         "modern/dense",
         (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),
         (by_names("vanilla_conv4", figures="trend"),),
+    ),
+    Page(
+        "modern/recall",
+        (
+            Runs("documentation_modern", (*WITHOUT_AND_WITH[0], "vanilla_conv4-t4000")),
+            Runs("documentation_modern_dense", ("vanilla-t4000",)),
+        ),
+        tuple(
+            Report("evaluate anatomy", "vanilla", cells[0].partition("-")[2], cells)
+            for cells in WITHOUT_AND_WITH
+        ),
     ),
     Page(
         "modern/rivals",
