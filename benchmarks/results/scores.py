@@ -1,10 +1,11 @@
-"""Ways to hold attention scores in the modern recipe: docs/results/modern/scores/scores.csv.
+"""Ways to hold attention scores in the modern recipe: scores.csv and .svg of docs/results/modern.
 
     python -m benchmarks.results.scores [--runs]
 
-With --runs writes it from the runs of documentation_modern_scores first. Prints of every variant
-over how many octaves of the rate its mean loss is within 1 % of the best, and at every rate the
-losses and, in brackets, the largest scores of its seeds.
+With --runs writes scores.csv from the runs of documentation_modern_scores first. Draws loss and
+largest score over the rate, and prints of every variant over how many octaves of the rate its mean
+loss is within 1 % of the best, and at every rate the losses and, in brackets, the largest scores of
+its seeds.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks.results.figures import RESULTS
 from benchmarks.results.pages import PAGES, runs_of
+from pretrain.reporting.plots import group_style, label, legend_below, new_figure, write_figures
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import read_finished_run
 
@@ -30,6 +34,20 @@ LARGEST = "attention/largest_score/"
 TOLERANCE = 0.01
 STEPS_OF_OCTAVE = 100
 """Points of an octave at which the interpolated loss is looked at."""
+HIGHEST_LOSS = 5.2
+"""Of the figure; trained rows with neither are at 6.1 at the highest rate."""
+RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+WAYS = {
+    "vanilla": "trained, QK-norm",
+    "vanilla_clip": "trained, QK-Clip",
+    "vanilla_free": "trained, neither",
+    "orthogonal": "frozen, QK-norm",
+    "orthogonal_bound": "frozen, score_bound",
+    "orthogonal_free": "frozen, neither",
+}
+
+ByRate = dict[str, dict[float, list[float]]]
+"""{variant: {rate: a number of each seed}}"""
 
 
 def largest_score(directory: Path) -> float:
@@ -79,15 +97,49 @@ def octaves(losses: Mapping[float, float]) -> float:
     return float(fine[last] - fine[first])
 
 
-def main() -> None:
-    """Print the table of what is in scores.csv."""
-    losses: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    scores: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+def read_scores() -> tuple[ByRate, ByRate]:
+    """Return the losses and the largest scores of scores.csv."""
+    losses: ByRate = defaultdict(lambda: defaultdict(list))
+    scores: ByRate = defaultdict(lambda: defaultdict(list))
     with SCORES.open(newline="") as file:
         for row in csv.DictReader(file):
             variant, rate = row["variant"], float(row["learning_rate"])
             losses[variant][rate].append(float(row["validation_loss"] or math.inf))
             scores[variant][rate].append(float(row["largest_score"]))
+    return losses, scores
+
+
+def scores_figure(losses: ByRate, scores: ByRate) -> Figure:
+    """Return the figure of mean loss and largest score over the rate.
+
+    Args:
+        losses: {variant: {rate: of each seed}}.
+        scores: the same.
+    """
+    figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
+    for variant, own in losses.items():
+        colour, marker = group_style(list(losses), variant)
+        rates = sorted(own)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "label": WAYS[variant]}
+        loss_plot.plot(rates, [fmean(own[rate]) for rate in rates], **style)
+        score_plot.plot(rates, [max(scores[variant][rate]) for rate in rates], **style)
+    score_plot.set_yscale("log")
+    score_plot.yaxis.set_major_formatter("{x:,.0f}")
+    loss_plot.set_ylim(top=HIGHEST_LOSS)
+    for plot in (loss_plot, score_plot):
+        plot.set_xscale("log", base=2)
+        plot.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+    label(loss_plot, "", "peak learning rate", "validation loss, nats per token")
+    label(score_plot, "", "peak learning rate", "largest attention score")
+    legend_below(figure, loss_plot)
+    return figure
+
+
+def main() -> None:
+    """Draw what is in scores.csv, and print it as a table."""
+    losses, scores = read_scores()
+    write_figures({"scores": lambda: scores_figure(losses, scores)}, SCORES.parent)
+    SCORES.with_suffix(".png").unlink()
     for variant, own in losses.items():
         cells = [
             f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "
