@@ -3,8 +3,9 @@
     python -m benchmarks.results.equal_cost [RUNS.CSV...]
 
 Without files, those of docs/results/modern. A doubling of the tokens is worth what it took off the
-loss of `vanilla_conv4` where the run ends: the doubling before its end, after 0.5 M tokens the one
-after it. Prints the gaps to dense trained and to multi-query attention at every length.
+loss of `vanilla_conv4` where the run ends: from the length before it to its own, at the shortest
+from its own to the next. Prints the gaps to dense trained and to multi-query attention at every
+length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pretrain.api import paired_gaps
 
 RUNS = RESULTS / "modern" / "runs.csv"
 DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
-TOKENS = (512_000, 1_024_000, 2_048_000, 4_096_000)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,12 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     if share is None:
         return {}
     doublings = -math.log2(1 - share)
-    last = max(tokens, TOKENS[1])  # where the doubling ends whose gain is the price
-    before, after = losses[DENSE][last // 2], losses[DENSE][last]
-    return {seed: loss - doublings * (before[seed] - after[seed]) for seed, loss in own.items()}
+    lengths = sorted(losses[DENSE])
+    last = max(1, lengths.index(tokens))
+    before, after = lengths[last - 1], lengths[last]
+    doublings /= math.log2(after / before)
+    gain = {seed: losses[DENSE][before][seed] - losses[DENSE][after][seed] for seed in own}
+    return {seed: loss - doublings * gain[seed] for seed, loss in own.items()}
 
 
 def main(files: list[Path]) -> None:
@@ -106,12 +109,12 @@ def main(files: list[Path]) -> None:
         files: runs.csv of reports.
     """
     losses = read_losses(files)
-    for tokens in TOKENS:
+    for tokens in sorted(losses[DENSE]):
         trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
         for cost in COSTS:
             spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
             known = {name: own for name, own in spent.items() if own}
-            for baseline in (DENSE, MULTI_QUERY):
+            for baseline in (name for name in (DENSE, MULTI_QUERY) if name in known):
                 for name, gap in paired_gaps(known, baseline).items():
                     ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
                     print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:17} {ends}")

@@ -340,7 +340,7 @@ PAGES = (
         by_names(
             "trained_monarch_shared_conv4",
             "to_trained",
-            " ".join(f"{arm}-t2000" for arm in EARLY_ARMS),
+            " ".join(f"{arm}-t4000" for arm in EARLY_ARMS),
             figures="",
             subject="",
         ),

@@ -311,7 +311,7 @@ def modern() -> str:
 def equal_costs() -> str:
     """The modern recipe after 4 M tokens, where what is saved buys tokens."""
     losses = equal_cost.read_losses([equal_cost.RUNS])
-    tokens = equal_cost.TOKENS[-1]
+    tokens = max(losses[DENSE])
 
     rows: Rows = {}
     for heading, pair in COMPARED.items():
