@@ -103,7 +103,8 @@ def read_scores() -> tuple[ByRate, ByRate]:
     scores: ByRate = defaultdict(lambda: defaultdict(list))
     with SCORES.open(newline="") as file:
         for row in csv.DictReader(file):
-            variant, rate = row["variant"], float(row["learning_rate"])
+            variant = row["variant"]
+            rate = float(row["learning_rate"])
             losses[variant][rate].append(float(row["validation_loss"] or math.inf))
             scores[variant][rate].append(float(row["largest_score"]))
     return losses, scores
