@@ -10,7 +10,6 @@ length.
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections import defaultdict
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results.figures import RESULTS
+from benchmarks.results.figures import RESULTS, table
 from pretrain.api import paired_gaps
 
 RUNS = RESULTS / "modern" / "runs.csv"
@@ -27,7 +26,7 @@ DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a variant saves, as shares of what `vanilla_conv4` costs.
+    """Shares of the costs of `vanilla_conv4` that a variant saves.
 
     Attributes:
         flops: Of the FLOPs of a run of `large_modern`, by `plan`.
@@ -53,7 +52,7 @@ COSTS = {
     "GPU-hours by plan": "hours",
     "seconds of these runs": "seconds",
 }
-"""What can be equal, to the attribute of what is saved of it."""
+"""Costs that can be equal, with the attribute of Saved for each."""
 
 Losses = Mapping[str, Mapping[int, Mapping[int, float]]]
 """[variant][tokens][seed]"""
@@ -67,11 +66,10 @@ def read_losses(files: Iterable[Path]) -> Losses:
     """
     losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in files:
-        with path.open(newline="") as file:
-            for run in csv.DictReader(file):
-                variant = run["name"].partition("-")[0]
-                own = losses[variant][int(run["tokens"])]
-                own[int(run["seed"])] = float(run["validation_loss"])
+        for run in table(path):
+            variant = run["name"].partition("-")[0]
+            own = losses[variant][int(run["tokens"])]
+            own[int(run["seed"])] = float(run["validation_loss"])
     return losses
 
 
@@ -85,7 +83,7 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
         cost: Key of COSTS.
 
     Returns:
-        None of the seeds where what it saves is not known.
+        Empty where the saving is not known.
     """
     own = dict(losses[variant][tokens])
     if variant == DENSE or cost == "tokens":

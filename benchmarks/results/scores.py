@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.results.figures import RESULTS
+from benchmarks.results.figures import RESULTS, table
 from benchmarks.results.pages import PAGES, runs_of
 from pretrain.reporting.plots import group_style, label, legend_below, new_figure, write_figures
 from pretrain.runs.directory import RunDirectory
@@ -35,7 +35,7 @@ TOLERANCE = 0.01
 STEPS_OF_OCTAVE = 100
 """Points of an octave at which the interpolated loss is looked at."""
 HIGHEST_LOSS = 5.2
-"""Of the figure; trained rows with neither are at 6.1 at the highest rate."""
+"""Upper end of the figure's axis. Trained rows with neither reach 6.1 at the highest rate."""
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 WAYS = {
     "vanilla": "trained, QK-norm",
@@ -79,7 +79,7 @@ def write_scores() -> None:
 def octaves(losses: Mapping[float, float]) -> float:
     """Return over how many octaves of the rate the loss is within TOLERANCE of its best.
 
-    Between the rates it is interpolated over the rate's logarithm; nothing is said outside them.
+    Losses between the rates are interpolated over the rate's logarithm.
 
     Args:
         losses: {rate: mean loss}.
@@ -101,12 +101,11 @@ def read_scores() -> tuple[ByRate, ByRate]:
     """Return the losses and the largest scores of scores.csv."""
     losses: ByRate = defaultdict(lambda: defaultdict(list))
     scores: ByRate = defaultdict(lambda: defaultdict(list))
-    with SCORES.open(newline="") as file:
-        for row in csv.DictReader(file):
-            variant = row["variant"]
-            rate = float(row["learning_rate"])
-            losses[variant][rate].append(float(row["validation_loss"] or math.inf))
-            scores[variant][rate].append(float(row["largest_score"]))
+    for row in table(SCORES):
+        variant = row["variant"]
+        rate = float(row["learning_rate"])
+        losses[variant][rate].append(float(row["validation_loss"] or math.inf))
+        scores[variant][rate].append(float(row["largest_score"]))
     return losses, scores
 
 

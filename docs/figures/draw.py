@@ -9,7 +9,6 @@ layouts.svg      one curve under eight layouts, from layouts.json, which layouts
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.results import equal_cost
 from benchmarks.results.equal_cost import DENSE, MULTI_QUERY
+from benchmarks.results.figures import table
 from pretrain.api import paired_gaps
 
 HERE = Path(__file__).resolve().parent
@@ -206,7 +206,7 @@ class Gap:
 
 
 Rows = dict[str, list[tuple[str, Gap]]]
-"""What each row of a figure says and shows, under the headings of their groups."""
+"""Rows of a figure, each with its words and its gap, under the headings of their groups."""
 
 ALONE, SAME = "demo/sweeps/{}/orthogonal", "demo/sweeps/{}/vanilla"
 FROZEN, RIVAL = "monarch_shared_conv4", "vanilla_conv4"
@@ -276,7 +276,7 @@ MODERN: Groups = {
 }
 MODERN_TITLE = (
     "The modern recipe: per cent of perplexity at equal tokens in seven contrasts, with 95 "
-    "% intervals; all but the first and the last with a short convolution"
+    "% intervals"
 )
 
 
@@ -384,7 +384,7 @@ def gap(finding: Finding) -> Gap:
     place = RESULTS / finding.page
     if (place / "trial.json").is_file():
         trial = json.loads((place / "trial.json").read_text())
-        return Gap(*(trial[key] for key in ("mean", "low", "high", "n")))
+        return Gap(trial["mean"], trial["low"], trial["high"], trial["n"])
     losses: dict[str, dict[int, float]] = {}
     for run in table(place / "runs.csv"):
         own = losses.setdefault(run["name"].rpartition("-")[0], {})
@@ -399,12 +399,6 @@ def paired(losses: dict[int, float], baseline: dict[int, float]) -> Gap:
     found = paired_gaps({"own": losses, "baseline": baseline}, "baseline")["own"]
     assert found.low is not None and found.high is not None, found
     return Gap(found.mean, found.low, found.high, found.n)
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def circle(x: float, y: float, radius: float = 5) -> str:
