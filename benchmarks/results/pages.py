@@ -367,6 +367,11 @@ PAGES = (
         (Runs("documentation_modern", SAVING), Runs("documentation_modern_rivals")),
         (by_names("vanilla_conv4", figures="trend frontier"),),
     ),
+    of_grid(
+        "modern/long",
+        by_names("vanilla_conv4", figures="trend"),
+        grid="documentation_modern_long",
+    ),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),

@@ -366,6 +366,7 @@ SEEDS_OF = {
         "documentation_modern",
         "documentation_modern_adapters",
         "documentation_modern_dense",
+        "documentation_modern_long",
         "documentation_modern_output",
         "documentation_modern_price",
         "documentation_modern_rivals",
