@@ -20,7 +20,8 @@ import pytest
 
 from benchmarks.results import figures
 from benchmarks.results.__main__ import main, reports, sweeps
-from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
+from benchmarks.results.page import Page, PlacedRun, runs_of
+from benchmarks.results.pages import PAGES
 from pretrain.study.sealed import arm_of
 from pretrain.study.seeds import group_runs, settings_of
 from pretrain.sweep.plan import PlannedRun

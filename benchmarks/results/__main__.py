@@ -21,7 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.results.figures import RESULTS, settle
-from benchmarks.results.pages import PAGES, Page, Report, runs_of
+from benchmarks.results.page import Page, Report, runs_of
+from benchmarks.results.pages import PAGES
 from pretrain.sweep.grid import expand, read_grid
 
 

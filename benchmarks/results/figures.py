@@ -25,7 +25,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.results.pages import PAGES, Report
+from benchmarks.results.page import Report
+from benchmarks.results.pages import PAGES
 from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
 from pretrain.compare.content import variants_csv

@@ -1,135 +1,20 @@
-"""The pages of docs/results: the runs of each, and its reports."""
+"""The pages of docs/results."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from benchmarks.results.modern_pages import MODERN
+from benchmarks.results.page import (
+    RATE,
+    Page,
+    Report,
+    Runs,
+    at_flops,
+    compare,
+    evaluated,
+    of_grid,
+    over,
+)
 
-from pretrain.runs.directory import RunDirectory
-from pretrain.sweep.grid import expand, read_grid
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Runs of a shipped grid, all seeds.
-
-    Attributes:
-        grid: Name of the grid.
-        cells: Those runs whose name is CELL-seed_N with one of these; none: all.
-    """
-
-    grid: str
-    cells: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """`python -m pretrain VERB` on runs of a page.
-
-    Attributes:
-        verb: The verb, in one or two words.
-        baseline: What `--baseline` is, a label or the name of a run.
-        out: Folder in the page's folder; "" for that one itself.
-        cells: Those of the page's runs; none: all.
-        subject: What `--subject` is.
-        options: Further options.
-        figures: Figures that are kept in docs/results, of those that the verb draws.
-    """
-
-    verb: str
-    baseline: str = ""
-    out: str = ""
-    cells: tuple[str, ...] = ()
-    subject: str = ""
-    options: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Page:
-    """A folder of docs/results.
-
-    A page without runs has reports that train models of their own; one without reports is a search.
-    """
-
-    name: str
-    runs: tuple[Runs, ...]
-    reports: tuple[Report, ...]
-
-
-def of_grid(name: str, *reports: Report, grid: str = "") -> Page:
-    """Return the page of one grid.
-
-    Args:
-        name: Name of the page.
-        reports: Its reports.
-        grid: Name of the grid, where that is not the page's.
-    """
-    return Page(name, (Runs(grid or name),), reports)
-
-
-def compare(baseline: str, out: str = "", cells: str = "", figures: str = "gap") -> Report:
-    """Return a report of `compare`; one in a folder of its own shows no figure.
-
-    Args:
-        baseline: A label or the name of a run.
-        out: Folder in the page's folder.
-        cells: Words: the cells that are compared.
-        figures: Words: the figures that the page shows.
-    """
-    shown = () if out else tuple(figures.split())
-    return Report("compare", baseline, out, tuple(cells.split()), figures=shown)
-
-
-def at_flops(baseline: str, out: str = "", cells: str = "", subject: str = "") -> Report:
-    """Return a report of `compare --match flops`.
-
-    Args:
-        baseline: A label or the name of a run.
-        out: Folder in the page's folder.
-        cells: Words: the cells that are compared.
-        subject: What `--subject` is.
-    """
-    report = compare(baseline, out, cells)
-    return replace(report, subject=subject, options=("--match", "flops"))
-
-
-def over(subject: str, out: str = "", cells: str = "", figures: str = "trend") -> Report:
-    """Return a report of `compare --subject` to `vanilla`.
-
-    Args:
-        subject: What `--subject` is.
-        out: Folder in the page's folder.
-        cells: Words: the cells that are compared.
-        figures: Words: the figures that the page shows.
-    """
-    report = compare("vanilla", out, cells)
-    return replace(report, subject=subject, figures=tuple(figures.split()))
-
-
-def by_names(
-    baseline: str,
-    out: str = "",
-    cells: str = "",
-    *,
-    figures: str = "trend",
-    subject: str = "tokens",
-) -> Report:
-    """Return a report of `compare --by names`.
-
-    Args:
-        baseline: The first part of the baseline's names.
-        out: Folder in the page's folder.
-        cells: Words: the cells that are compared.
-        figures: Words: the figures that the page shows.
-        subject: What `--subject` is; "": none, for runs of one length.
-    """
-    report = compare(baseline, out, cells)
-    options = ("--by", "names")
-    return replace(report, subject=subject, options=options, figures=tuple(figures.split()))
-
-
-RATE = "optimizer.learning_rate"
 LADDER = Report("ladder", "vanilla_conv4", figures=("ladder",))
 FROZEN = "orthogonal monarch hadamard gaussian"
 STUDIED = "shared_conv4 trained_shared_conv4"
@@ -200,32 +85,9 @@ def positions(kind: str) -> Page:
     return Page(kind, (Runs("demo_variants", cells),), (compare("vanilla"),))
 
 
-def evaluated(name: str, *figures: str, runs: tuple[Runs, ...] = (), options: str = "") -> Page:
-    """Return the page of a report of `evaluate`.
-
-    Args:
-        name: Name of the page and of the experiment.
-        figures: Figures that the page shows.
-        runs: Runs that are evaluated.
-        options: Words: options of the verb.
-    """
-    report = Report(f"evaluate {name}", options=tuple(options.split()), figures=figures)
-    return Page(name, runs, (report,))
-
-
 HEAD_DIMS = "vanilla orthogonal vanilla_head_dim_16 orthogonal_head_dim_16"
 STRENGTHS = "orthogonal trainable_half_rate penalty_0.1 unfreeze_full_rate"
 CORRECTED = "orthogonal_low_rank_8 monarch_low_rank_8 hadamard_low_rank_8 gaussian_low_rank_8"
-EARLY_ARMS = [f"{kind}monarch_shared_conv4" for kind in ("", "trained_", "early_")]
-EARLY = " ".join(f"{arm}-t{steps}" for arm in EARLY_ARMS for steps in (500, 1000, 2000, 4000))
-DENSE = tuple(f"vanilla_conv4-t{steps}" for steps in (500, 1000, 2000, 4000))
-DENSE += ("vanilla-t500", "early_vanilla_conv4-t500", "early_vanilla_conv4-t2000")
-SAVING = tuple(
-    f"{arm}-t{steps}"
-    for arm in ("vanilla_conv4", "multi_query_conv4", *EARLY_ARMS)
-    for steps in (500, 2000, 4000)
-)
-WITHOUT_AND_WITH = [(f"vanilla-t{steps}", f"vanilla_conv4-t{steps}") for steps in (500, 4000)]
 BOTH = ("vanilla", "orthogonal")
 PAGES = (
     of_grid(
@@ -290,88 +152,7 @@ PAGES = (
     of_grid("wiki", at_flops("vanilla_conv4-seed_1")),
     of_grid("rivals", at_flops("vanilla"), grid="documentation_rivals"),
     *(of_grid(f"{study}_rates") for study in SEARCHED),
-    of_grid("code_modern_rates"),
-    of_grid("documentation_modern_rates_muon"),
-    of_grid("documentation_modern_price_rates"),
-    of_grid("documentation_modern_rivals_rates"),
-    of_grid("documentation_modern_output_rates"),
-    of_grid("documentation_modern_long_rates"),
-    of_grid(
-        "modern/price",
-        compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),
-        compare("vanilla_adamw-seed_31", "adamw", "vanilla_adamw orthogonal_adamw"),
-        compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
-        grid="documentation_modern_price",
-    ),
-    Page(
-        "modern/output",
-        (
-            Runs("documentation_modern_price", ("vanilla", "fixed_output")),
-            Runs("documentation_modern_output"),
-        ),
-        (compare("vanilla-seed_31"),),
-    ),
-    of_grid(
-        "modern",
-        by_names("vanilla_conv4", figures="trend frontier"),
-        by_names("multi_query_conv4", "to_multi_query"),
-        by_names("trained_monarch_shared_conv4", "to_trained", EARLY),
-        grid="documentation_modern",
-    ),
-    Page(
-        "modern/adapters",
-        (
-            Runs("documentation_modern", ("vanilla-t500", "vanilla_conv4-t500")),
-            Runs("documentation_modern_adapters"),
-        ),
-        (
-            by_names("vanilla_conv4", figures="gap", subject=""),
-            by_names("vanilla", "to_none", figures="", subject=""),
-        ),
-    ),
-    of_grid(
-        "modern/scores",
-        by_names("vanilla", figures="trend", subject=RATE),
-        grid="documentation_modern_scores",
-    ),
-    of_grid(
-        "modern/code",
-        by_names("vanilla_conv4", figures="trend frontier"),
-        by_names(
-            "trained_monarch_shared_conv4",
-            "to_trained",
-            " ".join(f"{arm}-t4000" for arm in EARLY_ARMS),
-            figures="",
-            subject="",
-        ),
-        grid="code_modern",
-    ),
-    Page(
-        "modern/dense",
-        (Runs("documentation_modern", DENSE), Runs("documentation_modern_dense")),
-        (by_names("vanilla_conv4", figures="trend"),),
-    ),
-    Page(
-        "modern/recall",
-        (
-            Runs("documentation_modern", (*WITHOUT_AND_WITH[0], "vanilla_conv4-t4000")),
-            Runs("documentation_modern_dense", ("vanilla-t4000",)),
-        ),
-        tuple(
-            Report("evaluate anatomy", "vanilla", cells[0].partition("-")[2], cells)
-            for cells in WITHOUT_AND_WITH
-        ),
-    ),
-    Page(
-        "modern/rivals",
-        (Runs("documentation_modern", SAVING), Runs("documentation_modern_rivals")),
-        (by_names("vanilla_conv4", figures="trend frontier"),),
-    ),
-    of_grid(
-        "modern/long",
-        by_names("vanilla_conv4", figures="trend"),
-        grid="documentation_modern_long",
-    ),
+    *MODERN,
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
@@ -394,30 +175,3 @@ PAGES = (
     positions("rope"),
     positions("learned"),
 )
-
-
-@dataclass(frozen=True)
-class PlacedRun:
-    """A run of a grid, and its directory."""
-
-    grid: str
-    cell: str
-    path: Path
-
-    @property
-    def finished(self) -> bool:
-        return RunDirectory(self.path).is_finished()
-
-
-def runs_of(page: Page) -> list[PlacedRun]:
-    """Return the runs of a page, grid by grid, cell by cell and seed by seed."""
-    found = []
-    for selection in page.runs:
-        grid = read_grid(selection.grid)
-        names: dict[str, list[str]] = {}
-        for run in expand(grid):
-            names.setdefault(run.name.rpartition("-seed_")[0], []).append(run.name)
-        for cell in selection.cells or names:
-            for name in names[cell]:
-                found.append(PlacedRun(selection.grid, cell, grid.content.directory / name))
-    return found

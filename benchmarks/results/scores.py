@@ -24,7 +24,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.results.figures import RESULTS, table
-from benchmarks.results.pages import PAGES, runs_of
+from benchmarks.results.page import runs_of
+from benchmarks.results.pages import PAGES
 from pretrain.reporting.plots import group_style, label, legend_below, new_figure, write_figures
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import read_finished_run

@@ -368,6 +368,7 @@ SEEDS_OF = {
         "documentation_modern_dense",
         "documentation_modern_long",
         "documentation_modern_output",
+        "documentation_modern_phases",
         "documentation_modern_price",
         "documentation_modern_rivals",
         "documentation_thin",
@@ -384,6 +385,7 @@ ADDED = {
     "documentation_modern_dense",
     "documentation_modern_output",
     "documentation_modern_output_rates",
+    "documentation_modern_phases",
     "documentation_modern_rivals",
     "documentation_modern_rivals_rates",
 }
