@@ -4,8 +4,7 @@
 
 Without files, those of docs/results/modern. A doubling of the tokens is worth what it took off the
 loss of `vanilla_conv4` where the run ends: from the length before it to its own, at the shortest
-from its own to the next. Prints the gaps to dense trained and to multi-query attention at every
-length.
+from its own to the next. Prints the gaps to each rival at every length.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from pretrain.api import paired_gaps
 
 RUNS = RESULTS / "modern" / "runs.csv"
 DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
+RIVALS = (DENSE, MULTI_QUERY, "grouped_query_conv4", "small_mlp_conv4", "three_layers_conv4")
+"""Variants that freeze nothing and have dense queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Saved:
 
 SAVED = {
     "multi_query_conv4": Saved(0.122, 0.134, 0.099),
+    "grouped_query_conv4": Saved(0.097, 0.107, None),
+    "small_mlp_conv4": Saved(0.127, 0.099, None),
+    "three_layers_conv4": Saved(0.121, 0.146, None),
     "monarch_shared_conv4": Saved(0.126, 0.076, 0.044),
     "trained_monarch_shared_conv4": Saved(0.125, 0.075, 0.030),
     "early_monarch_shared_conv4": Saved(0.126, 0.076, 0.040),
@@ -112,10 +116,10 @@ def main(files: list[Path]) -> None:
         for cost in COSTS:
             spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
             known = {name: own for name, own in spent.items() if own}
-            for baseline in (name for name in (DENSE, MULTI_QUERY) if name in known):
+            for baseline in (name for name in RIVALS if name in known):
                 for name, gap in paired_gaps(known, baseline).items():
                     ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-                    print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:17} {ends}")
+                    print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:19} {ends}")
 
 
 if __name__ == "__main__":
