@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks.results.page import RATE, Page, Report, Runs, by_names, compare, of_grid
+from benchmarks.results.page import RATE, Page, Report, Runs, by_names, of_grid
 
 DENSE = "vanilla_conv4"
 STRUCTURE = "monarch_shared_conv4"
+BOTH_FROZEN = "fixed_output_orthogonal"
 ARMS = (STRUCTURE, f"trained_{STRUCTURE}", f"early_{STRUCTURE}")
 LENGTHS = (500, 1000, 2000, 4000)
+FROZEN_AFTER = ("tenth", "early", "half")
+"""First words of the arms that are frozen after a tenth, a quarter and a half of the steps."""
 WITHOUT_AND_WITH = [(f"vanilla-t{steps}", f"{DENSE}-t{steps}") for steps in (500, 4000)]
 
 
@@ -18,21 +21,15 @@ def cells(arms: Iterable[str], *lengths: int) -> tuple[str, ...]:
     return tuple(f"{arm}-t{steps}" for arm in arms for steps in lengths)
 
 
-def at_one_length(baseline: str, out: str, arms: Iterable[str], steps: int) -> Report:
-    """Return a report of arms at one length, without figures.
+def of_names(baseline: str, out: str = "", compared: Iterable[str] = ()) -> Report:
+    """Return a report by names of runs of one length; one in a folder of its own shows no figure.
 
     Args:
-        baseline: One of the arms.
+        baseline: The first part of the baseline's names.
         out: Folder in the page's folder.
-        arms: First parts of their names.
-        steps: The length.
+        compared: The cells that are compared.
     """
-    return by_names(baseline, out, " ".join(cells(arms, steps)), figures="", subject="")
-
-
-def frozen_after(rows: str) -> tuple[str, ...]:
-    """Return the arms whose rows train and are frozen after a tenth, a quarter and a half."""
-    return tuple(f"{when}_{rows}" for when in ("tenth", "early", "half"))
+    return by_names(baseline, out, " ".join(compared), figures="" if out else "gap", subject="")
 
 
 MODERN = (
@@ -44,9 +41,9 @@ MODERN = (
     of_grid("documentation_modern_long_rates"),
     of_grid(
         "modern/price",
-        compare("vanilla-seed_31", "", "vanilla orthogonal fixed_output fixed_output_orthogonal"),
-        compare("vanilla_adamw-seed_31", "adamw", "vanilla_adamw orthogonal_adamw"),
-        compare("orthogonal-seed_31", "to_orthogonal", "orthogonal fixed_output_orthogonal"),
+        of_names("vanilla", "", ("vanilla", "orthogonal", "fixed_output", BOTH_FROZEN)),
+        of_names("vanilla_adamw", "adamw", ("vanilla_adamw", "orthogonal_adamw")),
+        of_names("orthogonal", "to_orthogonal", ("orthogonal", BOTH_FROZEN)),
         grid="documentation_modern_price",
     ),
     Page(
@@ -55,7 +52,7 @@ MODERN = (
             Runs("documentation_modern_price", ("vanilla", "fixed_output")),
             Runs("documentation_modern_output"),
         ),
-        (compare("vanilla-seed_31"),),
+        (of_names("vanilla"),),
     ),
     of_grid(
         "modern",
@@ -71,8 +68,8 @@ MODERN = (
             Runs("documentation_modern_adapters"),
         ),
         (
-            by_names(DENSE, figures="gap", subject=""),
-            by_names("vanilla", "to_none", figures="", subject=""),
+            of_names(DENSE),
+            of_names("vanilla", "to_none"),
         ),
     ),
     of_grid(
@@ -83,7 +80,7 @@ MODERN = (
     of_grid(
         "modern/code",
         by_names(DENSE, figures="trend frontier"),
-        at_one_length(f"trained_{STRUCTURE}", "to_trained", ARMS, 4000),
+        of_names(f"trained_{STRUCTURE}", "to_trained", cells(ARMS, 4000)),
         grid="code_modern",
     ),
     Page(
@@ -130,12 +127,15 @@ MODERN = (
             Runs("documentation_modern_phases"),
         ),
         (
-            at_one_length(DENSE, "dense", (DENSE, *frozen_after(DENSE)), 2000),
-            at_one_length(
+            of_names(
+                DENSE,
+                "dense",
+                cells((DENSE, *(f"{when}_{DENSE}" for when in FROZEN_AFTER)), 2000),
+            ),
+            of_names(
                 f"trained_{STRUCTURE}",
                 "structure",
-                (STRUCTURE, f"trained_{STRUCTURE}", *frozen_after(STRUCTURE)),
-                2000,
+                cells((*ARMS[:2], *(f"{when}_{STRUCTURE}" for when in FROZEN_AFTER)), 2000),
             ),
         ),
     ),
