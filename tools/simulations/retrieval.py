@@ -1,7 +1,7 @@
 """Retrieval from the context by design, a table: `python -m tools.simulations.retrieval`.
 
     python -m tools.simulations.retrieval
-    python -m tools.simulations.retrieval --recipe demo_modern --steps 600
+    python -m tools.simulations.retrieval --recipe demo_modern --steps 600 --csv accuracies.csv
 
 * recall: multi-query associative recall (Arora and others, 2023, arXiv:2312.04927): PAIRS pairs of
   a key and its value, then every key once more in another order, each to be followed by its value;
@@ -15,7 +15,9 @@ ones are frozen after a quarter of the steps.
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,13 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="retrieval", description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", choices=("demo", "demo_modern"), default="demo")
     parser.add_argument("--steps", type=int, default=200, help="of each training")
+    parser.add_argument("--csv", type=Path, help="file for the accuracy of each seed")
     given = parser.parse_args(arguments)
     prepare_imports()
     modern = given.recipe == "demo_modern"
     columns = [(task, shift) for task in (recall, induction) for shift in (False, True)]
     if modern:  # its designs bring their own convolution
         columns = [(recall, False), (induction, False)]
-    rows = []
+    rows, measured = [], []
     for design, overrides in (MODERN if modern else DESIGNS).items():
         rows.append([design])
         for draw, shift in columns:
@@ -223,10 +226,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 seed: accuracy(draw, given.recipe, own, steps=given.steps, seed=seed)
                 for seed in range(1, SEEDS + 1)
             }
+            task = draw.__name__ + (", shifted keys" if shift else "")
+            measured += [(design, task, given.steps, *each) for each in right.items()]
             if gap := paired_gap("", right, dict.fromkeys(right, 0.0), SCORES):
                 rows[-1].append(f"{gap.mean:.1f} [{gap.low:.1f}, {gap.high:.1f}]")
             print(*rows[-1], *(f"{value:.0f}" for value in right.values()), flush=True)
-    titles = [task.__name__ + (", shifted keys" if shift else "") for task, shift in columns]
+    titles = list(dict.fromkeys(task for _, task, *_ in measured))
+    if given.csv:
+        with given.csv.open("w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(("design", "task", "steps", "seed", "accuracy"))
+            table.writerows(measured)
     print("\n".join(markdown(Table(("design", *titles), rows, (0,)))))
 
 
