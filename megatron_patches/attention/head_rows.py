@@ -186,7 +186,8 @@ class HeadRows(torch.nn.Module):
             if len(near) < len(heads):
                 raise MethodError(
                     f"attention.phases: the rows of a head of layer {self.layer} are linearly "
-                    "dependent, so no orthonormal ones are nearest; leave orthonormal out"
+                    "dependent, so no orthonormal ones are nearest; leave orthonormal out, and "
+                    "choose another run.name to start afresh"
                 )
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(np.concatenate(near)))

@@ -19,6 +19,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 
+from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
 from megatron_patches.attention.scores import CausalDotProductAttention
 from megatron_patches.engine.documents import Documents
 
@@ -42,14 +43,14 @@ def has_queries_and_keys(attention: torch.nn.Module) -> bool:
 
 
 def head_weights(attention: SelfAttention) -> HeadWeights | None:
-    """Return the matrices W with q = W x and k = W x, head by head.
+    """Return the matrices W with q = W x + b and k = W x + b, head by head.
 
     Args:
         attention: a layer's attention module.
 
     Returns:
         The matrices; None where there are none, because scores are not made from queries and keys
-        (a synthesizer) or these are not linear in x (a norm of q and k).
+        (a synthesizer) or these are not linear in a token's x (a norm of q and k, convolved keys).
     """
     if not has_queries_and_keys(attention):
         return None
@@ -58,10 +59,14 @@ def head_weights(attention: SelfAttention) -> HeadWeights | None:
     # The sum of the unit vectors with random signs: a linear layer maps it to the same sum of their
     # images.
     signs = torch.randint(0, 2, (1, len(unit)), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    probes = torch.cat([unit, signs.to(unit)])[:, None]  # [hidden + 1, batch 1, hidden]
+    origin = torch.zeros_like(unit[:1])  # its image is the bias
+    probes = torch.cat([origin, unit, signs.to(unit)])[:, None]  # [hidden + 2, batch 1, hidden]
+    if isinstance(attention, FrozenQueryKeySelfAttention):
+        attention.linear_qkv.look_back_within(None)  # not within the documents of an earlier text
     with torch.no_grad():
         query, key = attention.get_query_key_value_tensors(probes)[:2]
-    images = [part[:, 0].double().cpu() for part in (query, key)]  # [hidden + 1, heads, head_dim]
+    mapped = (part[:, 0].double().cpu() for part in (query, key))  # [hidden + 2, heads, head_dim]
+    images = [part[1:] - part[0] for part in mapped]
     if not all(_is_linear(part, signs[0].double()) for part in images):
         return None
     return HeadWeights(*(part[:-1].permute(1, 2, 0).contiguous() for part in images))

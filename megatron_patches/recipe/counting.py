@@ -85,7 +85,7 @@ def model_flops_per_token(
 def executed_flops_per_token(
     shape: ModelShape, policy: QKPolicy, phase: int = 0, causal_share: float = CAUSAL
 ) -> float:
-    """Return the FLOPs per token that a training step really executes. `hfu` is made of this.
+    """Return the FLOPs per token that a training step executes, without recomputation.
 
     Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else:
     the gradient still flows through the scores to the layer's input. For ordinary multi-head

@@ -12,7 +12,7 @@ whole learning-rate schedule, in place of the factor before.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +111,12 @@ class PhaseStart:
     orthonormal: bool = False
     learning_rate_factor: float = 1.0
 
+    @property
+    def frozen_rows(self) -> str:
+        """Return which rows of its layers the entry freezes, in words."""
+        rows = {"both": "Query/Key", "query": "Query rows", "key": "Key rows"}[self.roles]
+        return rows if self.heads == 1 else f"{rows} of {self.heads:g} of the heads"
+
     def chosen(self, num_groups: int) -> frozenset[tuple[str, int]]:
         """Return (role, key head) of the rows of a layer that the entry freezes.
 
@@ -171,22 +177,24 @@ class Keep:
         return tuple(number for number in numbers if (role, number // members) in self.rows)
 
 
-def training_begins(schedule: Sequence[PhaseStart], num_layers: int) -> list[int | None]:
+def training_begins(
+    schedule: Sequence[PhaseStart], frozen: Sequence[Collection[int]]
+) -> list[int | None]:
     """Return for each layer the phase (from 1) in which its frozen rows become trainable.
 
-    None: never.
+    None: never, or they train from the start.
 
     Args:
         schedule: entries of attention.phases.
-        num_layers: layers of the model.
+        frozen: for each layer the key heads that are frozen at the start.
 
     Raises:
         MethodError: the model does not have the layers of an entry.
     """
-    begins: list[int | None] = [None] * num_layers
+    begins: list[int | None] = [None] * len(frozen)
     for phase, entry in enumerate(schedule, start=1):
-        for layer in entry.named("train", num_layers):
-            if begins[layer] is None:
+        for layer in entry.named("train", len(frozen)):
+            if frozen[layer] and begins[layer] is None:
                 begins[layer] = phase
     return begins
 
@@ -241,6 +249,11 @@ def check_phases(
                 "trains; name others, or leave it out"
             )
         for layer in entry.named("train", len(ends)):
+            if layer in entry.named("freeze", len(ends)):
+                raise MethodError(
+                    f"{place} (train: {entry.train}, freeze: {entry.freeze}) trains and freezes "
+                    f"layer {layer}; name it once"
+                )
             end = ends[layer]
             if end is not None and end <= phase:
                 raise MethodError(

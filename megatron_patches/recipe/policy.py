@@ -233,7 +233,12 @@ class QKPolicy:
             )
         self._check_adapters()
         self._check_trained_later()
-        partly = any(entry.heads != 1 or entry.roles != "both" for entry in self.phases)
+        partly = [entry for entry in self.phases if entry.heads != 1 or entry.roles != "both"]
+        if any(entry.freeze is None for entry in partly):
+            raise MethodError(
+                "attention.phases: heads and roles say of what an entry freezes which rows; leave "
+                "them out of entries without freeze"
+            )
         if partly and (self.shared or self.trains_factors):
             raise MethodError(
                 "attention.phases freezes shared rows, and factors, of whole layers; leave heads "
@@ -393,19 +398,34 @@ class QKPolicy:
             MethodError: `frozen_heads` or `phases` names no layers, a layer twice, or no whole
                 number of heads.
         """
-        if self.trainable or self.synthesizer:
-            return [()] * num_layers
-        frozen = [tuple(range(num_groups))] * num_layers
-        if self.frozen_heads:
-            try:
-                frozen = self._frozen_parts(num_layers, num_groups)
-            except MethodError as error:
-                raise MethodError(f"attention.frozen_heads: {error}") from None
-        begins = training_begins(self.phases, num_layers)
+        frozen = self._frozen_at_start(num_layers, num_groups)
+        begins = training_begins(self.phases, frozen)
         return [
             () if begin is not None and begin <= phase else groups
             for begin, groups in zip(begins, frozen, strict=True)
         ]
+
+    def _frozen_at_start(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
+        if self.trainable or self.synthesizer:
+            return [()] * num_layers
+        if not self.frozen_heads:
+            return [tuple(range(num_groups))] * num_layers
+        try:
+            return self._frozen_parts(num_layers, num_groups)
+        except MethodError as error:
+            raise MethodError(f"attention.frozen_heads: {error}") from None
+
+    def trained_from(self, num_layers: int, num_groups: int) -> list[int | None]:
+        """Return for each layer the phase in which its frozen rows begin to train, or None.
+
+        Args:
+            num_layers: layers of the model.
+            num_groups: key heads of a layer.
+
+        Raises:
+            MethodError: as `frozen_groups`.
+        """
+        return training_begins(self.phases, self._frozen_at_start(num_layers, num_groups))
 
     def keeps(self, num_layers: int, num_groups: int) -> list[Keep | None]:
         """Return for each layer the rows that are frozen as they were trained, and when.
@@ -417,8 +437,8 @@ class QKPolicy:
             num_groups: key heads of a layer.
 
         Raises:
-            MethodError: as `frozen_groups`; rows of a layer are frozen at different times, or what
-                trains on is not the same heads of queries and of keys.
+            MethodError: as `frozen_groups`; rows of a layer are frozen at different times, or an
+                entry gives both heads and a role.
         """
         keeps: list[Keep | None] = [None] * num_layers
         for phase, entry in enumerate(self.phases, start=1):

@@ -36,7 +36,7 @@ from megatron_patches.recipe.parts import (
     Tensor,
     Trace,
 )
-from megatron_patches.recipe.phases import Keep, training_begins
+from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
@@ -225,7 +225,8 @@ class QueryKeyValue(Part):
                 at, shape, left, groups=trained, until=keep.phase if keep else None
             )
         else:
-            early = {role: len(keep.heads(role, every, 1)) for role in roles}
+            # None in a phase in which the whole layer is still frozen.
+            early = {role: len(keep.heads(role, every, 1)) if left[role] else 0 for role in roles}
             rest = {role: count - early[role] for role, count in left.items()}
             some = tuple(any((role, group) in keep.rows for role in roles) for group in every)
             of_one_role = any(left[role] and not early[role] for role in roles)
@@ -273,7 +274,8 @@ class QueryKeyValue(Part):
         """
         name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
-        begins = training_begins(self.policy.phases, shape.num_layers)[at.layer or 0]
+        sizes = shape.num_layers, shape.num_query_groups
+        begins = self.policy.trained_from(*sizes)[at.layer or 0]
         kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)

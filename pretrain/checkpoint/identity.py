@@ -41,7 +41,8 @@ _DEFAULTS: dict[str, Any] = {
 """Values that checkpoints mean by saying nothing: their keys are younger."""
 
 
-_STEPS = "the steps after which attention.phases applies"
+_PHASES = "attention.phases"
+_STEPS = f"the steps after which {_PHASES} applies"
 
 
 def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
@@ -63,11 +64,8 @@ def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     }
     if config.given_weights is not None:  # what is in the file, wherever it lies
         keys["model.initial_weights"] = config.given_weights.sha256
-    if (
-        len(config.phases) > 1
-    ):  # their fractions are of the run's length, which may otherwise change
-        steps = [phase.first_step - 1 for phase in config.phases[1:]]
-        keys[_STEPS] = steps
+    if len(config.phases) > 1:
+        keys[_STEPS] = [phase.first_step - 1 for phase in config.phases[1:]]
     return {
         "keys": keys,
         "data": blend.describe(),
@@ -96,9 +94,17 @@ def accept_identity(
     known = _with_phases(saved.keys)
     for key, value in live["keys"].items():
         was = known.get(key)
+        if key == _PHASES and _STEPS in known and _STEPS in live["keys"]:
+            was, value = phases_without_at(was), phases_without_at(value)
         younger = key not in known and value in (None, _DEFAULTS.get(key))
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
+        if key == _STEPS:
+            raise UserError(
+                f"checkpoint {checkpoint}: {_PHASES} applied after steps {was}, in this run it "
+                f"would after {value}; set its `at`, parts of the run's steps, or schedule.steps "
+                "so that the steps are the same, or choose another run.name to start afresh"
+            )
         raise UserError(
             f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set "
             "it back, or choose another run.name to start afresh"
@@ -123,12 +129,17 @@ def accept_identity(
     return changes
 
 
+def phases_without_at(entries: Any) -> Any:
+    """Return entries of attention.phases without their parts of the run, which has any length."""
+    return [{key: value for key, value in entry.items() if key != "at"} for entry in entries or ()]
+
+
 def _with_phases(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's settings, those of attention.unfreeze as attention.phases has them."""
     known = dict(keys)
     former = known.pop(FORMER_PHASES, None)
     if former is not None:
-        known["attention.phases"] = phases_of_unfreeze(former)
+        known[_PHASES] = phases_of_unfreeze(former)
         known[_STEPS] = known.pop(f"the steps after which {FORMER_PHASES} applies", None)
     return known
 

@@ -34,7 +34,8 @@ class Theory:
         phases: number of phases of training.
         size: parameters in the last phase, as in audit.json.
         model_flops_per_token: of a training step.
-        executed_flops_per_token: the same with what is computed again, mean over all steps.
+        executed_flops_per_token: without what is frozen, mean over all steps; what recomputation
+            adds is not in it.
         states: bytes in the last phase, sums over ranks.
     """
 

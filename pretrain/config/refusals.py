@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from data_pipeline.errors import how_to_install
 from data_pipeline.io.forms import LARGEST
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.phases import check_phases, training_begins
+from megatron_patches.recipe.phases import check_phases
 from megatron_patches.recipe.score_bound import is_bounded
 from megatron_patches.recipe.tensors import is_patched
 from pretrain.config.schedule import last_stable_step
@@ -175,10 +175,17 @@ def _check_query_key(config: Config) -> None:
         )
     check_phases(
         policy.phases,
-        begins=training_begins(policy.phases, config.model.num_layers),
+        begins=policy.trained_from(config.model.num_layers, config.num_query_groups),
         ends=policy.kept_from(config.model.num_layers, config.num_query_groups),
         total_steps=config.total_steps,
     )
+    made = any(entry.orthonormal for entry in policy.phases)
+    if made and config.shape.head_dim > config.model.hidden_size:
+        raise UserError(
+            f"attention.phases: orthonormal needs rows that can be independent, but a head has "
+            f"{config.shape.head_dim} (model.head_dim) of width {config.model.hidden_size} "
+            "(model.hidden_size); leave orthonormal out"
+        )
     try:
         _ = config.recipe
     except MethodError as error:

@@ -8,9 +8,9 @@ loads it into an engine of that phase, then changes phase as the uninterrupted r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from megatron_patches.recipe.phases import last_steps, training_begins
+from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.sections import ScheduleSection
@@ -26,6 +26,7 @@ class Phase:
         learning_rate_factor: of the whole schedule, within the phase.
         newly_trainable: layers whose rows of queries and keys begin to train.
         newly_kept: layers whose rows are frozen as they were trained.
+        kept_rows: which of their rows, in words.
         orthonormal: these rows become the nearest orthonormal ones first.
     """
 
@@ -34,6 +35,7 @@ class Phase:
     learning_rate_factor: float
     newly_trainable: tuple[int, ...] = ()
     newly_kept: tuple[int, ...] = ()
+    kept_rows: str = "Query/Key"
     orthonormal: bool = False
 
     @property
@@ -43,7 +45,7 @@ class Phase:
         ended = ", ".join(map(str, self.newly_kept))
         clauses = [f"Query/Key of layer {begun} train too"] if begun else []
         how = ", made orthonormal" if self.orthonormal else ""
-        clauses += [f"Query/Key of layer {ended} are frozen{how}"] if ended else []
+        clauses += [f"{self.kept_rows} of layer {ended} are frozen{how}"] if ended else []
         return ", ".join(clauses)
 
 
@@ -56,7 +58,7 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
         total_steps: optimizer steps of the run.
     """
     phases = [Phase(0, 1, 1.0)]
-    begins = training_begins(policy.phases, sizes[0])
+    begins = policy.trained_from(*sizes)
     ends = policy.kept_from(*sizes)
     steps = last_steps(policy.phases, total_steps)
     for number, (entry, step) in enumerate(zip(policy.phases, steps, strict=True), start=1):
@@ -64,9 +66,17 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
             tuple(layer for layer, phase in enumerate(changes) if phase == number)
             for changes in (begins, ends)
         )
-        factor = entry.learning_rate_factor
-        phase = Phase(number, step + 1, factor, newly_trainable=trained, newly_kept=kept)
-        phases.append(replace(phase, orthonormal=entry.orthonormal and bool(kept)))
+        phases.append(
+            Phase(
+                number,
+                step + 1,
+                entry.learning_rate_factor,
+                newly_trainable=trained,
+                newly_kept=kept,
+                kept_rows=entry.frozen_rows,
+                orthonormal=entry.orthonormal and bool(kept),
+            )
+        )
     return tuple(phases)
 
 

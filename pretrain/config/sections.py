@@ -96,7 +96,7 @@ class ScheduleSection(Section):
     )
     flops: LargeInt | None = setting(
         None,
-        "Executed FLOPs of the whole run, as hfu counts them, rounded up to whole steps.",
+        "Executed FLOPs of the whole run, without recomputation, rounded up to whole steps.",
         replace(TRAINING, excludes=("steps", "tokens")),
         ge=1,
     )

@@ -102,7 +102,7 @@ class Config(Section):
 
     @property
     def total_flops(self) -> int:
-        """Return the FLOPs that the whole run executes, as `hfu` counts them."""
+        """Return the FLOPs that the whole run executes, without recomputation."""
         return self.tokens_per_step * executed_flops_of_steps(
             self.shape, self.policy, self.total_steps
         )

@@ -87,22 +87,34 @@ It is a `{facts["model"]}` to transformers.{why}"""
 
 
 def _frozen(facts: Mapping[str, Any]) -> str:
-    if not facts["frozen_rows"]:
-        return "## Frozen rows\n\nNone: every weight was trained."
-    folded = facts["folded"]
-    corrected = (
-        f" The trained corrections ({', '.join(folded)}) are folded into them: they are not the "
-        "bank's rows."
-        if folded
-        else ""
-    )
+    frozen, folded = facts["frozen"], facts["folded"]
     recipe = facts["frozen_bank"]["recipe"]
-    return (
-        "## Frozen rows\n\nQuery and Key rows that were never trained are named in `export.json` "
-        f"(`frozen_rows`), with the recipe of their bank (seed {recipe['seed']}) and its "
-        f"digests.{corrected} Nothing freezes them in transformers: training this model trains "
-        "them too."
-    )
+    sentences = []
+    if frozen["drawn"]:
+        sentences.append(
+            "Query and Key rows that were never trained are named in `export.json` "
+            f"(`frozen_rows`), with the recipe of their bank (seed {recipe['seed']}) and its "
+            "digests."
+        )
+    if frozen["as_trained"]:
+        sentences.append(
+            "Query and Key rows that were trained and then frozen as they were are named in "
+            "`export.json` (`frozen_rows`), with their digests."
+        )
+    if frozen["output"]:
+        sentences.append(
+            f"The output projections were drawn (seed {recipe['seed']}) and never trained, but for "
+            "a gain of each channel, which is folded into them."
+        )
+    if not sentences:
+        return "## Frozen weights\n\nNone: every weight was trained."
+    if folded:
+        sentences.append(
+            f"The trained corrections ({', '.join(folded)}) are folded into rows: they are not the "
+            "bank's."
+        )
+    sentences.append("Nothing freezes them in transformers: training this model trains them too.")
+    return "## Frozen weights\n\n" + " ".join(sentences)
 
 
 def _agreement(facts: Mapping[str, Any]) -> str:

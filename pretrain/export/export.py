@@ -158,6 +158,7 @@ def _facts(
     count = count_parameters(config.shape, config.policy, phase)
     sizes = config.model.num_layers, config.num_query_groups
     fixed = config.policy.fixed_groups(*sizes, phase)
+    keeps = config.policy.kept_from(*sizes)
     ranges = [architecture.row_ranges(layer, groups) for layer, groups in enumerate(fixed)]
     return {
         "ora_pretrain": pretrain.__version__,
@@ -185,6 +186,11 @@ def _facts(
         "own_parts": dict(architecture.parts),
         "dtype": dtype,
         "frozen_bank": dict(run.frozen_bank),
+        "frozen": {
+            "drawn": any(config.policy.frozen_groups(*sizes, phase)),
+            "as_trained": any(since is not None and since <= phase for since in keeps),
+            "output": config.policy.freezes_output,
+        },
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
         "folded": folded,
         "logits": asdict(logits),

@@ -13,7 +13,7 @@ from megatron.core.models.gpt import GPTModel
 
 from data_pipeline.shards.blend import Blend
 from pretrain.checkpoint.format import read_about
-from pretrain.checkpoint.identity import bank_digests, check_bank
+from pretrain.checkpoint.identity import bank_digests, check_bank, phases_without_at
 from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
 from pretrain.config.foreign import load_foreign
@@ -121,10 +121,13 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
         # Initial weights are no longer needed, but for a frozen bank, which has digests.
         if section not in ("model", "attention") or name == "initial_weights":
             continue
-        if name in resolved[section] and resolved[section][name] != was:
+        now = resolved[section].get(name, was)
+        if name == "phases":  # a run that was extended kept their steps
+            was, now = phases_without_at(was), phases_without_at(now)
+        if now != was:
             raise UserError(
                 f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "
-                f"{resolved[section][name]}; restore the run's own config.yaml"
+                f"{now}; restore the run's own config.yaml"
             )
 
 

@@ -10,7 +10,6 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import (
     ParameterCount,
     count_parameters,
-    executed_flops_per_token,
     model_flops_per_token,
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes
@@ -21,11 +20,11 @@ from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
 from pretrain.plan.horizon import Horizon, horizon_of
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
+from pretrain.plan.products import hardware_flops_per_token
 from pretrain.plan.roofline import (
     Gpu,
     StepSeconds,
     find_gpu,
-    flops_again_per_token,
     step_seconds,
     update_flops,
 )
@@ -248,7 +247,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
     memory = memory_of(work)
     trainable = rank_tensors(work, 0).trainable
     tokens = config.tokens_per_step
-    executed = executed_flops_per_token(work.shape, work.policy, number)
+    executed = hardware_flops_per_token(work.shape, work.policy, number, work.performance)
     return PhaseCost(
         first_step=bounds[number],
         steps=bounds[number + 1] - bounds[number],
@@ -257,7 +256,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
         flops=Flops(
             model=tokens * model_flops_per_token(work.shape, work.policy),
             model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
-            executed=tokens * (executed + flops_again_per_token(work)),
+            executed=tokens * executed,
             update=update_flops(work),
         ),
         seconds=step_seconds(work, gpu, passes, memory.states, trainable=trainable),

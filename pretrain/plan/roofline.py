@@ -16,18 +16,14 @@ from pydantic import Field, ValidationError
 
 from data_pipeline.io.home import expand_home
 from megatron_patches.recipe.block import MLPS, NORMS
-from megatron_patches.recipe.counting import (
-    forward_flops_per_token,
-    multiplications,
-    score_products,
-)
+from megatron_patches.recipe.counting import score_products
 from megatron_patches.recipe.optimizers import rule_of
-from megatron_patches.recipe.parts import Place
 from megatron_patches.recipe.tensors import QueryKeyNorm, adapter_sizes, is_patched
 from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
 from pretrain.plan.memory import States
+from pretrain.plan.products import ATTENTION_ONCE, Products
 from pretrain.plan.workload import BYTES, FP32, Layout, Workload
 from pretrain.ranks.devices import PEAK_BF16_TFLOPS
 
@@ -134,9 +130,6 @@ RESIDUAL_PASSES, DROPOUT_PASSES = 12, 10
 """Reads and writes of the residual stream in a layer: by its two sums, and by dropout behind each
 part."""
 
-ATTENTION_ONCE = ("none", "query_key")
-"""Of `performance.recompute`, what does not attend again in backward."""
-
 LAUNCHES_A_LAYER = 60
 SECONDS_A_LAUNCH = 6e-6
 HOST_SECONDS = 1e-3
@@ -211,59 +204,18 @@ def step_seconds(
     )
 
 
-def flops_again_per_token(work: Workload) -> float:
-    """Return the FLOPs executed beyond one forward and one backward pass, per token."""
-    products = _products_again(work, _forward_products(work))
-    if work.performance.recompute in ATTENTION_ONCE:
-        return products
-    share = 1.0 if work.policy.synthesizer else 0.5
-    return products + work.shape.num_layers * 2 * score_products(work.shape, share)
-
-
-def _forward_products(work: Workload) -> float:
-    """Return the FLOPs a token of a forward pass of the whole model, without scores."""
-    return forward_flops_per_token(work.shape, work.policy, work.phase, causal_share=0)
-
-
-def _frozen_products(work: Workload) -> int:
-    """Return the FLOPs a token of the products with frozen rows, or with their factors."""
-    return 2 * multiplications(tensor for tensor in work.tensors() if not tensor.trains)
-
-
 def _products(work: Workload, gpu: Gpu) -> float:
     """Return the seconds of products: forward, input gradients, weight gradients."""
-    forward = _forward_products(work)
-    weight_gradient = forward - _frozen_products(work)
-    forward_again = _products_again(work, forward)
+    products = Products(work.shape, work.policy, work.phase)
+    forward = products.forward
+    weight_gradient = forward - products.frozen
+    forward_again = products.again(work.performance)
     tokens = work.tokens / work.layout.tensor_parallel_size
     if work.layout.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
     seconds = (2 * forward + forward_again) / gpu.gemm_tflops
     seconds += weight_gradient / gpu.weight_gradient_tflops
     return tokens * seconds / 1e12
-
-
-def _products_again(work: Workload, forward: float) -> float:
-    """Return the FLOPs a token of the products that backward makes once more, without scores.
-
-    Those of the logits by `chunked` cross entropy; those of a layer or its attention by
-    recomputation.
-
-    Args:
-        work: of the rank.
-        forward: FLOPs of the forward pass in all.
-    """
-    shape = work.shape
-    logits = 2.0 * shape.hidden_size * shape.vocab_size
-    weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
-    mlp = 2.0 * shape.num_layers * multiplications(weights)
-    layers = {
-        "none": 0.0,
-        "query_key": float(_frozen_products(work)),
-        "attention": forward - logits - mlp,
-        "full": forward - logits,
-    }[work.performance.recompute]
-    return layers + (logits if work.performance.cross_entropy == "chunked" else 0.0)
 
 
 def _attention(work: Workload, gpu: Gpu) -> float:

@@ -31,6 +31,7 @@ from megatron_patches.engine.compat import (
     untested_torch,
     without_unused_packages,
 )
+from megatron_patches.errors import MethodError
 from pretrain.errors import UserError
 from pretrain.ranks.devices import gpu_index, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point
@@ -270,14 +271,16 @@ def together() -> Iterator[None]:
     """Raise on all ranks what one of them raises in the block (collective).
 
     Raises:
-        UserError: the same on every rank: the error of the first rank that failed, an OSError as a
-            sentence.
+        UserError: the same on every rank: the error of the first rank that failed, an OSError or a
+            MethodError as a sentence.
     """
     failure: UserError | None = None
     try:
         yield
     except UserError as error:
         failure = error
+    except MethodError as error:
+        failure = UserError(str(error))
     except OSError as error:
         failure = UserError(
             f"{error.filename}: {error.strerror}; make room, or fix its permissions, and start "

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron_patches.attention.heads import attention_observed
 from pretrain.data.open import RunData
 from pretrain.model.build import compiling_nothing, token_losses
-from pretrain.model.packing import count_predictions
+from pretrain.model.packing import count_predictions, document_layout
 from pretrain.ranks.groups import ParallelContext
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses
 
@@ -38,8 +38,7 @@ def held_out_losses(
     micro_batch = np.arange(micro_batch_size)
     for total, samples in zip(totals, data.validation.values(), strict=True):
         # Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a
-        # share that
-        # comes out short is filled with sample 0 at weight zero.
+        # share that comes out short is filled with sample 0 at weight zero.
         for first in range(0, len(samples), len(micro_batch) * context.data_parallel_size):
             numbers = first + context.data_parallel_rank * len(micro_batch) + micro_batch
             real = numbers < len(samples)
@@ -58,6 +57,34 @@ def held_out_losses(
     }
 
 
+def _visible(inputs: torch.Tensor, boundary: int | None) -> torch.Tensor:
+    """Return `[batch, 1, query, key]`: which keys a query sees.
+
+    Args:
+        inputs: ids `[batch, sequence]`.
+        boundary: id that ends a document, after which another begins; None: one text.
+    """
+    at = torch.arange(inputs.size(1), device=inputs.device)
+    positions = at.expand_as(inputs)
+    if boundary is not None:
+        positions = document_layout(inputs, boundary).positions
+    first = (at - positions)[:, None, :, None]
+    return (at <= at[:, None]) & (at >= first)
+
+
+def spread_of_scores(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Return each query's standard deviation over the keys that it sees, `[batch, heads, query]`.
+
+    Args:
+        scores: `[batch, heads, query, key]`.
+        visible: which of them count; broadcast.
+    """
+    seen = visible.sum(dim=-1).double()
+    mean = scores.where(visible, 0.0).sum(dim=-1, dtype=torch.float64) / seen
+    squares = (scores.double() - mean[..., None]).square()
+    return (squares.where(visible, 0.0).sum(dim=-1) / seen).sqrt()
+
+
 def attention_scores(
     engine: Any, data: RunData, context: ParallelContext
 ) -> tuple[AttentionScores, ...]:
@@ -72,24 +99,25 @@ def attention_scores(
         data: of the run.
         context: this rank's place in the layout.
     """
+    samples = next(samples for samples in data.validation.values() if len(samples))
+    tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
+    visible = _visible(tokens[:, :-1], data.boundary)
     layers: list[torch.Tensor] = []
 
     def observe(_: int, probabilities: torch.Tensor, scores: torch.Tensor | None) -> None:
-        visible = probabilities > 0
-        logs = probabilities.log().where(visible, 0.0)
+        above = probabilities > 0
+        logs = probabilities.log().where(above, 0.0)
         entropy = -(probabilities * logs).sum(dim=-1)
-        seen = visible.sum(dim=-1).double()
-        mean = logs.sum(dim=-1, dtype=torch.float64) / seen
-        spread = ((logs - mean[..., None]).square().where(visible, 0.0).sum(dim=-1) / seen).sqrt()
-        largest = (
-            torch.tensor(torch.nan) if scores is None else scores.where(visible, -torch.inf).max()
-        )
+        if scores is None:  # a synthesizer's, up to a constant of each query
+            largest = torch.tensor(torch.nan)
+            spread = spread_of_scores(logs, above)
+        else:
+            largest = scores.where(visible, -torch.inf).max()
+            spread = spread_of_scores(scores, visible)
         layers.append(
             torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))])
         )
 
-    samples = next(samples for samples in data.validation.values() if len(samples))
-    tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
     engine.eval()
     with torch.no_grad(), compiling_nothing(), attention_observed(engine.module, observe):
         token_losses(engine, tokens, data.boundary)

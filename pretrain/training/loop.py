@@ -90,8 +90,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         if result.updated:
             run.note_update()
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a
-        # signal
-        # waits for a step that can be saved.
+        # signal waits for a step that can be saved.
         state = (
             FINISHED if position.step == config.total_steps else asked if result.updated else None
         )

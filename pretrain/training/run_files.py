@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
+from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import Change, effective_changes
@@ -16,6 +16,7 @@ from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
 from pretrain.model.structured_products import StructuredProducts
+from pretrain.plan.products import hardware_flops_per_token
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import (
@@ -257,14 +258,14 @@ def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) ->
         context: this rank's place in the layout.
         phased: the live engine.
     """
-    shape, policy = config.shape, config.policy
+    shape, policy, phase = config.shape, config.policy, phased.phase.number
     device = device_name(context.device)
     totals = phased.audit["totals"]
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
         model_flops_per_token=model_flops_per_token(shape, policy),
-        executed_flops_per_token=executed_flops_per_token(shape, policy, phased.phase.number),
+        executed_flops_per_token=hardware_flops_per_token(shape, policy, phase, config.performance),
         peak_flops_per_device=peak_flops(device, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],

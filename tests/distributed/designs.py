@@ -32,7 +32,11 @@ DESIGNS: dict[str, dict[str, str]] = {
         "adapters": "[low_rank]",
     },
     "orthogonal_penalty": {"variant": "orthogonal_penalty", "penalty": "0.3"},
-    "unfreeze": {"variant": "unfreeze"},
+    "unfreeze": {
+        "variant": "unfreeze",
+        "phases": "[{at: 0.3, train: 1, learning_rate_factor: 0.5}, "
+        "{at: 0.6, train: 0, freeze: 1, roles: key, learning_rate_factor: 0.2}]",
+    },
     "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},
     "logit_scale": {"variant": "orthogonal", "adapters": "[logit_scale]"},
     "qk_norm": {"variant": "orthogonal", "adapters": "[qk_norm]"},

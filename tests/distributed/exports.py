@@ -134,6 +134,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "biased": {
         "attention__variant": "vanilla",
         "attention__adapters": "[query_key_bias]",
+        "attention__phases": "[{at: 0.5, freeze: 1}]",
         "precision__dtype": "bf16",
     },
     "qwen3-whole": {**MODERN, "model__qk_norm": "true", "precision__dtype": "bf16"},

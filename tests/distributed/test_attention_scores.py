@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE, SCORE_BOUND
+from pretrain.training.held_out import spread_of_scores
 from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
 from tests.ranks import train_on_warm_ranks
@@ -67,6 +69,17 @@ def test_every_layer_is_measured_when_asked(alone: Path) -> None:
         scales = ATTENTION_SCALE.members(record)
         largest = LARGEST_SCORE.members(record)
         assert all(0 < scales[layer] < largest[layer] for layer in layers)
+
+
+@pytest.mark.parametrize("deviation", [2.0, 98.0])
+def test_the_spread_counts_keys_whose_probability_is_zero_in_fp32(deviation: float) -> None:
+    scores = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) * deviation
+    visible = torch.ones(64, 64, dtype=torch.bool).tril()
+    found = spread_of_scores(scores, visible)
+    rows = scores.double()[0, 1]
+    for query in (0, 7, 63):
+        expected = rows[query, : query + 1].std(correction=0).item()
+        assert found[0, 1, query].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> 
     assert found["frozen-query"]["frozen_rows"] == queries
     assert found["frozen-query"]["folded"] == found["low-rank"]["folded"][:1] == ["low_rank"]
     assert found["early"]["frozen_rows"] == {}
+    rows = found["biased"]["frozen_rows"]
+    assert rows == {attention.format(1, role): [[0, 32]] for role in "qk"}
+    assert found["biased"]["frozen_bank"]["recipe"] is None
     about = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())
     assert found["hybrid"]["frozen_bank"] == about["frozen_bank"]
     stored = json.loads((runs / "out/hybrid/export.json").read_text())
@@ -120,6 +123,17 @@ def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
     assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
     card = (runs / "out/orthogonal/README.md").read_text()
     assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
+    drawn, kept, output = "never trained are", "then frozen as they were", "output projections"
+    said = {
+        "orthogonal": [drawn],
+        "biased": [kept],
+        "monarch-trained": [kept],
+        "frozen-output": [drawn, output],
+        "early": [],
+    }
+    for name, sentences in said.items():
+        card = (runs / "out" / name / "README.md").read_text()
+        assert [one for one in (drawn, kept, output) if one in card] == sentences, name
     assert "not measured at this step" in (runs / "out/earlier/README.md").read_text()
 
 

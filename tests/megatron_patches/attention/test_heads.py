@@ -44,6 +44,25 @@ def test_effective_matrices_are_the_rows_of_the_layer(
     )
 
 
+def test_biases_and_the_documents_of_an_earlier_text_are_no_part_of_them(
+    one_rank: dist.ProcessGroup,
+) -> None:
+    adapters = ("query_key_bias", "short_convolution")
+    model = build("orthogonal", 2, torch.float64, adapters=adapters, convolved="value")
+    attention = model.decoder.layers[1].self_attention
+    with torch.no_grad():
+        for name, parameter in attention.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    documents = Documents(torch.tensor([[0] * 4 + [4] * (SEQ - 4)]))
+    attention.linear_qkv.look_back_within(documents.with_boundaries())
+    found = head_weights(attention)
+    assert found is not None
+    query, key = dense(attention.linear_qkv, trained(attention.linear_qkv))
+    torch.testing.assert_close(found.query, query.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.key, key.detach(), rtol=1e-12, atol=1e-12)
+
+
 def test_scores_without_such_matrices_have_none(one_rank: dist.ProcessGroup) -> None:
     normalised = build("orthogonal", adapters=("qk_norm",)).decoder.layers[0].self_attention
     learned = build("synthesizer_random").decoder.layers[0].self_attention

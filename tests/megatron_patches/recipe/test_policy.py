@@ -256,7 +256,9 @@ def test_frozen_groups_follow_the_phase() -> None:
         [every, every, every, ()],
         [every, (), (), ()],
     ]
-    assert training_begins(schedule, 4) == [None, 2, 2, 1]
+    assert training_begins(schedule, [every] * 4) == [None, 2, 2, 1]
+    # Layers that train from the start do not begin to.
+    assert training_begins(schedule, [every, (), every, every]) == [None, None, 2, 1]
 
 
 def test_rows_are_kept_from_the_first_entry_that_freezes_what_trains() -> None:

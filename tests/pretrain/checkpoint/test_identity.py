@@ -125,6 +125,14 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     key = "the steps after which attention.phases applies"
     later = found("attention.variant=unfreeze", "attention.phases=[{at: 0.25, train: 1}]")
     assert key not in plain["keys"] and later["keys"][key]
+    longer = ["attention.phases=[{at: 0.125, train: 1}]", "schedule.steps=480"]
+    same_step = found("attention.variant=unfreeze", *longer)
+    about = SimpleNamespace(keys=later["keys"], data=DATA, frozen_bank=later["frozen_bank"])
+    assert accept_identity("step_1", cast(About, about), same_step, allow_data_change=False) == []
+    moved = found("attention.variant=unfreeze", longer[0])
+    said = r"applied after steps \[60\], in this run it would after \[30\]; set its `at`"
+    with pytest.raises(UserError, match=said):
+        accept_identity("step_1", cast(About, about), moved, allow_data_change=False)
     saved = dict(later["keys"])
     saved[former] = [{"at": 0.25, "layers": "1", "learning_rate_factor": 1.0}]
     saved[f"the steps after which {former} applies"] = saved.pop(key)

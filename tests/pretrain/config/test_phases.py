@@ -131,6 +131,34 @@ def test_rows_may_be_trained_for_a_while_and_frozen_again() -> None:
     assert config.fullest_phase == 1
 
 
+@pytest.mark.parametrize("part", ["heads: 0.5", "roles: key"])
+def test_a_part_of_rows_that_trained_for_a_while_may_be_frozen_again(part: str) -> None:
+    entries = ("{at: 0.25, train: 0-1}", f"{{at: 0.5, freeze: 0-1, {part}}}")
+    config = load_config("demo", schedule(*entries, variant="orthogonal"))
+    assert [kinds(config, n)[0] for n in range(3)] == [
+        {"frozen"},
+        {"ordinary"},
+        {"ordinary", "kept"},
+    ]
+    trained = [tensor for tensor in config.inventories[1] if "query_key" in tensor.name]
+    assert {tensor.start for tensor in trained if tensor.trains} == {"bank"}
+    assert {tensor.start for tensor in trained if not tensor.trains} == {"own"}
+
+
+def test_a_layer_that_trains_from_the_start_does_not_begin_to_train() -> None:
+    """Nor does naming it change what it starts from."""
+    heads = "attention.frozen_heads={0: 1, 1-3: 0}"
+    without = load_config("demo", ["attention.variant=hybrid", heads])
+    config = load_config("demo", [*schedule("{at: 0.5, train: all}", variant="hybrid"), heads])
+    assert config.phases[1].newly_trainable == (0,)
+    own, plain = (
+        {tensor.name: tensor.start for tensor in one.inventories[0]} for one in (config, without)
+    )
+    layer = "decoder.layers.2.self_attention.linear_qkv.trained_query_key"
+    assert own[layer] == "normal"
+    assert own.keys() >= {name for name in plain if ".0." in name}
+
+
 def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
     entries = ["attention.frozen_heads={0-1: 0.5}", "attention.adapters=[low_rank]"]
     config = load_config("demo", [*schedule("{at: 0.5, freeze: all}", variant="hybrid"), *entries])
@@ -156,6 +184,10 @@ def test_heads_or_a_role_of_a_layer_are_frozen_apart() -> None:
         {"query": (), "key": ()},
     ]
     assert parse_config(config.as_dict()).policy == config.policy
+    assert [phase.change for phase in config.phases[1:]] == [
+        "Query/Key of 0.5 of the heads of layer 0 are frozen",
+        "Key rows of layer 1 are frozen",
+    ]
 
 
 def test_show_lists_the_phases() -> None:
@@ -203,7 +235,29 @@ def test_show_lists_the_phases() -> None:
         ),
         (
             schedule("{at: 0.3, train: 1}", "{at: 0.5, train: 1-2, freeze: 1}"),
-            "entry 2 (train: 1-2) trains layer 1, which entry 2 freezes",
+            "entry 2 (train: 1-2, freeze: 1) trains and freezes layer 1",
+        ),
+        (
+            schedule("{at: 0.3, train: 0}", "{at: 0.5, train: 1, freeze: 0-1}"),
+            "entry 2 (train: 1, freeze: 0-1) trains and freezes layer 1; name it once",
+        ),
+        (
+            [
+                *schedule("{at: 0.5, train: 2-3}", variant="hybrid"),
+                "attention.frozen_heads={0-1: 1, 2-3: 0}",
+            ],
+            "entry 1 (train: 2-3) makes no further layer of the 4 trainable",
+        ),
+        *(
+            (schedule(f"{{at: 0.5, train: all, {part}}}"), "leave them out of entries without")
+            for part in ("heads: 0.5", "roles: key")
+        ),
+        (
+            [
+                *schedule("{at: 0.5, freeze: 1, orthonormal: true}", variant="vanilla"),
+                "model.head_dim=256",
+            ],
+            "a head has 256 (model.head_dim) of width 128 (model.hidden_size)",
         ),
         (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
         (schedule("{at: 0.5, freeze: 1, heads: 0.1}", variant="vanilla"), "rounds to none"),

@@ -1,0 +1,88 @@
+"""FLOPs that hardware executes for a token: what is frozen left out, recomputation counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_patches.recipe.block import MLPS
+from megatron_patches.recipe.counting import (
+    CAUSAL,
+    executed_flops_per_token,
+    forward_flops_per_token,
+    multiplications,
+    score_products,
+)
+from megatron_patches.recipe.parts import ModelShape, Place
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.tensors import tensors
+from pretrain.config.sections import PerformanceSection
+
+ATTENTION_ONCE = ("none", "query_key")
+"""Of `performance.recompute`, what does not attend again in backward."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """FLOPs a token of the products with weights, without scores.
+
+    Attributes:
+        shape: sizes of the model.
+        policy: kind of attention.
+        phase: of the policy's schedule, from 0.
+    """
+
+    shape: ModelShape
+    policy: QKPolicy
+    phase: int
+
+    @cached_property
+    def forward(self) -> float:
+        """Return those of a forward pass of the whole model."""
+        return forward_flops_per_token(self.shape, self.policy, self.phase, causal_share=0)
+
+    @cached_property
+    def frozen(self) -> int:
+        """Return those with frozen rows, or with their factors."""
+        every = tensors(self.shape, self.policy, self.phase)
+        return 2 * multiplications(tensor for tensor in every if not tensor.trains)
+
+    def again(self, performance: PerformanceSection) -> float:
+        """Return those that backward makes once more.
+
+        Those of the logits by `chunked` cross entropy; those of a layer or its attention by
+        recomputation.
+
+        Args:
+            performance: how the run computes.
+        """
+        shape = self.shape
+        logits = 2.0 * shape.hidden_size * shape.vocab_size
+        weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
+        mlp = 2.0 * shape.num_layers * multiplications(weights)
+        layers = {
+            "none": 0.0,
+            "query_key": float(self.frozen),
+            "attention": self.forward - logits - mlp,
+            "full": self.forward - logits,
+        }[performance.recompute]
+        return layers + (logits if performance.cross_entropy == "chunked" else 0.0)
+
+
+def hardware_flops_per_token(
+    shape: ModelShape, policy: QKPolicy, phase: int, performance: PerformanceSection
+) -> float:
+    """Return the FLOPs per token of a training step with recomputation; `hfu` is made of this.
+
+    Args:
+        shape: sizes of the model.
+        policy: kind of attention.
+        phase: of the policy's schedule, from 0.
+        performance: how the run computes.
+    """
+    flops = executed_flops_per_token(shape, policy, phase)
+    flops += Products(shape, policy, phase).again(performance)
+    if performance.recompute not in ATTENTION_ONCE:
+        causal_share = 1.0 if policy.synthesizer else CAUSAL
+        flops += shape.num_layers * 2 * score_products(shape, causal_share)
+    return flops
