@@ -90,12 +90,20 @@ def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
         step: of the checkpoint that it starts from.
 
     Returns:
-        The trunk's directory, the step, and the commit that trained it.
+        The trunk's directory, the step, the commit that trained it, and when the trunk began, or
+        the trunk that it is a branch of itself.
     """
     segments = _facts(trunk.environment).get("segments", [])
     until = [each for each in segments if each["first_step"] <= step]
     segment = until[-1] if until else {}
-    return {"run": str(trunk.path), "step": step, "git_commit": segment.get("git_commit")}
+    first = segments[0] if segments else {}
+    started = first.get("branched_from", {}).get("started", first.get("started"))
+    return {
+        "run": str(trunk.path),
+        "step": step,
+        "git_commit": segment.get("git_commit"),
+        "started": started,
+    }
 
 
 def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:

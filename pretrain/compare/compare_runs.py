@@ -252,7 +252,7 @@ def _seal_sentences(
 ) -> list[str]:
     """Return what each seal beside the runs says of them, and what of seals cannot be read."""
     read = read_seals(run.path.resolve().parent for run in runs)
-    said = [verdicts(seal, runs, gap_of, asked) for seal in read.seals]
+    said = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
     return [
         *(
             [sentence for sentence in said if sentence]

@@ -30,11 +30,13 @@ HELD_OUT = frozenset(
     f"{part}{of}"
     for part in ("val", "eval", "valid", "validation", "test")
     for of in ("loss", "bpb")
-) | {"lossvalidation", "lossval", "losseval", "bpb", "bitsperbyte"}
+) | {"lossvalidation", "lossvalid", "lossval", "losseval", "bpb", "bitsperbyte"}
 """Names of losses of held-out text, without what is between their words."""
 STEPS = frozenset(
     {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
 )
+OWN = "loss/valid"
+"""Validation loss in metrics.jsonl of this program, which writes null for one that is not finite."""
 STATE = "trainer_state.json"
 _FORMATS = (
     "a CSV or JSON lines, with columns name, seed, loss or of one run's metrics, nor Hugging "
@@ -207,6 +209,10 @@ def _of_table(
 def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     """Return the loss of the last record that has one."""
     having = [record for record in records if record.values.get(key) not in (None, "")]
+    if key == OWN:
+        last = [record for record in records if key in record.values][-1]
+        if last.values[key] is None:
+            raise UserError(f"{last.place}: {key} is null, not a finite loss; leave the run out")
     return _loss((having or records)[-1], key, metric=metric, run=run)
 
 

@@ -108,7 +108,7 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
     environment = read_facts(run.environment)
     segments = environment.get("segments") or [environment]
     if step < segments[0].get("first_step", 1):
-        trunk = segments[0].get("branched_from")
+        trunk = segments[0].get("branched_from", {}).get("run", "which its files do not name")
         raise UserError(
             f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
         )
@@ -124,6 +124,22 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
         record=records.get(step, {}),
         checkpoint=next(earlier, None),
     )
+
+
+def first_own_step(path: Path) -> int:
+    """Return the first step that a run made itself: 1, but for a branch.
+
+    Args:
+        path: run directory.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    run = RunDirectory(path)
+    run.require_run()
+    segments = read_facts(run.environment).get("segments") or [{}]
+    first: int = segments[0].get("first_step", 1)
+    return first
 
 
 def _settings_then(

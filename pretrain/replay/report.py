@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.keys import KEYS
-from pretrain.replay.prepare import Past, look_up, replayed
+from pretrain.replay.prepare import Past, first_own_step, look_up, replayed
 from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.facts import read_facts
@@ -28,7 +28,10 @@ SHOWN, LETTERS = 10, 70
 """Rows, and letters of a document, on the terminal; the page has all documents whole."""
 BEFORE = 2
 """Steps before the first recorded difference whose states are compared too."""
-_NO_CAUSE = ("started", "host", "first_step", "changes", "run.name", "run.directory")
+_NO_CAUSE = (
+    *("started", "host", "first_step", "changes", "run.name", "run.directory"),
+    "branched_from",  # schedule.branch_from says it
+)
 
 
 def agreement(record: Mapping[str, Any], loss: float, norm: float) -> str:
@@ -143,14 +146,20 @@ def diff_document(one: Path, other: Path) -> Document:
         other: run directory.
     """
     pair = (one, other)
-    causes = _causes(*(look_up(path, 1) for path in pair))
+    begins = [first_own_step(path) for path in pair]
+    causes = _causes(*(look_up(path, step) for path, step in zip(pair, begins, strict=True)))
     step, records = first_recorded(one, other)
     saved, equal_until, tensors = first_saved(one, other)
     first = min((found for found in (step, tensors and tensors.step) if found), default=None)
     answer = f"No difference: {records}; {saved}."
     reproduced: list[str] = []
-    if first is not None:
-        keep = range(max(equal_until + 1, first - BEFORE), first + 1)
+    if first is not None and first < max(begins):
+        answer = (
+            f"{records}; {saved}. Step {first} is of a trunk, before a branch begins (step "
+            f"{max(begins)}): compare the trunks."
+        )
+    elif first is not None:
+        keep = range(max(equal_until + 1, first - BEFORE, *begins), first + 1)
         pasts = [look_up(path, first, keep.start) for path in pair]
         with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
             tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
@@ -159,7 +168,7 @@ def diff_document(one: Path, other: Path) -> Document:
             reproduced.append(f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}")
         answer = f"{records}; {saved}. {_made_again(*traces, tensors)}"
     page: list[Block] = [f"# {one} and {other}", answer, "## Settings, data and versions", causes]
-    if first is not None:
+    if reproduced:
         page += [f"## Step {first} repeated", reproduced, tensors.table() if tensors else ""]
     content = {
         "runs": [*map(str, pair)],

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -114,13 +114,20 @@ class Seal:
             f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
             for key in keys[:_SHOWN_KEYS]
         ]
-        first = (run.environment.get("segments") or [run.environment])[0]
-        began = datetime.strptime(self.sealed.sealed, STARTED)
-        if "started" not in first or datetime.strptime(first["started"], STARTED) < began:
+        segments = run.environment.get("segments") or [run.environment]
+        found += _changed_on_the_way(run.name, segments, was.keys())
+        first, trunk = segments[0], segments[0].get("branched_from") or {}
+        if "started" not in first or self._is_before(first["started"]):
             found.append(f"{run.name} began before, or does not say when")
+        elif self.sealed.hypotheses and "started" in trunk and self._is_before(trunk["started"]):
+            found.append(f"the trunk that {run.name} branched from began before")
         if run.data_fingerprint not in self.sealed.data:
             found.append(f"{run.name} has other data")
         return found
+
+    def _is_before(self, started: str) -> bool:
+        """Return whether something started before the seal."""
+        return datetime.strptime(started, STARTED) < datetime.strptime(self.sealed.sealed, STARTED)
 
     def notes(self, own: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
         """Return clauses on what has changed around the runs: grid file, number, commit.
@@ -146,6 +153,25 @@ class Seal:
         if any(commit.endswith("+") for commit in (*commits, sealed_commit)):
             found.append("a checkout had uncommitted changes")
         return found
+
+
+def _changed_on_the_way(
+    name: str, segments: Sequence[Mapping[str, Any]], keys: Collection[str]
+) -> list[str]:
+    """Return clauses on settings that a run had otherwise before it was resumed.
+
+    Args:
+        name: of the run.
+        segments: of its environment.json.
+        keys: of the settings that count.
+    """
+    own = segments[1:] if segments[0].get("branched_from") else segments  # a trunk is longer
+    return [
+        f"{key} was {_short(change['was'])} in {name} up to step {segment['first_step'] - 1}"
+        for segment in own
+        for key, change in segment.get("changes", {}).items()
+        if key in keys
+    ][:_SHOWN_KEYS]
 
 
 def _short(value: Any) -> str:
@@ -175,15 +201,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
     """
     content = json.loads(json.dumps(strict_json(content)))
     for seal in read_seals([directory]).seals:
-        if not (seal.intact or begun):
-            continue
-        lacking = content.keys() - seal.raw.keys()
-        was = {**seal.raw, "settings": seal.sealed.settings}
-        same = {key: was[key] for key in content.keys() - lacking}
-        # An older version could not write all of it: nothing is sealed anew once a run is there.
-        if same == {key: content[key] for key in same} and lacking <= (
-            _NEWER if begun else frozenset()
-        ):
+        if (seal.intact or begun) and _asks_the_same(seal, content, bool(begun)):
             return seal
     if begun:
         return None
@@ -200,6 +218,24 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
             f"the seal {path} cannot be written ({reason}); fix {path.parent}"
         ) from None
     return Seal(path, directory.resolve(), Sealed.model_validate(raw), raw=raw, intact=True)
+
+
+def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
+    """Return whether a seal has the content that would be sealed now.
+
+    Args:
+        seal: that lies there.
+        content: fields of `Sealed`, through JSON.
+        begun: a run is there, so nothing is sealed anew. What an older version could not write may
+            then be lacking, and the grid file may be spelt otherwise or have another comment:
+            settings, seeds and data are what counts, and `notes` says that the file has changed.
+    """
+    lacking = content.keys() - seal.raw.keys()
+    was = {**seal.raw, "settings": seal.sealed.settings}
+    counted = content.keys() - lacking - ({"grid"} if begun else set())
+    return lacking <= (_NEWER if begun else set()) and all(
+        was[key] == content[key] for key in counted
+    )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """What the runs beside a seal make of its hypotheses: from all sealed runs, and from no others.
 
 A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" also needs
-p < 0.05 after Holm's correction over the hypotheses of the seal, with the two-sided p value of the
-nearest gap that is not claimed. A hypothesis of a trial is judged by the sequential test alone, in
-the order of the sealed seeds. What is judged by another measure than the sealed one, or from runs
-that are not as sealed, is called unsealed.
+p < 0.05 after Holm's correction over the hypotheses of all seals beside the runs, with the
+two-sided p value of the nearest gap that is not claimed. A hypothesis of a trial is judged by the
+sequential test alone, in the order of the sealed seeds. What is judged by another measure than the
+sealed one, or from runs that are not as sealed, is called unsealed.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def verdicts(
     runs: Sequence[FinishedRun],
     gap_of: GapOf,
     asked: tuple[str, Sequence[str]] | None = None,
+    *,
+    together: Iterable[Seal] = (),
 ) -> str:
     """Return what a seal says of runs, as sentences; "" where it has no hypothesis about them.
 
@@ -93,6 +95,8 @@ def verdicts(
         runs: any finished runs.
         gap_of: returns a gap by the measure that is asked for.
         asked: match and subjects of the report; None: those that are sealed.
+        together: all seals that are read, of which those of the same directory count for Holm's
+            correction: hypotheses sealed one by one get no easier test than together.
     """
     here = {design_of(run.config["run"]["name"], run.seed) for run in seal.beside(runs)}
     claims = [c for c in seal.sealed.hypotheses if {c.design, c.baseline} <= here]
@@ -105,7 +109,13 @@ def verdicts(
         for seed, run in of_design.items()
     }
     of_all = measure_changes(seal, asked)
-    outcomes = _outcomes(seal, own, gap_of)
+    elsewhere = [
+        claim
+        for other in together
+        if other.place == seal.place and other.path != seal.path and other.sealed.fixed_n
+        for claim in other.sealed.hypotheses
+    ]
+    outcomes = _outcomes(seal, own, gap_of, elsewhere)
     sentences = [statement(seal, own, [*of_all, *chain.from_iterable(changes.values())])]
     designs = {name for claim in claims for name in (claim.design, claim.baseline)}
     if others := [run.name for run in seal.strangers(runs, designs)]:
@@ -171,9 +181,16 @@ def _is_measure(sealed: Measure, match: str, subjects: Sequence[str]) -> bool:
 
 
 def _outcomes(
-    seal: Seal, own: Mapping[str, Runs], gap_of: GapOf
+    seal: Seal, own: Mapping[str, Runs], gap_of: GapOf, elsewhere: Iterable[Hypothesis]
 ) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
-    """Return {hypothesis: its outcome, and the seeds that it was judged by}."""
+    """Return {hypothesis: its outcome, and the seeds that it was judged by}.
+
+    Args:
+        seal: has the hypotheses.
+        own: its runs, of `Seal.own_runs`.
+        gap_of: returns a gap.
+        elsewhere: hypotheses of other seals beside it.
+    """
     sealed = seal.sealed
     every = [run for of_design in own.values() for run in of_design.values()]
     gaps: dict[Hypothesis, PairedGap | None] = {}
@@ -192,7 +209,7 @@ def _outcomes(
         return {
             claim: _sequential(claim, gap, sealed.seeds) for claim, gap in gaps.items()
         } | outcomes
-    return _fixed(gaps, sealed.seeds) | outcomes
+    return _fixed(gaps, sealed.seeds, elsewhere) | outcomes
 
 
 def _rule(seal: Seal) -> str | None:
@@ -214,12 +231,21 @@ def _sequential(
 
 
 def _fixed(
-    gaps: Mapping[Hypothesis, PairedGap | None], seeds: Sequence[int]
+    gaps: Mapping[Hypothesis, PairedGap | None],
+    seeds: Sequence[int],
+    elsewhere: Iterable[Hypothesis],
 ) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
-    """Return the outcomes of hypotheses that are judged once, by the pairs of all seeds."""
+    """Return the outcomes of hypotheses that are judged once, by the pairs of all seeds.
+
+    Args:
+        gaps: {hypothesis: its gap, None where there is none}.
+        seeds: of the seal.
+        elsewhere: hypotheses of other seals beside it.
+    """
     whole = {claim: gap for claim, gap in gaps.items() if gap and set(gap.seeds) == set(seeds)}
-    # What cannot be judged counts as the weakest test, so that leaving it out helps no other.
-    tests = {_test(claim): 1.0 for claim in gaps}
+    # What cannot be judged, and what other seals have, counts as the weakest test, so that leaving
+    # it out, or apart, helps no other.
+    tests = {_test(claim): 1.0 for claim in (*gaps, *elsewhere)}
     tests |= {_test(claim): p_value(claim, gap) for claim, gap in whole.items()}
     adjusted = dict(zip(tests, holm([*tests.values()]), strict=True))
     outcomes: dict[Hypothesis, tuple[str, Sequence[int]]] = {}

@@ -137,7 +137,7 @@ def seal_plan(
         more: what else is sealed.
 
     Returns:
-        The seal; None where a run has begun unsealed.
+        The seal; None where a run, or the trunk that it branches from, has begun unsealed.
 
     Raises:
         UserError: a hypothesis names a design that is not of these runs, or cannot be judged by
@@ -175,7 +175,20 @@ def seal_plan(
         **(more or {}),
     }
     begun = [run.name for run in runs if run.standing != "new"]
+    if hypotheses:
+        begun += _of_earlier_trunks(runs)
     return write_seal(runs[0].config.run.directory, content, begun)
+
+
+def _of_earlier_trunks(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return the names of branches whose trunk is there and not of the plan."""
+    planned = {run.path.resolve() for run in runs}
+    trunks = {run.name: run.config.schedule.branch_from for run in runs}
+    return [
+        name
+        for name, trunk in trunks.items()
+        if trunk is not None and trunk.resolve() not in planned and trunk.exists()
+    ]
 
 
 def _refuse_unlike(
@@ -198,10 +211,10 @@ def _refuse_unlike(
     for claim in hypotheses:
         both = (*configs[claim.design], *configs[claim.baseline])
         tokens = {config.total_steps * config.tokens_per_step for config in both}
-        if len(tokens) > 1 and measure.match == "tokens" and "tokens" not in measure.subjects:
+        if len(tokens) > 1 and measure.match == "tokens":
             raise UserError(
-                f"'{claim}' compares runs of {min(tokens):,} and {max(tokens):,} tokens; add "
-                "--match flops, or --subject tokens"
+                f"'{claim}' compares runs of {min(tokens):,} and {max(tokens):,} tokens; name runs "
+                "of one length, or add --match flops"
             )
 
 

@@ -18,6 +18,7 @@ from pretrain.replay.prepare import Past, look_up, replayed
 from pretrain.replay.report import (
     agreement,
     compare_states,
+    diff_document,
     first_recorded,
     first_saved,
     layer_norms,
@@ -148,6 +149,19 @@ def test_the_first_difference_of_two_runs_is_found(
     assert compare_states(RunDirectory(run), RunDirectory(run), STEPS) is None
     for step in (7, 4):  # after the change of the rate, and before it
         assert made_again(look_up(other, step))[0] == "bit-equal to the record"
+
+
+def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: Path) -> None:
+    wsd = {"schedule__kind": "wsd", "schedule__decay": 0.5}
+    trunk = trained(tiny_shards, tmp_path / "trunk", "one", **wsd)
+    short = {"schedule__steps": 8, "schedule__branch_from": str(trunk)}
+    branch = trained(tiny_shards, tmp_path / "branch", "one", **wsd, **short)
+    found = diff_document(trunk, branch).content
+    assert found["first_step"] == 5 and len(found["reproduced"]) == 2
+    assert all("bit-equal to the record" in sentence for sentence in found["reproduced"])
+    assert not any(cause.startswith("branched_from") for cause in found["causes"])
+    with pytest.raises(UserError, match=f"replay step 3 of its trunk, {trunk}$"):
+        look_up(branch, 3)
 
 
 def test_the_stage_that_auto_chose_then_is_taken_again(one: Path, tmp_path: Path) -> None:

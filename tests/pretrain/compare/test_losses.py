@@ -121,6 +121,17 @@ def test_metric_files_of_other_trainers_are_read(tmp_path: Path) -> None:
     assert found(places[0], metric="train_loss") == {"a": {1: 4.0}}
 
 
+def test_this_program_s_own_records_end_at_their_last_validation(tmp_path: Path) -> None:
+    path = tmp_path / "main-seed_1" / "metrics.jsonl"
+    path.parent.mkdir()
+    lines = ['{"step": 1, "loss/valid": 5.5}', '{"step": 2, "loss/train": 5.0}']
+    path.write_text("\n".join(lines))
+    assert [loss.value for loss in read_losses([str(path)])] == [5.5]
+    path.write_text("\n".join([*lines, '{"step": 3, "loss/valid": null}']))
+    with pytest.raises(UserError, match=r"line 3: loss/valid is null, not a finite loss"):
+        read_losses([str(path)])
+
+
 def test_a_loss_of_a_byte_is_shown_in_bits() -> None:
     bits = {name: {s: v / 3 for s, v in own.items()} for name, own in LOSSES.items()}
     gap = compare_losses(bits, unit="bits").gaps["frozen"]

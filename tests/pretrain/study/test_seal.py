@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.seals import (
     Campaign,
@@ -175,7 +176,8 @@ def test_what_is_no_hypothesis(
 @pytest.mark.parametrize(
     ("entries", "measure", "complaint"),
     [
-        ({"schedule.steps": 9}, {}, "compares runs of 2,048 and 2,304 tokens; add --match flops"),
+        ({"schedule.steps": 9}, {}, "compares runs of 2,048 and 2,304 tokens; name runs of one"),
+        ({"schedule.steps": 9}, {"subjects": ["tokens"]}, "or add --match flops"),
         (RATE, {"subjects": ["luck"]}, "--subject luck is nothing that runs are compared by"),
         (RATE, {"subjects": ["attention.variant"]}, "outside of attention, tokens, or data"),
         ({"run.seed": 2}, {}, "one has none of seed 2; give all variants the same `seeds`"),
@@ -347,6 +349,68 @@ def test_what_is_not_as_sealed_unseals_the_verdict(values: dict[str, Any], told:
     assert told in sentence and "unsealed because of what has changed: HIT." in sentence
 
 
+EARLIER = "2001-01-01T00:00:00+0000"
+LATER = "2099-01-01T00:00:00+0000"
+FASTER = {"attention.variant": {"was": "fast", "is": "new"}}
+
+
+@pytest.mark.parametrize(
+    ("segments", "told"),
+    [
+        (
+            [{"first_step": 1, "changes": {}}, {"first_step": 6, "changes": FASTER}],
+            "attention.variant was fast in new-seed_3 up to step 5",
+        ),
+        (
+            [{"first_step": 6, "changes": FASTER, "branched_from": {"started": LATER}}],
+            "is gone. Hypothesis 'new worse 2 % than old': HIT",
+        ),
+        (
+            [{"first_step": 6, "changes": {}, "branched_from": {"started": EARLIER}}],
+            "the trunk that new-seed_3 branched from began before",
+        ),
+    ],
+)
+def test_what_a_run_was_before_a_resume_or_a_branch_counts(
+    segments: list[dict[str, Any]], told: str
+) -> None:
+    campaign = fabricated(CLEAR)
+    environment = {"git_commit": "c", "segments": [{"started": LATER} | one for one in segments]}
+    runs = [
+        replace(run, environment=environment) if run.name == "new-seed_3" else run
+        for run in campaign.runs(range(1, 6))
+    ]
+    sentence = verdicts(campaign.seal, runs, gap_at_end, asked=("tokens", []))
+    assert told in sentence
+    assert ("old', unsealed because" in sentence) == ("HIT" not in told)
+
+
+def test_a_branch_of_an_earlier_trunk_is_not_sealed(tiny_shards: Path, tmp_path: Path) -> None:
+    grid, _ = planned(tmp_path, tiny_shards)
+    trunk = tmp_path / "trunk"
+    content = yaml.safe_load(grid.path.read_text())
+    content["set"] |= {"schedule.kind": "wsd", "schedule.branch_from": str(trunk)}
+    grid.path.write_text(dump_yaml(content))
+    branches = plan_sweep(read_grid(str(grid.path)), None, (), lambda _: 1, check_data=True)
+    trunk.mkdir()
+    assert sealed(grid, branches, "orthogonal worse 1% than vanilla") is None
+    trunk.rmdir()
+    assert sealed(grid, branches, "orthogonal worse 1% than vanilla") is not None
+
+
+def test_a_seal_is_found_again_by_another_spelling_of_its_grid(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    claim = "orthogonal worse 1% than vanilla"
+    grid, runs = planned(tmp_path, tiny_shards)
+    seal = sealed(grid, runs, claim)
+    finish(runs[:1], tiny_shards, gap=0.0)
+    grid.path.write_text(grid.path.read_text() + "# a comment\n")
+    begun = plan_sweep(grid, None, (), lambda _: 1, check_data=True)
+    assert sealed(grid, begun, claim) == seal
+    assert sealed(grid, begun, "orthogonal better 1% than vanilla") is None
+
+
 def test_a_seal_without_its_hash_is_none_and_a_rule_of_another_version_judges_nothing() -> None:
     campaign = fabricated(CLEAR)
     sentence = said(replace(campaign, seal=replace(campaign.seal, intact=False)))
@@ -404,6 +468,15 @@ def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared(
     assert sealed_hit(replace(campaign, seal=alone), look)
     assert not sealed_hit(campaign, look)
     assert not sealed_hit(campaign, Look(campaign.runs(range(1, 6), designs)))
+    # Nor one by one.
+    others = [
+        replace(seal, path=seal.path.with_name(name), sealed=with_(seal.sealed, hypotheses=[claim]))
+        for name, claim in zip(designs[1:], claims[1:], strict=True)
+    ]
+    for together, word in (((), "': HIT"), (others, "': not decided")):
+        asked = ("tokens", [])
+        sentence = verdicts(alone, look.runs, gap_at_end, asked, together=(alone, *together))
+        assert word in sentence
 
 
 def test_p_values_are_the_t_tests_own_and_turn_with_the_interval() -> None:
