@@ -22,6 +22,7 @@ from pretrain.errors import UserError
 from pretrain.reporting.plots import COLOURS, MARKERS, label, legend_below, new_figure
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
+from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import Block, Document, Picture
 from pretrain.study.seal import Seal, SealsRead, read_seals
@@ -34,6 +35,8 @@ _VARIED = dict.fromkeys(("tokens", *(f"model.{key}" for key in (*_SHAPE, "ffn_hi
 _HEADER = ("design", "parameters", "tokens", "predicted [90 %]", "observed", "outcome")
 UNSEALED = "unsealed"
 """Outcome of a prediction whose seal or runs are not as they were sealed."""
+LEFT_OUT = "left out"
+"""Outcome of a prediction whose runs are finished beside the seal, but were not given."""
 
 
 def sealed_predictions(runs: Sequence[FinishedRun]) -> SealsRead:
@@ -119,9 +122,10 @@ def ladder_document(
     if rows:
         count = Counter(row["outcome"] for row in rows)
         unsealed = f", {count[UNSEALED]} unsealed" if count[UNSEALED] else ""
+        left_out = f", {count[LEFT_OUT]} left out" if count[LEFT_OUT] else ""
         score = (
-            f"{count['inside']} of {count['inside'] + count['OUTSIDE']} sealed predictions inside, "
-            f"{count['to come']} to come{unsealed}."
+            f"{count['inside']} of {count['inside'] + count['OUTSIDE'] + count[LEFT_OUT]} sealed "
+            f"predictions inside, {count['to come']} to come{left_out}{unsealed}."
         )
         sealed = [Table(_HEADER, list(map(_cells, rows)), text_columns=(0, 5)), score]
     if statements:
@@ -176,7 +180,15 @@ def _judge(seal: Seal, runs: Sequence[FinishedRun]) -> tuple[list[dict[str, Any]
         sealed = {seed: own[design][seed] for seed in prediction.seeds if seed in own[design]}
         changes = [c for run in sealed.values() for c in seal.changes_of(run, design)]
         found += changes
-        rows.append(_judged(prediction, [*sealed.values()], unsealed=bool(of_all or changes)))
+        row = _judged(prediction, [*sealed.values()], unsealed=bool(of_all or changes))
+        not_given = [
+            RunDirectory(seal.place / f"{design}-seed_{seed}")
+            for seed in prediction.seeds
+            if seed not in sealed
+        ]
+        if not_given and all(run.is_finished() for run in not_given):
+            row["outcome"] = LEFT_OUT
+        rows.append(row)
     return rows, statement(seal, own, found)
 
 

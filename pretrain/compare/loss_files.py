@@ -36,7 +36,7 @@ STEPS = frozenset(
     {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
 )
 OWN = "loss/valid"
-"""Validation loss in metrics.jsonl of this program, which writes null for one that is not finite."""
+"""Validation loss in this program's metrics.jsonl, where null is one that is not finite."""
 STATE = "trainer_state.json"
 _FORMATS = (
     "a CSV or JSON lines, with columns name, seed, loss or of one run's metrics, nor Hugging "

@@ -210,9 +210,20 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label
     }
 
+    labels = sorted({each.label for _, (_, each) in named if each.label})
+
     def placed(choice: Choice, values: NamedValues) -> Choice:
-        trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK else None
-        return choice if trunk is None else replace(choice, value=trunk)
+        if choice.key != _TRUNK or not isinstance(choice.value, str):
+            return choice
+        trunk = trunks.get(values.beside(choice.value))
+        if trunk is not None:
+            return replace(choice, value=trunk)
+        if "/" not in choice.value and not Path(choice.value).is_dir():
+            raise UserError(
+                f"{choice.origin}: {_TRUNK}={choice.value} is neither an entry of `list` nor a "
+                f"run directory{did_you_mean(choice.value, labels)}"
+            )
+        return choice
 
     runs = []
     for name, (choices, values) in named:

@@ -230,6 +230,9 @@ def test_the_next_size_is_predicted_under_seal_and_judged(
     every += finish(ahead[-1:], tiny_shards, more=0.5)
     said = invoke(*every, *command)
     assert "3 of 4 sealed predictions inside, 0 to come" in said and "OUTSIDE" in said
+    said = invoke(*every[:-1], *command)
+    assert "3 of 4 sealed predictions inside, 0 to come, 1 left out." in said
+    invoke(*every, *command)
     content = json.loads((out / "ladder.json").read_text())
     for key in ("values", "factors", "cells"):
         assert content[key] == before[key]  # what was predicted is not fitted

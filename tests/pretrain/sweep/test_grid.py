@@ -85,6 +85,16 @@ def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> No
     ]
 
 
+def test_a_trunk_that_is_neither_entry_nor_directory_is_refused(tmp_path: Path) -> None:
+    entries = [
+        {"name": "trunk", "schedule.steps": 400},
+        {"name": "short", "schedule.steps": 100, "schedule.branch_from": "trnk"},
+    ]
+    said = refusal(tmp_path, set={**ONE_RANK, "schedule.kind": "wsd"}, list=entries)
+    assert "schedule.branch_from=trnk is neither an entry of `list` nor a run directory" in said
+    assert said.endswith("did you mean 'trunk'?")
+
+
 def test_seeds_then_list_then_grid_with_the_last_key_fastest(tmp_path: Path) -> None:
     runs = runs_of(
         tmp_path,
