@@ -91,7 +91,8 @@ def test_a_branch_is_the_run_of_its_own_length(layout: str, request: pytest.Fixt
     environment = json.loads((branch / "environment.json").read_text())
     (segment,) = environment["segments"]
     trunk = json.loads((family.trunk / "environment.json").read_text())
-    origin = {"run": str(family.trunk), "step": POINT, "git_commit": trunk["git_commit"]}
+    origin = {"run": str(family.trunk), "step": POINT}
+    origin |= {key: trunk[key] for key in ("git_commit", "started")}
     assert segment["branched_from"] == origin and segment["first_step"] == POINT + 1
     changes = {
         "schedule.steps": {"was": TRUNK, "is": STEPS},
@@ -116,7 +117,11 @@ def test_a_branch_of_a_branch(family: Family) -> None:
     family.train(
         "middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9
     )
-    family.assert_whole(family.train("end", schedule__branch_from=family.directory / "middle"))
+    end = family.train("end", schedule__branch_from=family.directory / "middle")
+    family.assert_whole(end)
+    segments = json.loads((end / "environment.json").read_text())["segments"]
+    trunk = json.loads((family.trunk / "environment.json").read_text())
+    assert segments[0]["branched_from"]["started"] == trunk["segments"][0]["started"]
 
 
 def test_compare_reads_a_branch(family: Family) -> None:
