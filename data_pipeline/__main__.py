@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
-from data_pipeline.io.words import guard_output, shown_in_line
+from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
 from data_pipeline.tokenizing.verbs import (
@@ -111,6 +111,8 @@ def train_tokenizer(
         f"{report['round_trip_failures']} round-trip failures on "
         f"{report['held_out_documents']} documents"
     )
+    if left_out := report.get("left_out"):
+        typer.echo(f"  left out: {left_out}")
     show_passed_over(selected.passed_over)
     end_with_damage(report.get("damaged", ()), allow_damaged)
 
@@ -249,7 +251,8 @@ def main() -> None:
     """Run the command line; a `DataError` becomes one sentence and exit code 2."""
     guard_output()
     try:
-        app()
+        with output_or_refusal():
+            app()
     except DataError as error:
         typer.echo(f"error: {shown_in_line(str(error))}", err=True)
         sys.exit(2)

@@ -23,7 +23,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.io.home import expand_arguments
-from data_pipeline.io.words import guard_output, shown_in_line
+from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.compare_verbs import compare, compare_losses
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
@@ -321,7 +321,8 @@ def main() -> None:
 
     guard_output()
     try:
-        app(standalone_mode=True)
+        with output_or_refusal():
+            app(standalone_mode=True)
     except (UserError, DataError, MethodError) as error:
         _report(error)
         sys.exit(2)

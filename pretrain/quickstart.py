@@ -49,6 +49,9 @@ DESIGNS = "demo_frozen_designs"
 SPELLED_OUT, _FACTORS = "monarch_shared_conv4", "optimizer.learning_rate_factors"
 """The entry that is the leading variant, and what else it sets."""
 PROMPTS, PROMPT_TOKENS = 2, 12
+PLACES = ("run.name", "run.directory", "data.directory")
+"""Settings that follow from --out."""
+VOCAB_SIZE = "model.vocab_size"
 
 Out = Annotated[
     Path,
@@ -102,7 +105,6 @@ def try_(
     """
     from data_pipeline.sources.discovery import find_inputs
     from data_pipeline.tokenizing.verbs import refuse_out
-    from pretrain.config.sources import parse_overrides
     from pretrain.ranks.devices import MACHINE, nvidia_devices
 
     refuse_out(texts, out / "shards")
@@ -116,11 +118,12 @@ def try_(
             f"give {LEAST_BYTES / 1e3:g} kB at least"
         )
     cores = usable_cores()
-    planned, *options = plan_sizes(size, cores, minutes)
+    given = _given(settings)
+    planned, *options = plan_sizes(size, cores, minutes, given.get(VOCAB_SIZE))
     of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
     of_shards += ("--max-reject-rate=1",)  # a file that is no text is named and left out
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    both = planned | dict(parse_overrides(settings or []))
+    both = planned | given
     designs = (next(iter(_designs())), design)
     # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
@@ -151,8 +154,8 @@ def demo(
     Example: ora-pretrain demo
     """
     from pretrain.config.load import load_config
-    from pretrain.config.sources import parse_overrides
 
+    given = _given(settings)
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
     trial = Trial(
@@ -161,11 +164,28 @@ def demo(
         designs=designs,
         jobs=1,
         local_ranks=4,
-        of_tokenizer=("--vocab-size=4096",),
-        settings=placed | dict(parse_overrides(settings or [])),
+        of_tokenizer=(f"--vocab-size={given.get(VOCAB_SIZE, 4096)}",),
+        settings=placed | given,
     )
     what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
     run_trial(trial, out, what, training)
+
+
+def _given(settings: Sequence[str] | None) -> dict[str, Any]:
+    """Return {key: value} of --set.
+
+    Raises:
+        UserError: a key follows from --out, or the vocabulary is no number.
+    """
+    from pretrain.config.sources import parse_overrides
+
+    given = dict(parse_overrides(settings or []))
+    for key in PLACES:
+        if key in given:
+            raise UserError(f"--set {key}: --out places everything; leave it out")
+    if not isinstance(given.get(VOCAB_SIZE, 1), int):
+        raise UserError(f"--set {VOCAB_SIZE}={given[VOCAB_SIZE]}: give a whole number")
+    return given
 
 
 def survey(
@@ -236,7 +256,7 @@ def linked(files: Sequence[InputFile], out: Path) -> Path:
 
 
 def plan_sizes(
-    size: int, cores: int, minutes: float
+    size: int, cores: int, minutes: float, vocab_size: int | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Choose sizes for a text.
 
@@ -246,14 +266,16 @@ def plan_sizes(
         size: bytes of the text.
         cores: of this machine.
         minutes: to train for.
+        vocab_size: tokens of the vocabulary; None: by the size of the text.
 
     Returns:
         Settings of the runs, options of train-tokenizer, options of tokenize.
     """
-    vocab_size = 4096 if size >= 1_000_000 else 1024
+    if vocab_size is None:
+        vocab_size = 4096 if size >= 1_000_000 else 1024
     documents = size / 16_384  # of texts that are cut; of others there are mostly more
     held_out = min(0.5, max(0.05, 8 / documents))
-    text_tokens = size * (1 - held_out) / (3.5 if vocab_size == 4096 else 2.7)
+    text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
     work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
     shapes = [
         (parameters(layers, width, vocab_size), layers, width, heads)
@@ -325,7 +347,13 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)
     made = (f"--out={prefix}", *trial.of_tokenizer)
-    step("1/4 tokenizer", "data_pipeline train-tokenizer", *texts, *made)
+    step(
+        "1/4 tokenizer",
+        "data_pipeline train-tokenizer",
+        *texts,
+        *made,
+        remedy=f"where that size is too high, give --set {VOCAB_SIZE}=N and another --out",
+    )
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
     step("2/4 tokens", "data_pipeline tokenize", *texts, *into, *trial.of_shards)
     step("", "data_pipeline verify", shards)
@@ -364,6 +392,10 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
         if name not in entries:
             known = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
             raise UserError(f"--design {name} is none of the grid {DESIGNS}{known}")
+        for key in trial.settings.keys() & entries[name].keys():
+            raise UserError(
+                f"--set {key}: --design chooses it, or {name} has its own; leave it out"
+            )
     settings = {"data.directory": str(out / "shards"), **trial.settings} if trial.settings else {}
     return {
         "base": "demo",
@@ -435,8 +467,16 @@ def _prompts(shards: Path) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
-    """Run `python -m VERB ARGUMENTS`; a signal is passed on to it, and ends the trial with it."""
+def _step(signals: SignalRelay, title: str, verb: str, *arguments: str, remedy: str = "") -> None:
+    """Run `python -m VERB ARGUMENTS`; a signal is passed on to it, and ends the trial with it.
+
+    Args:
+        signals: passed on.
+        title: line above its output; "": none.
+        verb: package and verb.
+        arguments: of the verb.
+        remedy: clause for a step that failed.
+    """
     from pretrain.ranks.launch import prepare_child
 
     if title:
@@ -451,5 +491,6 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
         typer.echo(f"{stopped_by}: stopped; the same command continues from here")
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
-        typer.echo(f"this step failed: python {shlex.join(command[1:])}", err=True)
+        said = f"this step failed: python {shlex.join(command[1:])}"
+        typer.echo(f"{said}; {remedy}" if remedy else said, err=True)
         raise typer.Exit(process.returncode if process.returncode > 0 else 1)

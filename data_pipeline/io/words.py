@@ -7,11 +7,13 @@ there are.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 # Controls other than the ends of lines and tabs, invisible characters, bidirectional controls, and
@@ -20,6 +22,9 @@ _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def shown(text: str) -> str:
@@ -32,6 +37,23 @@ def shown(text: str) -> str:
 def shown_in_line(text: str) -> str:
     """Return a name or a sentence as people should see it, in one line."""
     return shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+@contextlib.contextmanager
+def output_or_refusal() -> Iterator[None]:
+    """End with a sentence and exit code 2 where standard output cannot be written, as if full."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at the very end
+        reason = error.strerror
+        print(f"error: standard output cannot be written ({reason})", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 class WordStream:

@@ -47,6 +47,8 @@ _ENDS = (
     re.compile(r"[ \t]"),
 )
 _DELIMITERS = ",;\t|"
+_END_OF_TABLE = "\x03end of the table\x03"
+"""Last row behind a table, which a quote that is never closed takes in."""
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
@@ -219,16 +221,25 @@ class RecordReader:
     def _csv(self, content: str) -> Iterator[Document | Reject]:
         """Read a table with a header, whatever of `_DELIMITERS` stands between its fields."""
         header = content.lstrip().partition("\n")[0]
-        csv.field_size_limit(max(len(content), csv.field_size_limit()))
+        csv.field_size_limit(max(len(content) + len(_END_OF_TABLE), csv.field_size_limit()))
         delimiter = max(_DELIMITERS, key=header.count)
-        rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
-        self._require_text([name.strip() for name in rows.fieldnames or () if name])
+        table = content.rstrip("\r\n")
+        ended = io.StringIO(f"{table}\n{_END_OF_TABLE}" if table else "", newline="")
+        rows = csv.reader(ended, delimiter=delimiter)
+        names = [name.strip() for name in next(rows, []) if _END_OF_TABLE not in name]
+        self._require_text([name for name in names if name])
         self.lines = 0
         try:
-            for row in rows:
-                self.lines += 1
-                named = {name.strip(): value for name, value in row.items() if name}
-                yield from self._checked(named)
+            for fields in rows:
+                if fields and _END_OF_TABLE in fields[-1]:
+                    if fields != [_END_OF_TABLE]:
+                        detail = "its quote is never closed; what follows is lost"
+                        yield Reject(self.lines + 1, "damaged", detail)
+                    return
+                if fields:
+                    self.lines += 1
+                    named = dict.fromkeys(names) | dict(zip(names, fields, strict=False))
+                    yield from self._checked({name: own for name, own in named.items() if name})
         except csv.Error as error:
             yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
 

@@ -14,8 +14,9 @@ import io
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -79,6 +80,7 @@ class _Report(TypedDict):
     round_trip_failures: Count
     held_out_documents: Count
     damaged: NotRequired[list[str]]
+    left_out: NotRequired[str]
 
 
 _REPORT = TypeAdapter(_Report)
@@ -117,6 +119,34 @@ class TrainerSettings:
                 raise DataError(
                     f"--{name} {getattr(self, option)} must be at least {least} and below 2^63"
                 )
+
+
+@dataclass
+class _Rejected:
+    """What of the inputs is no document.
+
+    Attributes:
+        damaged: what inputs have lost, a sentence each.
+        counts: lines and files that are no document, by reason.
+        first: one of the first reason, with its place.
+    """
+
+    damaged: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+
+    def add(self, file: InputFile, reject: Reject) -> None:
+        """Count a reject of a file; one whose document follows is none."""
+        if reject.lost:
+            self.damaged.append(f"{file.name}: {reject.detail}")
+        elif not reject.kept:
+            self.counts[reject.reason] += 1
+            self.first = self.first or f"{file.name} line {reject.line}: {reject.detail}"
+
+    def __str__(self) -> str:
+        """Return the counts and the first one; "" without any."""
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.most_common())
+        return f"{counts} (first {self.first})" if counts else ""
 
 
 def train_tokenizer(
@@ -159,14 +189,14 @@ def train_tokenizer(
         ):
             in_form(report, _REPORT, report_path, REMAKE)
             return report, False
-    damaged: list[str] = []
-    training, held_out = _sample(files, settings, keys, damaged)
+    rejected = _Rejected()
+    training, held_out = _sample(files, settings, keys, rejected)
     by_source = training.bytes_by_source()
     model = _train(training.texts(), settings)
     report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
     report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
     report |= _check(model, held_out, prefix)
-    report |= {"damaged": damaged}
+    report |= {"damaged": rejected.damaged, "left_out": str(rejected)}
     report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
     write_atomically(model_path, model)
     write_atomically(report_path, to_json(report | made_from))
@@ -188,13 +218,13 @@ def _chosen(files: list[InputFile], settings: TrainerSettings) -> list[InputFile
 
 
 def _sample(
-    files: list[InputFile], settings: TrainerSettings, keys: RecordKeys, damaged: list[str]
+    files: list[InputFile], settings: TrainerSettings, keys: RecordKeys, rejected: _Rejected
 ) -> tuple[LowestNumbers, list[str]]:
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
     One document in fifty is held out: the training never sees it, and up to some MB of them are
-    the check. If there are so few documents that the hash holds none out, one is. What inputs have
-    lost goes to `damaged`.
+    the check. If there are so few documents that the hash holds none out, one is. What is no
+    document goes to `rejected`.
     """
     training = LowestNumbers(settings.sample_bytes)
     held_out = LowestNumbers(_HELD_OUT_BYTES)
@@ -202,8 +232,7 @@ def _sample(
     for file in files:
         for document in RecordReader(file, keys):
             if isinstance(document, Reject):
-                if document.lost:
-                    damaged.append(f"{file.name}: {document.detail}")
+                rejected.add(file, document)
                 continue
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
                 others.add(document.source)
@@ -216,9 +245,10 @@ def _sample(
         return training, [training.pop_largest()]
     if not held_out.texts() or not training.texts():
         left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
+        no_document = f"; no documents are {rejected}" if str(rejected) else ""
         raise DataError(
             f"{len(files)} inputs hold {len(training.texts())} documents to train the tokenizer on "
-            f"and {len(held_out.texts())} to check it on; give more text{left_out}"
+            f"and {len(held_out.texts())} to check it on; give more text{left_out}{no_document}"
         )
     return training, held_out.texts()
 

@@ -19,8 +19,8 @@ from data_pipeline.tokenizing.rejects import Limits, notes
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, directories or URLs (s3, https, hf): .jsonl (or .zst, .gz, .xz), "
-        ".parquet, .txt, .md"
+        help="Files, directories or URLs (s3, https, hf): .jsonl, .txt, .md, .csv, .tsv (also "
+        "packed: .zst, .gz, .xz), .parquet"
     ),
 ]
 TextKey = Annotated[

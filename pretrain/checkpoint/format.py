@@ -52,8 +52,9 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
         problem: a clause that follows the file's name.
     """
     return DamagedCheckpoint(
-        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep "
-        f"{file.parent.name} aside and continue from the checkpoint before"
+        f"{file} {problem}; restore it, or take another checkpoint: --step, or for a training "
+        f"checkpoint.fall_back=true, which keeps {file.parent.name} aside and continues from the "
+        "one before"
     )
 
 

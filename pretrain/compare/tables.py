@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,8 @@ NOT_FINITE = "not finite"
 """In place of the mean of a loss that no run has."""
 LONG_LABEL = 20
 """A label of more characters is broken before its adapters on the terminal."""
+LONG_WORD = 12
+"""A word of more characters is broken after an underscore there, so that 80 columns are enough."""
 NAME: Column[Variant] = Column("variant", lambda variant: variant.name, in_words=True)
 
 
@@ -165,7 +168,18 @@ def _in_lines(variant: Variant) -> str:
     label = variant.label.replace(" ", "\n")
     if len(label) > LONG_LABEL:
         label = label.replace("+", "\n+")
+    label = "\n".join(map(_broken, label.split("\n")))
     return "\n".join(part for part in (label, variant.stratum) if part)
+
+
+def _broken(word: str) -> str:
+    """Return a word in lines of at most LONG_WORD characters, where underscores allow it."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_?", word):
+        if lines[-1] and len(lines[-1]) + len(part) > LONG_WORD:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def convergence_table(comparison: Comparison) -> Table:

@@ -212,6 +212,9 @@ _PLAINLY = {
     "not begin with a dot",
     "tuple_type": "it should be a list, such as [a, b]",
     "dict_type": "it should be a mapping, such as {key: value}",
+    "extra_forbidden": "there is no such key",
+    "model_type": "it should be a mapping, such as {key: value}",
+    "string_type": "it should be text; put what looks like a number in quotes, such as '\"001\"'",
 }
 """{pydantic's type of error: the same in the words of a configuration file}."""
 
@@ -223,7 +226,9 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
         error: of pydantic.
         draft: knows where the value came from.
     """
-    first = error.errors()[0]
+    # A key that is not known says more than the one that lacks for it.
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     path = tuple(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")
     if isinstance(
@@ -234,7 +239,8 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     key = ".".join(path if len(path) > 3 else path[:2])
     if first["type"] == "missing":
         missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
-        return f"config {draft.source}: {missing} is missing and has no default"
+        place = _where(draft, path[:2]) if len(path) > 2 else f"config {draft.source}: "
+        return f"{place}{missing} is missing and has no default"
     reason = first["msg"][0].lower() + first["msg"][1:]
     reason = _PLAINLY.get(first["type"], reason.replace("input should", "it should"))
     return f"{_where(draft, path)}'{key}' is {first['input']!r}: {reason}"

@@ -181,8 +181,18 @@ def write(study: Document | Report, out: Path) -> Path:
     Args:
         study: what is written.
         out: directory, made if missing.
+
+    Raises:
+        UserError: `out` cannot be written.
     """
     document = study.document() if isinstance(study, Report) else study
+    try:
+        return _write(document, out)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+
+def _write(document: Document, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     drawings = write_figures(document.figures, out)
     for name, content in document.files.items():
@@ -211,10 +221,7 @@ def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: 
         UserError: `out` cannot be written.
     """
     document = study.document() if isinstance(study, Report) else study
-    try:
-        path = write(document, out)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
+    path = write(document, out)
     show(document.summary, Console(width=get_terminal_size((log_width, 24)).columns))
     typer.echo(f"written: {path}{remark}")
 

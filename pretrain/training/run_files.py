@@ -10,7 +10,7 @@ import torch
 from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.resuming import Start
-from pretrain.config.keys import Change, effective_changes
+from pretrain.config.keys import KEYS, Change, effective_changes
 from pretrain.config.resolved import Resolved
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
@@ -65,7 +65,7 @@ def open_run_files(
         start: where the run starts from.
 
     Raises:
-        UserError: there are no steps left to train.
+        UserError: there are no steps left to train, or settings of a finished run have changed.
     """
     config = resolved.config
     step = start.position.step
@@ -73,6 +73,8 @@ def open_run_files(
     check_steps_left(config.run_directory, config.total_steps, step)
     earlier = read_earlier(config, start)
     changes = changes_since(resolved, earlier)
+    if step == config.total_steps:
+        refuse_changes_of_the_past(config.run_directory, changes, step)
     begins = headline(config, context, phased.audit, start, changes=changes)
     environment = environment_of(
         resolved,
@@ -114,6 +116,25 @@ def check_steps_left(run: RunDirectory, total_steps: int, trained: int) -> None:
             f"{total_steps}; set schedule.steps, tokens or flops to more than that, or choose "
             "another run.name"
         )
+
+
+def refuse_changes_of_the_past(run: RunDirectory, changes: Sequence[Change], trained: int) -> None:
+    """Refuse to give a finished run settings that it was not trained with, where they count.
+
+    Args:
+        run: the run's directory.
+        changes: keys that differ from config.yaml.
+        trained: steps of the run.
+
+    Raises:
+        UserError: names the first such key.
+    """
+    for change in changes:
+        if change.key in KEYS and KEYS[change.key].noted:
+            raise UserError(
+                f"{run.path} has trained all its {trained} steps, but {change}; set it back, set "
+                "schedule.steps, tokens or flops to more, or choose another run.name"
+            )
 
 
 def changes_since(resolved: Resolved, earlier: Earlier) -> list[Change]:

@@ -63,6 +63,10 @@ MISTAKES = [
         "train-tokenizer CORPUS --out TMP/t --source Books",
         "left out are documents of PydocTopics, Stdlib",
     ),
+    (
+        "train-tokenizer TMP/bad.jsonl --out TMP/t --vocab-size 300",
+        "no documents are 1 bad_json (first bad.jsonl line 2: ",
+    ),
     (f"{TOKENIZE} --source Books", " of source PydocTopics, "),
     (f"{TOKENIZE} --source Books --exclude-source Books", "source 'Books' is given to both"),
     (f"{TOKENIZE} --max-reject-rate 2", "--max-reject-rate 2.0 must be from 0 to 1"),

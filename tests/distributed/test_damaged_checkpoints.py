@@ -270,6 +270,15 @@ def test_a_finished_run_of_which_little_is_left_does_not_begin_anew(
     assert files_under(run) == before
 
 
+def test_a_finished_run_is_given_no_settings_that_it_was_not_trained_with(trained: Trained) -> None:
+    run = trained.copy("finished")
+    assert trained.resume(run.name).returncode == 0
+    before = files_under(run)
+    done = trained.resume(run.name, optimizer__learning_rate=0.5)
+    assert_refused(done, "has trained all its 6 steps, but optimizer.learning_rate is 0.5, was")
+    assert files_under(run) == before
+
+
 def test_what_cannot_be_read_is_kept_aside_too(trained: Trained) -> None:
     run = trained.copy("unreadable")
     (run / NEWEST / "COMPLETE").unlink()

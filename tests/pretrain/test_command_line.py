@@ -73,6 +73,22 @@ def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, sentence: 
     assert not {name.partition(".")[0] for name in imported} & slow
 
 
+@pytest.mark.parametrize("line", ["pretrain list variants", "pretrain show demo"])
+def test_an_output_that_is_full_is_one_sentence(line: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", *line.split()],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    said = "error: standard output cannot be written (No space left on device)\n"
+    assert done.stderr == said
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_training_that_compiles_nothing_imports_no_compiler(
     dtype: str, tiny_shards: Path, tmp_path: Path

@@ -82,6 +82,11 @@ def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_rea
     assert few.settings["model.hidden_size"] == SIZES[0][1]
 
 
+def test_a_vocabulary_that_is_given_is_that_of_tokenizer_and_model() -> None:
+    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 2, 4, 374)
+    assert settings["model.vocab_size"] == 374 and "--vocab-size=374" in of_tokenizer
+
+
 def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
     """About eight of texts that are cut, at most half."""
     options = [planned(size, 2, 4).of_shards[0] for size in (LEAST_BYTES, 10**6, 10**7, 10**9)]
@@ -156,6 +161,9 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert "did you mean 'shared_conv4'?" in said(text, "--design=shared_conv")
     assert "choose another" in said(text, "--design=vanilla")
     assert "schedule.step" in said(text, "--set=schedule.step=5")
+    assert "--design chooses it" in said(text, "--set=attention.variant=gaussian")
+    assert "--out places everything" in said(text, "--set=run.name=x")
+    assert "give a whole number" in said(text, "--set=model.vocab_size=many")
     assert "lies inside the input directory" in said(text.parent, to=text.parent / "out")
     assert "is a Word document, not text" in said(text_file(tmp_path / "x.docx", 10))
     assert "unknown ending" in said(text_file(tmp_path / "x.log", 10))

@@ -82,7 +82,7 @@ def test_a_plan_and_a_configuration_fit(arguments: list[str]) -> None:
 @pytest.mark.distributed  # draws the figures, too
 def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    losses = {"vanilla": 4.0, "orthogonal": 4.1, "orthogonal_shared": 4.05}
+    losses = {"vanilla": 4.0, "orthogonal": 4.1, "monarch_shared_conv": 4.05}
     runs = [
         write_run(
             tmp_path,
@@ -100,6 +100,8 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert_fits(text.replace(where[0], ""))  # a path may be long
     for number in ("4.0207", "+0.05", "1,313,024"):
         assert number in text
+    names = [line.partition("│")[0].strip() for line in text.splitlines() if "│" in line]
+    assert names.count("monarch_") == names.count("shared_conv") == 2
 
 
 @pytest.mark.parametrize(

@@ -360,6 +360,17 @@ def test_a_table_is_read_by_its_header(tmp_path: Path, name: str, content: bytes
         records(tmp_path / name, RecordKeys(text="x|y"))
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_quote_that_is_never_closed_is_damage(tmp_path: Path, end: str) -> None:
+    (tmp_path / "a.csv").write_bytes(f'id,text\n1,a\n2,"b\n3,c\n4,d{end}'.encode())
+    assert [document.text for document in documents(tmp_path / "a.csv")] == ["a"]
+    (reject,) = rejects(tmp_path / "a.csv")
+    assert (reject.line, reject.reason) == (2, "damaged")
+    assert reject.detail == "its quote is never closed; what follows is lost"
+    (tmp_path / "a.csv").write_bytes(f'id,text\n1,a\n2,"b"c\n3,"d"{end}'.encode())
+    assert [document.text for document in documents(tmp_path / "a.csv")] == ["a", "bc", "d"]
+
+
 def test_packed_text_is_text(tmp_path: Path) -> None:
     packed = gzip.compress("one\r\ntwo".encode("utf-16"))
     (tmp_path / "a.md.gz").write_bytes(packed)

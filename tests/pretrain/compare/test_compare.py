@@ -402,6 +402,10 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     assert f"report: {out / 'report.html'}" in done.stdout
     nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
     assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
+    (tmp_path / "file").touch()
+    refused = compare(*paths, "--out", tmp_path / "file")
+    assert refused.returncode == 2
+    assert refused.stderr == f"error: --out {tmp_path / 'file'} cannot be written: File exists\n"
     refused = compare(*paths, "--baseline", "none", "--out", out)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --baseline none is none of")
