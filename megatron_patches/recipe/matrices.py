@@ -100,8 +100,9 @@ def stacks(tensor: Tensor) -> tuple[Stack, ...]:
         if len(tensor.shape) == 3:
             found.append(Stack(length, *tensor.shape[1:], height=1))
             continue
-        in_heads = tensor.head_rows is not None and name.rpartition(".")[2] in ("query", "key")
-        height = tensor.head_rows if in_heads and tensor.head_rows else length
+        height = length
+        if tensor.head_rows is not None and name.rpartition(".")[2] in ("query", "key"):
+            height = tensor.head_rows
         found.append(Stack(length // height, height, tensor.shape[1], height=height))
     return tuple(found)
 
@@ -125,10 +126,10 @@ def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
             if tensor.repeats:
                 rows //= pieces
                 first += piece * rows
-            share = rank * length * width if tensor.cut == 1 else 0
+            offset = rank * length * width if tensor.cut == 1 else 0
             while rows:
                 taken = min(rows, height - first % height)
-                start = share + first % height * width
+                start = offset + first % height * width
                 yield Run(number, first // height, start, own=own, length=taken * width)
                 first += taken
                 rows -= taken

@@ -189,7 +189,7 @@ def held_within(
         factor = math.sqrt(limit / left)
         made = {name: values[name] * factor for name in NORM if name in values}
         found = _Heads(shape, policy, {**weights, **made}, heads=heads)
-    return made | found.held_within(limit, values)
+    return made | found.shrunk_within(limit, values)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Heads:
         }
         return score_bounds(self.shape, self.policy, {**self.weights, **shrunk}, self.heads)
 
-    def held_within(self, limit: float, values: Weights) -> dict[str, Array]:
+    def shrunk_within(self, limit: float, values: Weights) -> dict[str, Array]:
         """Return the tensors that change, in the shapes of the live ones.
 
         Args:

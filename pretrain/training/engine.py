@@ -93,13 +93,13 @@ def wrap_model(
     bf16_optimizer = (
         precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
     )
+    own_optimizer = precision.dtype == "fp32" and stage == 0
     clip = config.optimizer.gradient_clip
     optimizer = build_optimizer(model, config.optimizer, model.inventory)
-    if precision.dtype == "fp32" and stage == 0:
+    if own_optimizer or bf16_optimizer:
         settings["gradient_clipping"] = 0.0
+    if own_optimizer:
         clip_by_own_norm(optimizer, clip, context.tensor_parallel_group)
-    if bf16_optimizer:
-        settings["gradient_clipping"] = 0.0
     engine, _, _, _ = import_deepspeed().initialize(
         model=model, optimizer=optimizer, config=settings, mpu=context.mpu, dist_init_required=False
     )
