@@ -95,7 +95,8 @@ def accept_identity(
     for key, value in live["keys"].items():
         was = known.get(key)
         if key == _PHASES and _STEPS in known and _STEPS in live["keys"]:
-            was, value = phases_without_at(was), phases_without_at(value)
+            was = phases_without_at(was)
+            value = phases_without_at(value)
         younger = key not in known and value in (None, _DEFAULTS.get(key))
         if was == value or younger or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue

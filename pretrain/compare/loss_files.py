@@ -23,6 +23,7 @@ from typing import Any
 
 from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
+from pretrain.runs.tags import VALIDATION_LOSS
 
 NAMES = ("name", "model", "variant", "run", "design", "arm")
 """Columns that hold names, the first that is there."""
@@ -35,8 +36,6 @@ HELD_OUT = frozenset(
 STEPS = frozenset(
     {"step", "steps", "globalstep", "trainerglobalstep", "iteration", "iter", "epoch", "tokens"}
 )
-OWN = "loss/valid"
-"""Validation loss in this program's metrics.jsonl, where null is one that is not finite."""
 STATE = "trainer_state.json"
 _FORMATS = (
     "a CSV or JSON lines, with columns name, seed, loss or of one run's metrics, nor Hugging "
@@ -209,7 +208,7 @@ def _of_table(
 def _last(records: Sequence[_Record], key: str, *, metric: str, run: tuple[str, int]) -> Loss:
     """Return the loss of the last record that has one."""
     having = [record for record in records if record.values.get(key) not in (None, "")]
-    if key == OWN:
+    if key == VALIDATION_LOSS.tag:  # this program's own, whose null is a loss that is not finite
         last = [record for record in records if key in record.values][-1]
         if last.values[key] is None:
             raise UserError(f"{last.place}: {key} is null, not a finite loss; leave the run out")

@@ -123,7 +123,8 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
             continue
         now = resolved[section].get(name, was)
         if name == "phases":  # a run that was extended kept their steps
-            was, now = phases_without_at(was), phases_without_at(now)
+            was = phases_without_at(was)
+            now = phases_without_at(now)
         if now != was:
             raise UserError(
                 f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "

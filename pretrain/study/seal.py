@@ -116,7 +116,8 @@ class Seal:
         ]
         segments = run.environment.get("segments") or [run.environment]
         found += _changed_on_the_way(run.name, segments, was.keys())
-        first, trunk = segments[0], segments[0].get("branched_from") or {}
+        first = segments[0]
+        trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             found.append(f"{run.name} began before, or does not say when")
         elif self.sealed.hypotheses and "started" in trunk and self._is_before(trunk["started"]):

@@ -178,7 +178,7 @@ def test_a_value_out_of_bounds_is_named(
         content[place[-1]] = value
 
     edit(checkpoint / file, change)
-    with pytest.raises(UserError, match=f"{file} is damaged: .*{problem}.*; restore it, or set"):
+    with pytest.raises(UserError, match=f"{file} is damaged: .*{problem}.*; restore it, or take"):
         StoredCheckpoint(checkpoint)
 
 
@@ -197,7 +197,7 @@ def test_an_index_with_a_gap_or_a_stranger_is_damaged(
     edit(checkpoint / "COMPLETE", lambda files: files["checkpoint.json"].update(bytes=2))
     assert read_index(checkpoint)["weight"].step == 3
     edit(checkpoint / "parameters.json", lambda index: index["weight"]["slices"][0].update(change))
-    with pytest.raises(UserError, match=f"parameters.json {problem}.*; restore it, or set"):
+    with pytest.raises(UserError, match=f"parameters.json {problem}.*; restore it, or take"):
         read_index(checkpoint)
 
 
