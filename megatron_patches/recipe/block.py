@@ -62,7 +62,7 @@ class RMSNorm(Norm):
 
     name = "rmsnorm"
     passes = (7, None)
-    kernels = r"rms_?norm"
+    kernels = r"rms_?norm|rsqrt"
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:

@@ -21,9 +21,9 @@ KERNELS = (
     ("loss", r"log_softmax"),
     ("attention", r"scaled_dot_product|flash|fmha|softmax(?!.*log)|_softmax"),
     ("collective", r"c10d|gloo|nccl|all_?reduce|all_?gather"),
+    ("norm", "|".join(part.kernels for part in NORMS.values())),
     ("optimizer", r"adam|foreach|multi_tensor|lerp|addcdiv|sqrt|vector_norm|reciprocal|clamp"),
     ("product", r"::mm$|::bmm$|::addmm$|::baddbmm$|gemm|cutlass|nvjet|cublas|cijk"),
-    ("norm", "|".join(part.kernels for part in NORMS.values())),
     ("loss", r"nll_loss|cross_entropy|::exp$|::log$|::max$|::sum$|index_put|::index$"),
     ("copy", r"copy|::cat$|cat_|memcpy|memset|::clone|::contiguous|::fill_|::zero"),
     (
