@@ -42,6 +42,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 _PHASES = "attention.phases"
+AS_TRAINED = " as trained"
+"""Ends the name of a digest of rows that were frozen as they were trained."""
 _STEPS = f"the steps after which {_PHASES} applies"
 
 
@@ -168,6 +170,11 @@ def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any
     differing = [
         key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest
     ]
+    if differing and differing[0].endswith(AS_TRAINED):
+        raise UserError(
+            f"frozen digest mismatch at {differing[0]}: rows that checkpoint {checkpoint} holds "
+            "are not those that were frozen; restore it, or take another checkpoint"
+        )
     if differing or len(saved["sha256"]) != len(live["sha256"]):
         raise UserError(
             f"frozen digest mismatch at {differing[0] if differing else 'its layers'}: the bank "
@@ -275,7 +282,7 @@ def trained_digests(
     """
     return _digests(
         [
-            (f"layer={layer.layer} role={role} as trained", heads, weight)
+            (f"layer={layer.layer} role={role}{AS_TRAINED}", heads, weight)
             for _, layer in frozen_layers(model)
             if layer.layer in layers
             for role, heads, weight in layer.trained_shards()

@@ -120,7 +120,7 @@ class Seal:
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             found.append(f"{run.name} began before, or does not say when")
-        elif self.sealed.hypotheses and "started" in trunk and self._is_before(trunk["started"]):
+        elif self.sealed.hypotheses and trunk.get("started") and self._is_before(trunk["started"]):
             found.append(f"the trunk that {run.name} branched from began before")
         if run.data_fingerprint not in self.sealed.data:
             found.append(f"{run.name} has other data")

@@ -101,6 +101,13 @@ def test_another_bank_is_refused() -> None:
         UserError, match="frozen digest mismatch at layer=0 role=key: the bank regenerated"
     ):
         check_bank("step_1", BANK, changed)
+    key = "layer=1 role=key as trained"
+    kept = {**BANK, "sha256": BANK["sha256"] | {key: "c" * 64}}
+    moved = {**BANK, "sha256": BANK["sha256"] | {key: "d" * 64}}
+    with pytest.raises(
+        UserError, match=f"mismatch at {key}: rows that checkpoint step_1 holds are"
+    ):
+        check_bank("step_1", kept, moved)
     more = {**BANK, "sha256": BANK["sha256"] | {"layer=1 role=key": "c" * 64}}
     with pytest.raises(
         UserError, match="frozen digest mismatch at its layers: the bank regenerated"
