@@ -23,7 +23,7 @@ from pretrain.runs.curves import Floats
 from pretrain.runs.environment import STARTED
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import STEP_SECONDS, VALIDATION_LOSS
-from pretrain.study.gaps import FEWEST_SEEDS, NATS, SCORES, PairedGap, paired_gap
+from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, mean_over_seeds, paired_gap
 from pretrain.study.seeds import Group, Groups
 
 LENGTHS, BASELINE_LENGTHS, VALIDATIONS = "lengths", "lengths of the baseline", "validations"
@@ -104,7 +104,7 @@ class Ratio:
     def of(ratios: Mapping[int, float]) -> Ratio | None:
         """Summarise {seed: ratio}; None for no seeds."""
         logs = {seed: math.log(ratio) for seed, ratio in ratios.items()}
-        gap = paired_gap("", logs, dict.fromkeys(logs, 0.0), SCORES)
+        gap = mean_over_seeds(logs)
         if gap is None:
             return None
         low, high = (None if end is None else perplexity(end) for end in (gap.low, gap.high))

@@ -15,7 +15,7 @@ import numpy as np
 
 from pretrain.reporting.tables import REMARKS, Column, Table, table_of
 from pretrain.reporting.text import NOTHING, interval, number, share, signed
-from pretrain.study.gaps import CONFIDENCE, SCORES, PairedGap, adjust, paired_gap
+from pretrain.study.gaps import CONFIDENCE, PairedGap, adjust, mean_over_seeds
 from pretrain.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, T_P, judged
 
 _ROUNDING = 12
@@ -126,7 +126,7 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     design = np.stack([np.ones_like(x), x], axis=1)
     intercepts, slopes = np.linalg.lstsq(design, y, rcond=None)[0].round(_ROUNDING)
     by_slope = dict(zip(seeds, slopes.tolist(), strict=True))
-    slope = paired_gap("0", by_slope, dict.fromkeys(seeds, 0.0), SCORES)
+    slope = mean_over_seeds(by_slope)
     assert slope is not None
     distances = y.mean(axis=1) - (intercepts.mean() + slopes.mean() * x)
     points = [

@@ -230,6 +230,15 @@ def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
     ]
 
 
+def mean_over_seeds(values: Mapping[int, float]) -> PairedGap | None:
+    """Return the mean of values with its interval, as the gap to 0; None without any.
+
+    Args:
+        values: {seed: value}, a score, a slope or a logarithm.
+    """
+    return paired_gap("0", values, dict.fromkeys(values, 0.0), SCORES)
+
+
 def paired_gaps(
     values: Mapping[str, Mapping[int, float]], baseline: str, scale: Scale
 ) -> dict[str, PairedGap]:

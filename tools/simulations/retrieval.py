@@ -25,7 +25,7 @@ import torch
 
 from megatron_patches.engine.compat import prepare_imports
 from pretrain.reporting.tables import Table, markdown
-from pretrain.study.gaps import SCORES, paired_gap
+from pretrain.study.gaps import mean_over_seeds
 
 if TYPE_CHECKING:
     from pretrain.config.tree import Config
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
             task = draw.__name__ + (", shifted keys" if shift else "")
             measured += [(design, task, given.steps, *each) for each in right.items()]
-            if gap := paired_gap("", right, dict.fromkeys(right, 0.0), SCORES):
+            if gap := mean_over_seeds(right):
                 rows[-1].append(f"{gap.mean:.1f} [{gap.low:.1f}, {gap.high:.1f}]")
             print(*rows[-1], *(f"{value:.0f}" for value in right.values()), flush=True)
     titles = list(dict.fromkeys(task for _, task, *_ in measured))
