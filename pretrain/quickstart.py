@@ -175,7 +175,7 @@ def _given(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return {key: value} of --set.
 
     Raises:
-        UserError: a key follows from --out, or the vocabulary is no number.
+        UserError: a key follows from --out, or the size of the vocabulary is not a number.
     """
     from pretrain.config.sources import parse_overrides
 

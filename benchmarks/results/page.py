@@ -1,4 +1,4 @@
-"""What a page of docs/results is: runs of shipped grids, and reports of them."""
+"""Pages of docs/results: their runs, of shipped grids, and the reports of these."""
 
 from __future__ import annotations
 

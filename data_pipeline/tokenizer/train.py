@@ -123,11 +123,11 @@ class TrainerSettings:
 
 @dataclass
 class _Rejected:
-    """What of the inputs is no document.
+    """Parts of the inputs that are not documents.
 
     Attributes:
         damaged: what inputs have lost, a sentence each.
-        counts: lines and files that are no document, by reason.
+        counts: lines and files that are not documents, by reason.
         first: one of the first reason, with its place.
     """
 
@@ -136,7 +136,7 @@ class _Rejected:
     first: str = ""
 
     def add(self, file: InputFile, reject: Reject) -> None:
-        """Count a reject of a file; one whose document follows is none."""
+        """Count a reject of a file, unless its document is used."""
         if reject.lost:
             self.damaged.append(f"{file.name}: {reject.detail}")
         elif not reject.kept:
@@ -223,8 +223,8 @@ def _sample(
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
     One document in fifty is held out: the training never sees it, and up to some MB of them are
-    the check. If there are so few documents that the hash holds none out, one is. What is no
-    document goes to `rejected`.
+    the check. If there are so few documents that the hash holds none out, one is. The
+    rest goes to `rejected`.
     """
     training = LowestNumbers(settings.sample_bytes)
     held_out = LowestNumbers(_HELD_OUT_BYTES)
@@ -245,10 +245,10 @@ def _sample(
         return training, [training.pop_largest()]
     if not held_out.texts() or not training.texts():
         left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
-        no_document = f"; no documents are {rejected}" if str(rejected) else ""
+        refused = f"; not documents are {rejected}" if str(rejected) else ""
         raise DataError(
             f"{len(files)} inputs hold {len(training.texts())} documents to train the tokenizer on "
-            f"and {len(held_out.texts())} to check it on; give more text{left_out}{no_document}"
+            f"and {len(held_out.texts())} to check it on; give more text{left_out}{refused}"
         )
     return training, held_out.texts()
 

@@ -2,7 +2,7 @@
 
 block.svg      an attention layer: what is frozen, what DeepSpeed sees
 layouts.svg    one curve under eight layouts, from layouts.json, which layouts.py measures
-induction.svg  who learns to look back, from docs/results/retrieval/induction.csv
+induction.svg  which designs learn induction, from docs/results/retrieval/induction.csv
 
 contrasts.py has the others.
 """

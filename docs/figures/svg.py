@@ -1,4 +1,4 @@
-"""What the drawings of this folder are made of: SVG, light and dark in one file."""
+"""Parts of SVG drawings, light and dark in one file."""
 
 from __future__ import annotations
 

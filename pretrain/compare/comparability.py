@@ -237,14 +237,10 @@ def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one sentence for each setting that runs had otherwise before they were resumed."""
     places: dict[str, list[str]] = {}
     for run in runs:
-        for number, segment in enumerate(run.environment.get("segments", [])):
-            if number == 0 and segment.get("branched_from"):
-                continue  # a branch is of another length than its trunk
-            for key, change in segment.get("changes", {}).items():
-                if key in KEYS and KEYS[key].method:
-                    was = setting_text(change["was"])
-                    place = f"{was} in {run.name} up to step {segment['first_step'] - 1}"
-                    places.setdefault(key, []).append(place)
+        for key, was, step in run.earlier_settings:
+            if key in KEYS and KEYS[key].method:
+                place = f"{setting_text(was)} in {run.name} up to step {step}"
+                places.setdefault(key, []).append(place)
     return [f"{key} changed on the way: {'; '.join(own)}." for key, own in sorted(places.items())]
 
 

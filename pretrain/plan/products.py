@@ -19,7 +19,7 @@ from megatron_patches.recipe.tensors import tensors
 from pretrain.config.sections import PerformanceSection
 
 ATTENTION_ONCE = ("none", "query_key")
-"""Of `performance.recompute`, what does not attend again in backward."""
+"""Values of `performance.recompute` with which backward does not attend again."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,20 @@ class FinishedRun:
         device, kernels = (self.environment.get(key) for key in ("device", "cpu_kernels"))
         return f"{device} with {kernels}" if device == "cpu" and kernels else device
 
+    @property
+    def earlier_settings(self) -> list[tuple[str, Any, int]]:
+        """Return (section.key, value, last step) of settings that a resume has changed.
+
+        A branch, whose trunk is of another length, begins with its own.
+        """
+        segments = self.environment.get("segments", [])
+        first = 1 if segments and segments[0].get("branched_from") else 0
+        return [
+            (key, change["was"], segment["first_step"] - 1)
+            for segment in segments[first:]
+            for key, change in segment.get("changes", {}).items()
+        ]
+
 
 def read_finished_run(path: Path) -> FinishedRun:
     """Read the run in `path`; UserError names what is missing or that the run has not finished."""

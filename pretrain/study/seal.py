@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -114,9 +114,12 @@ class Seal:
             f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
             for key in keys[:_SHOWN_KEYS]
         ]
-        segments = run.environment.get("segments") or [run.environment]
-        found += _changed_on_the_way(run.name, segments, was.keys())
-        first = segments[0]
+        found += [
+            f"{key} was {_short(value)} in {run.name} up to step {step}"
+            for key, value, step in run.earlier_settings
+            if key in was
+        ][:_SHOWN_KEYS]
+        first = (run.environment.get("segments") or [run.environment])[0]
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             found.append(f"{run.name} began before, or does not say when")
@@ -154,25 +157,6 @@ class Seal:
         if any(commit.endswith("+") for commit in (*commits, sealed_commit)):
             found.append("a checkout had uncommitted changes")
         return found
-
-
-def _changed_on_the_way(
-    name: str, segments: Sequence[Mapping[str, Any]], keys: Collection[str]
-) -> list[str]:
-    """Return clauses on settings that a run had otherwise before it was resumed.
-
-    Args:
-        name: of the run.
-        segments: of its environment.json.
-        keys: of the settings that count.
-    """
-    own = segments[1:] if segments[0].get("branched_from") else segments  # a trunk is longer
-    return [
-        f"{key} was {_short(change['was'])} in {name} up to step {segment['first_step'] - 1}"
-        for segment in own
-        for key, change in segment.get("changes", {}).items()
-        if key in keys
-    ][:_SHOWN_KEYS]
 
 
 def _short(value: Any) -> str:

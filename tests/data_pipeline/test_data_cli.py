@@ -65,7 +65,7 @@ MISTAKES = [
     ),
     (
         "train-tokenizer TMP/bad.jsonl --out TMP/t --vocab-size 300",
-        "no documents are 1 bad_json (first bad.jsonl line 2: ",
+        "not documents are 1 bad_json (first bad.jsonl line 2: ",
     ),
     (f"{TOKENIZE} --source Books", " of source PydocTopics, "),
     (f"{TOKENIZE} --source Books --exclude-source Books", "source 'Books' is given to both"),
