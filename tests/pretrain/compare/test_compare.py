@@ -264,6 +264,16 @@ def test_what_else_differs_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_resume_has_changed_is_told(tmp_path: Path) -> None:
+    paths = sweep(tmp_path, 2)
+    file = paths[3] / "environment.json"
+    rate = {"optimizer.learning_rate": {"was": 0.03, "is": 0.001}}
+    segments = [{"first_step": 1, "changes": {}}, {"first_step": 6, "changes": rate}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"segments": segments}))
+    told = f"optimizer.learning_rate changed on the way: 0.03 in {paths[3].name} up to step 5."
+    assert told in compare_runs(paths, "vanilla").notes
+
+
 def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
     versions = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
     made = {"environment.git_commit": "0123456789abcdef", "environment.packages": versions}
