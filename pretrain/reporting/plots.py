@@ -21,6 +21,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.style import context as style_context
 from matplotlib.text import Text
 
+from data_pipeline.io.files import replace_file
 from data_pipeline.io.words import shown, shown_in_line
 
 WIDTH = 8.0
@@ -198,7 +199,7 @@ def _written(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> di
                 if ending == "svg":
                     drawn[name] = _shortened(image.decode())
                     image = drawn[name].encode()
-                path.write_bytes(image)
+                replace_file(path, image, durable=False)
     return drawn
 
 

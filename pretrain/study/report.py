@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from data_pipeline.io.files import replace_file
 from data_pipeline.io.words import shown, shown_in_line
 from pretrain.errors import UserError
 from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
@@ -201,7 +202,7 @@ def _write(document: Document, out: Path) -> Path:
         elif isinstance(content, str):
             write_text_atomically(out / name, content)
         else:
-            (out / name).write_bytes(content)
+            replace_file(out / name, content, durable=False)
     write_json(out / document.content_file, document.content)
     write_text_atomically(out / "report.html", shown(page_html(document.page, drawings)))
     write_text_atomically(out / "report.md", shown(page_text(document.page, drawings)))

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import resource
 from importlib.resources import files
 from pathlib import Path
 
@@ -135,6 +136,20 @@ def test_a_figure_gives_the_same_bytes_and_one_with_nothing_to_show_goes(tmp_pat
     drawn = write_figures({"a": figure, "b": lambda: None}, tmp_path)
     assert drawn.keys() == {"a", "a-narrow"}
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg"}
+
+
+def test_a_figure_that_finds_no_room_leaves_the_older_one(tmp_path: Path) -> None:
+    """A limit of the size of files stands for a full disk: either way a write is cut short."""
+    write_figures({"a": Figure}, tmp_path)
+    older = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_figures({"a": lambda: Figure((1, 1))}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == older
 
 
 def test_text_of_a_drawing_is_text_and_its_places_have_tenths_of_a_point(tmp_path: Path) -> None:
