@@ -7,11 +7,9 @@ from functools import cached_property
 
 from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.counting import (
-    CAUSAL,
     executed_flops_per_token,
     forward_flops_per_token,
     multiplications,
-    score_products,
 )
 from megatron_patches.recipe.parts import ModelShape, Place
 from megatron_patches.recipe.policy import QKPolicy
@@ -47,6 +45,14 @@ class Products:
         every = tensors(self.shape, self.policy, self.phase)
         return 2 * multiplications(tensor for tensor in every if not tensor.trains)
 
+    @cached_property
+    def remade(self) -> int:
+        """Return those with the factors of layers whose queries and keys come of nothing else."""
+        every = tensors(self.shape, self.policy, self.phase)
+        rows = [tensor for tensor in every if "query_key" in tensor.name]
+        partly = {tensor.layer for tensor in rows if tensor.kind != "frozen"}
+        return 2 * multiplications(tensor for tensor in rows if tensor.layer not in partly)
+
     def again(self, performance: PerformanceSection) -> float:
         """Return those that backward makes once more.
 
@@ -62,7 +68,7 @@ class Products:
         mlp = 2.0 * shape.num_layers * multiplications(weights)
         layers = {
             "none": 0.0,
-            "query_key": float(self.frozen),
+            "query_key": float(self.remade),
             "attention": self.forward - logits - mlp,
             "full": self.forward - logits,
         }[performance.recompute]
@@ -80,9 +86,8 @@ def hardware_flops_per_token(
         phase: of the policy's schedule, from 0.
         performance: how the run computes.
     """
-    flops = executed_flops_per_token(shape, policy, phase)
-    flops += Products(shape, policy, phase).again(performance)
+    products = Products(shape, policy, phase)
+    flops = executed_flops_per_token(shape, policy, phase) + products.again(performance)
     if performance.recompute not in ATTENTION_ONCE:
-        causal_share = 1.0 if policy.synthesizer else CAUSAL
-        flops += shape.num_layers * 2 * score_products(shape, causal_share)
+        flops += forward_flops_per_token(shape, policy, phase) - products.forward  # the scores
     return flops
