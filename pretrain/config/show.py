@@ -15,7 +15,6 @@ from rich.text import Text
 from megatron_patches.bank.factors import block_sizes
 from megatron_patches.recipe.counting import (
     count_parameters,
-    executed_flops_per_token,
     model_flops_per_token,
 )
 from megatron_patches.recipe.score_bound import bound_at_start
@@ -79,9 +78,10 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     shape, policy = config.shape, config.policy
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
-    saved = 1 - executed_flops_per_token(shape, policy) / model_flops
+    steps_flops = model_flops * config.tokens_per_step * config.total_steps
+    more = round(config.total_flops / steps_flops - 1, 3)
     stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
-    what = "freezing and factors save" if policy.structured else "freezing saves"
+    executed = f"executed: {abs(more):.1%} {'more' if more > 0 else 'fewer'}"
     bound = bound_at_start(shape, policy)
     scores = "without bound: rows of queries and keys train, or are not orthonormal, without a norm"
     if bound is not None:
@@ -109,7 +109,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         *([("last step before the decay", stable)] if config.schedule.kind == "wsd" else []),
         *factors,
         ("attention scores |q·k|/√head_dim", scores),
-        ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
+        ("training FLOPs per token", f"{model_flops:.4g}; {executed}"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]

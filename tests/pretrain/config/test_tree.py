@@ -290,7 +290,24 @@ def test_the_summary_counts() -> None:
     assert rows["total steps"] == "488,282"
     vanilla = dict(summary_rows(load_config("large", ["attention.variant=vanilla"])))
     assert vanilla["parameters, frozen"].startswith("0 ")
-    assert "saves 0.0%" in vanilla["training FLOPs per token"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["attention.variant=vanilla"], "executed: 0.0% fewer"),
+        (["attention.variant=unfreeze"], "executed: 1.4% fewer"),
+        (
+            ["attention.variant=vanilla", "attention.phases=[{at: 0.25, freeze: all}]"],
+            "executed: 2.4% fewer",
+        ),
+        (["attention.variant=low_rank"], "executed: 8.3% fewer"),
+        (["attention.variant=vanilla", "attention.adapters=[low_rank]"], "executed: 1.2% more"),
+    ],
+)
+def test_the_summary_counts_the_flops_of_the_whole_run(changes: list[str], said: str) -> None:
+    rows = dict(summary_rows(load_config("demo", changes)))
+    assert rows["training FLOPs per token"].endswith(f"; {said}")
 
 
 # Blends
