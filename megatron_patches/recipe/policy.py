@@ -316,6 +316,11 @@ class QKPolicy:
         return factored and (self.trains_factors or not self.trainable)
 
     @property
+    def only_frozen_factors(self) -> bool:
+        """Return True if frozen heads have the products of factors, without adapters."""
+        return self.structured and not self.trainable and not self.adapters
+
+    @property
     def has_rows(self) -> bool:
         """Return whether there are rows W_Q and W_K at all.
 

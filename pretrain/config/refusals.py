@@ -8,6 +8,7 @@ DeepSpeed settings.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
@@ -243,24 +244,45 @@ def _check_z_loss(config: Config) -> None:
         )
 
 
+def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the patterns that match a name beyond those of the patterns before them.
+
+    Args:
+        patterns: of names, in their order.
+        names: of weights.
+    """
+    left = set(names)
+    found = []
+    for pattern in patterns:
+        named = {name for name in left if fnmatchcase(name, pattern)}
+        found += [pattern] * bool(named)
+        left -= named
+    return found
+
+
+def names_for_factors(config: Config) -> dict[str, list[str]]:
+    """Return {key of the optimizer: names of the weights that its patterns may match}."""
+    trained = config.ever_trained
+    decayed = [tensor.name for tensor in trained if tensor.decay and len(tensor.shape) > 1]
+    return {
+        "learning_rate_factors": [tensor.name for tensor in trained],
+        "weight_decay_factors": decayed,
+    }
+
+
 def _check_factors(config: Config) -> None:
     """Refuse a pattern that names no weight beyond those of the patterns before it."""
-    optimizer, trained = config.optimizer, config.ever_trained
-    decayed = [tensor for tensor in trained if tensor.decay and len(tensor.shape) > 1]
-    factors = {
-        "learning_rate_factors": (optimizer.learning_rate_factors, trained, "trained"),
-        "weight_decay_factors": (optimizer.weight_decay_factors, decayed, "decayed"),
-    }
-    for key, (patterns, tensors, kind) in factors.items():
-        left = [tensor.name for tensor in tensors]
+    kinds = {"learning_rate_factors": "trained", "weight_decay_factors": "decayed"}
+    for key, names in names_for_factors(config).items():
+        patterns = getattr(config.optimizer, key)
+        found = matching(patterns, names)
         for pattern in patterns:
-            named = [name for name in left if fnmatchcase(name, pattern)]
-            if not named:
+            if pattern not in found:
                 raise UserError(
-                    f"optimizer.{key}: '{pattern}' matches no {kind} weight beyond those of the "
-                    f"patterns before it; weights have names such as {trained[0].name}"
+                    f"optimizer.{key}: '{pattern}' matches no {kinds[key]} weight beyond those of "
+                    "the patterns before it; weights have names such as "
+                    f"{config.ever_trained[0].name}"
                 )
-            left = [name for name in left if name not in named]
 
 
 def _check_muon(config: Config) -> None:
@@ -289,7 +311,7 @@ def _check_recompute(config: Config) -> None:
             "performance.recompute=query_key saves no memory with model.qk_norm, whose backward "
             "pass keeps queries and keys; set performance.recompute=attention"
         )
-    if not policy.structured or policy.trainable or policy.adapters:
+    if not policy.only_frozen_factors:
         variant = config.attention.variant + " with adapters" * bool(policy.adapters)
         raise UserError(
             "performance.recompute=query_key makes queries and keys again from frozen factors "

@@ -13,7 +13,9 @@ from megatron_patches.recipe.counting import (
     model_flops_per_token,
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes
+from megatron_patches.recipe.variants import policy_for
 from pretrain.config.load import load_config, parse_config
+from pretrain.config.refusals import matching, names_for_factors
 from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -153,10 +155,12 @@ class Estimate:
 class Plan:
     """The answer to a request.
 
-    `baseline` is None where the configuration is of that variant already.
+    `baseline` is None where the configuration is of that variant already, or the variant is
+    refused.
 
     Attributes:
         work: of the configuration's own variant.
+        refusal: why there is no baseline; None: it is not refused.
         horizon: by the rule that `Request.chinchilla` asks for.
     """
 
@@ -167,6 +171,7 @@ class Plan:
     nodes: int
     chosen: Estimate
     baseline: Estimate | None
+    refusal: str | None
     fit: Fit
     horizon: Horizon | None
 
@@ -180,12 +185,21 @@ def make_plan(request: Request) -> Plan:
     """
     gpu = find_gpu(request.gpu)
     config = load_config(request.config, request.overrides)
-    alone = config.attention.variant == request.baseline
-    beside = None if alone else _with_variant(config, request.baseline)
+    try:
+        baseline = policy_for(request.baseline)
+    except MethodError as error:
+        raise UserError(f"--baseline {request.baseline}: {error}") from None
     try:
         resolved = resolve(config, request.gpus)
     except UserError as error:
         raise UserError(f"{error}{nearest_counts(config, request.gpus)}") from None
+    beside = None
+    refusal = None
+    if config.policy != baseline:
+        try:
+            beside = resolve(_with_variant(config, request.baseline), request.gpus)
+        except (UserError, MethodError) as error:
+            refusal = str(error)
     return Plan(
         request=request,
         config=config,
@@ -193,7 +207,8 @@ def make_plan(request: Request) -> Plan:
         gpu=gpu,
         nodes=_nodes(request.gpus, gpu),
         chosen=estimate(resolved, gpu, request),
-        baseline=None if beside is None else estimate(resolve(beside, request.gpus), gpu, request),
+        baseline=None if beside is None else estimate(beside, gpu, request),
+        refusal=refusal,
         fit=fit_of(resolved, int(gpu.memory_gb * 1e9)),
         horizon=horizon_of(resolved, request.chinchilla) if request.chinchilla else None,
     )
@@ -324,10 +339,18 @@ def _nodes(gpus: int, gpu: Gpu) -> int:
 
 
 def _with_variant(config: Config, variant: str) -> Config:
-    """Return the same run with another variant, and none of the axes that were set for its own."""
+    """Return the same run with another variant, and nothing that was set for its own alone.
+
+    Raises:
+        UserError, MethodError: the variant does not go with the rest.
+    """
     values = config.as_dict()
     values["attention"] = {"variant": variant}
-    try:
-        return parse_config(values)
-    except (UserError, MethodError) as error:
-        raise UserError(f"--baseline {variant}: {error}") from None
+    values["telemetry"]["spectral_norms"] = []
+    if config.performance.recompute == "query_key" and not policy_for(variant).only_frozen_factors:
+        values["performance"]["recompute"] = "none"
+    optimizer = values["optimizer"]
+    factors = {key: optimizer.pop(key) for key in names_for_factors(config)}
+    for key, names in names_for_factors(parse_config(values)).items():
+        optimizer[key] = {each: factors[key][each] for each in matching(factors[key], names)}
+    return parse_config(values)

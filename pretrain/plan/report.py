@@ -91,6 +91,7 @@ def _headline(plan: Plan) -> list[str]:
         f"{config.run.name}: {plan.chosen.variant} on {request.gpus} × {plan.gpu.name} ({nodes}), "
         f"{parallel}, ZeRO {layout.zero_stage}, {layout.dtype}",
         f"a step: {batch} on each data-parallel rank",
+        *([f"without --baseline {request.baseline}: {plan.refusal}"] if plan.refusal else []),
         "",
         f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are a roofline, to about "
         "±15 % if",
@@ -99,9 +100,11 @@ def _headline(plan: Plan) -> list[str]:
 
 
 def _table(plan: Plan, title: str, rows: Sequence[Row]) -> Table:
-    header = ["", title, *(one.variant for one in _estimates(plan))]
+    header = ["", title, plan.chosen.variant]
     if plan.baseline is not None:
-        header.append("difference")
+        if plan.baseline.variant == plan.chosen.variant:
+            header[-1] += ", as set"
+        header += [plan.baseline.variant, "difference"]
     return Table(header, [_cells(plan, row) for row in rows], text_columns=(0, 1))
 
 
@@ -291,6 +294,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "assumptions": assumptions(plan),
         "chosen": _estimate_json(plan.chosen, states),
         "baseline": None if plan.baseline is None else _estimate_json(plan.baseline, states),
+        **({"baseline_refusal": plan.refusal} if plan.refusal else {}),
         "fit": {
             "fits": plan.fit.fits,
             **fit,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_patches.recipe.counting import forward_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.errors import UserError
@@ -222,6 +223,79 @@ def test_a_number_of_gpus_that_does_not_go_is_answered_with_those_that_do(
         planned("large", *overrides, gpus=gpus)
     assert all(part in str(refused.value) for part in said), refused.value
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "synthesizer_random"])
+def test_recomputed_attention_makes_its_products_once_more(variant: str) -> None:
+    """Full recomputation is a second forward pass, but for the logits."""
+    changes = (f"attention.variant={variant}", "performance.cross_entropy=megatron")
+    none, full = (
+        planned("demo", *changes, f"performance.recompute={part}", gpus=2)
+        for part in ("none", "full")
+    )
+    config = full.config
+    logits = 2 * config.shape.hidden_size * config.shape.vocab_size
+    forward = forward_flops_per_token(config.shape, config.policy)
+    again = full.chosen.flops.executed - none.chosen.flops.executed
+    assert again == config.tokens_per_step * (forward - logits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        (["attention.frozen_roles=all"], 49_152),  # not the frozen output projection
+        (["attention.frozen_roles=query"], 0),  # trained keys are kept, and queries with them
+    ],
+)
+def test_recomputed_queries_and_keys_are_those_of_frozen_factors(
+    changes: list[str], again: int
+) -> None:
+    changes = ["attention.variant=monarch", "performance.compile=none", *changes]
+    none, recomputed = (
+        planned("demo", *changes, f"performance.recompute={part}", gpus=2)
+        for part in ("none", "query_key")
+    )
+    more = recomputed.chosen.flops.executed - none.chosen.flops.executed
+    assert more == again * none.config.tokens_per_step
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [
+            "attention.variant=monarch_shared_conv",
+            "optimizer.learning_rate_factors={'*_taps': 3, '*.linear_proj.weight': 2}",
+            "telemetry.spectral_norms=['*_taps']",
+            "telemetry.weights_every=50",
+        ],
+        [
+            "attention.variant=monarch",
+            "performance.recompute=query_key",
+            "performance.compile=none",
+        ],
+    ],
+)
+def test_what_the_baseline_lacks_is_left_out_there(changes: list[str]) -> None:
+    plan = planned("large", *changes)
+    assert plan.baseline is not None and plan.refusal is None
+    assert plan.baseline.flops == planned("large", "attention.variant=vanilla").chosen.flops
+
+
+def test_phases_of_the_baseline_s_own_variant_stand_beside_it() -> None:
+    plan = planned(
+        "large", "attention.variant=vanilla", "attention.phases=[{at: 0.25, freeze: all}]"
+    )
+    assert plan.baseline is not None and len(plan.chosen.phases) == 2
+    assert "vanilla, as set  vanilla  difference" in report.render(plan)
+
+
+def test_a_baseline_that_is_refused_is_one_sentence_of_the_plan() -> None:
+    request = Request("large", ["deepspeed.config=zero3"], 16, "h200", baseline="unfreeze")
+    plan = make_plan(request)
+    text = " ".join(report.render(plan).split())
+    assert "without --baseline unfreeze: attention.phases changes in the middle" in text
+    assert as_json(plan)["baseline"] is None
+    assert as_json(plan)["baseline_refusal"].startswith("attention.phases changes")
 
 
 def test_a_card_of_ones_own(tmp_path: Path) -> None:
