@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,8 @@ from data_pipeline.io.forms import T, in_form, parse_json
 
 REMAKE = "delete it and make it again"
 TEMPORARY_SUFFIX = ".tmp"
+ABANDONED_AFTER = 600.0
+"""Seconds without a write, and a process of another host is taken to be gone."""
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
@@ -65,6 +68,20 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
 def temporary_path(path: Path) -> Path:
     """Return a name beside `path` that no other process of any host uses."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Return whether nobody will end a file of `temporary_path`.
+
+    Its process has ended, or is of another host and has written nothing for ABANDONED_AFTER.
+    """
+    host, _, pid = temporary.name.removesuffix(TEMPORARY_SUFFIX).rpartition("-")
+    if host.endswith(f".{socket.gethostname()}") and pid.isdigit():
+        return not Path(f"/proc/{pid}").exists()
+    try:
+        return time.time() - temporary.stat().st_mtime > ABANDONED_AFTER
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

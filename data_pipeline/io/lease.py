@@ -17,6 +17,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import temporary_path
+from data_pipeline.io.files import naming, refusing, temporary_path
 
 RENEWED_EVERY = 10.0
 # So long without a renewal, and the holder is taken to be gone.
@@ -212,13 +213,23 @@ class Lease:
             return None
 
     def _create(self) -> bool:
+        """Create the lease; False where there is one.
+
+        Raises:
+            OSError: naming the file, of which nothing is left.
+        """
+        holder = json.dumps(vars(Holder.this())).encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(json.dumps(vars(Holder.this())).encode())
+        try:
+            with naming(self._path), os.fdopen(descriptor, "wb") as stream:
+                stream.write(holder)
+        except OSError:
+            self._path.unlink()
+            raise
         return True
 
     def _look(self) -> _Seen | None:
@@ -294,17 +305,23 @@ class Lease:
             return False
 
 
-def held(path: Path, what: str) -> Lease:
-    """Return a lease that waits only for a holder on another machine, which may be dead.
-
-    Entering it raises BusyError if a living process of this machine holds it, or one of another
-    machine that still renews it.
+@contextlib.contextmanager
+def held(path: Path, what: str) -> Iterator[None]:
+    """Hold a lease, after waiting only for a holder on another machine, which may be dead.
 
     Args:
         path: the lease's file.
         what: the work, in messages.
+
+    Raises:
+        BusyError: a living process of this machine holds it, or one of another machine that still
+            renews it.
+        DataError: it cannot be written.
     """
     lease = Lease(path, what)
-    holder = lease.holder()
-    waits = holder is not None and not holder.is_here()
-    return Lease(path, what, GONE_AFTER) if waits else lease
+    with contextlib.ExitStack() as stack:
+        with refusing(f"write the lock {path}"):
+            holder = lease.holder()
+            waits = holder is not None and not holder.is_here()
+            stack.enter_context(Lease(path, what, GONE_AFTER) if waits else lease)
+        yield

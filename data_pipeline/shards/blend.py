@@ -157,7 +157,7 @@ class Blend:
     def unigram_perplexity(self) -> float:
         """Return the held-out perplexity of the training tokens' frequencies.
 
-        Both are in the blend's proportions.
+        The training tokens are in the blend's proportions, those held out as in a validation.
 
         Raises:
             DataError: there are no held-out tokens.
@@ -364,17 +364,17 @@ def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> 
 
 
 def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -> Int64Array:
-    """Count the occurrences [vocab_size] of each id in the first `max_tokens` of some shards."""
+    """Count the occurrences [vocab_size] of each id in about `max_tokens` of some shards.
+
+    Of more tokens than that, the first of each shard count, as many as its share of all.
+    """
     counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
-    left = max_tokens
+    total = sum(shard.tokens for shard in shards)
     for shard in shards:
         path = Path(f"{manifest.prefix(shard)}.bin")
-        wanted = min(left, shard.tokens)
+        wanted = min(shard.tokens, -(-max_tokens * shard.tokens // total))
         with refusing(f"read {path}"), open(path, "rb") as stream:
             for start in range(0, wanted, _CHUNK_TOKENS):
                 ids = np.fromfile(stream, manifest.dtype, min(_CHUNK_TOKENS, wanted - start))
                 counts += np.bincount(ids, minlength=len(counts))
-        left -= wanted
-        if left <= 0:
-            break
     return counts

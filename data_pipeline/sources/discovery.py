@@ -13,13 +13,14 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
 from data_pipeline.io.home import expand_home
 from data_pipeline.sources.formats import FORMATS, KNOWN_ENDINGS, foreign_name, format_of
+from data_pipeline.sources.hub import UNFINISHED_NAME
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.sources.stores import (
     WEB,
@@ -37,7 +38,7 @@ from data_pipeline.sources.stores import (
 _DATA = "|".join(re.escape(ending) for ending in FORMATS if ending != ".md")
 _COMPANIONS = re.compile(
     rf"(readme|licen[cs]e)(\.txt|(?!.*({_DATA})$)[._-].*)?"
-    r"|(download|download\.unfinished|corpus)\.json",
+    r"|(download|corpus)\.json",
     re.IGNORECASE,
 )
 COMPANION = "left out"
@@ -176,6 +177,8 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
 
 def _why_not(name: str, size: int) -> str | None:
     """Return why a file or object of this name is not read; None if it is."""
+    if PurePosixPath(name).name == UNFINISHED_NAME:
+        return "its download has not ended; run the same download command again"
     if format_of(name) is None:
         return foreign_name(name) or "unknown ending"
     return "empty" if size == 0 else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
 import signal
 import threading
@@ -68,8 +69,11 @@ _LOSSLESS: Mapping[str, Any] = MappingProxyType(
 _SCORE_STEPS = 64
 _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
-# Of a corpus much larger than the sample, files with this many times the sample are read.
+# Of a corpus much larger than the sample, files with this many times the sample are read, and at
+# least so many, so that no source is the whole sample; of so many bytes their beginnings.
 _SAMPLED_ONE_IN = 4
+_LEAST_FILES = 32
+_MOST_BYTES = 4_000_000_000
 
 
 class _Report(TypedDict):
@@ -113,11 +117,15 @@ class TrainerSettings:
         if self.model_type not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
             raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
-        for option, least in (("vocab_size", 1), ("sample_bytes", 1), ("seed", 0)):
-            if not least <= getattr(self, option) < 1 << 63:
+        for option, least, bits in (
+            ("vocab_size", 1, 31),
+            ("sample_bytes", 1, 63),
+            ("seed", 0, 63),
+        ):
+            if not least <= getattr(self, option) < 1 << bits:
                 name = option.replace("_", "-")
                 raise DataError(
-                    f"--{name} {getattr(self, option)} must be at least {least} and below 2^63"
+                    f"--{name} {getattr(self, option)} must be at least {least} and below 2^{bits}"
                 )
 
 
@@ -167,6 +175,8 @@ def train_tokenizer(
         DataError: bad settings or input, or the trained model is not lossless on the held-out
             documents.
     """
+    if not prefix.name:
+        raise DataError(f"--out {prefix} is a directory; give the beginning of a file's name")
     model_path = prefix.with_name(f"{prefix.name}.model")
     report_path = prefix.with_name(f"{prefix.name}.json")
     files = _chosen(files, settings)
@@ -210,7 +220,7 @@ def _chosen(files: list[InputFile], settings: TrainerSettings) -> list[InputFile
     chosen: list[InputFile] = []
     size = 0
     for file in shuffled:
-        if size >= _SAMPLED_ONE_IN * settings.sample_bytes:
+        if len(chosen) >= _LEAST_FILES and size >= _SAMPLED_ONE_IN * settings.sample_bytes:
             break
         chosen.append(file)
         size += file.size
@@ -229,15 +239,21 @@ def _sample(
     training = LowestNumbers(settings.sample_bytes)
     held_out = LowestNumbers(_HELD_OUT_BYTES)
     others: set[str] = set()
+    size = sum(file.size for file in files)
+    most = max(_MOST_BYTES, _SAMPLED_ONE_IN * settings.sample_bytes)
     for file in files:
+        left = math.inf if size <= most else most * file.size / size
         for document in RecordReader(file, keys):
             if isinstance(document, Reject):
                 rejected.add(file, document)
                 continue
+            if left <= 0:
+                break
+            text = document.text.encode()
+            left -= len(text)
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
                 others.add(document.source)
                 continue
-            text = document.text.encode()
             aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
             number = sample_number(text, settings.seed)
             (held_out if aside else training).add(number, text, document.source)

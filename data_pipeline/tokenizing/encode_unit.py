@@ -298,10 +298,12 @@ class UnitEncoder:
 
     def _look_for_losses(self, batch: list[Document], encoded: Encoded) -> None:
         reference = self._encoder.reference
-        if reference.lossless:
+        more_ends = np.count_nonzero(encoded.ids == self._eod_id) > len(batch)
+        if reference.lossless and not more_ends:
             return
         ids = encoded.documents()
-        lost = reference.lost([document.text for document in batch], ids)
+        texts = [document.text for document in batch]
+        lost = [] if reference.lossless else reference.lost(texts, ids)
         self._lossy += len(lost)
         if lost and not self._allow_lossy:
             first = batch[lost[0]]

@@ -27,7 +27,7 @@ from data_pipeline.io.files import (
     to_checked_json,
     write_atomically,
 )
-from data_pipeline.io.forms import Count, in_form
+from data_pipeline.io.forms import LARGEST, Count, in_form
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
 from data_pipeline.sources.discovery import InputFile, Inputs, RecordKeys, is_wanted
 from data_pipeline.sources.hub import find_origin
@@ -93,9 +93,11 @@ class TokenizeOptions:
         if self.validation_fraction + self.test_fraction > 1:
             raise DataError("--validation-fraction and --test-fraction are more than 1 together")
         for option in ("files_per_shard", "shard_bytes"):
-            if getattr(self, option) < 1:
+            if not 1 <= getattr(self, option) < LARGEST:
                 name = option.replace("_", "-")
-                raise DataError(f"--{name} {getattr(self, option)} must be at least 1")
+                raise DataError(
+                    f"--{name} {getattr(self, option)} must be at least 1 and below {LARGEST}"
+                )
         for option, value in _RETIRED.items():
             if getattr(self, option) != value:
                 raise DataError(

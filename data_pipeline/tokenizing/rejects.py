@@ -11,8 +11,9 @@ from data_pipeline.shards.manifest import MANIFEST_NAME, Manifest
 from data_pipeline.sources.discovery import RecordKeys
 from data_pipeline.tokenizing.plan import options_of
 
-# From so many lines on, a run that is above the rate is stopped before its end.
+# From so many lines on, a run that is so many times above the rate is stopped before its end.
 _ENOUGH_LINES = 10_000
+_TOO_MANY = 10
 _NAMED_FILES = 5
 
 
@@ -55,7 +56,12 @@ class RejectWatch:
         self.damaged: list[str] = []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add a unit's record; `check` once enough lines have been read to judge the rate."""
+        """Add a unit's record.
+
+        Raises:
+            DataError: so many more lines are rejected than are allowed that the rest of the inputs
+                need not be waited for.
+        """
         for entry in record["inputs"]:
             self._lines += entry["lines"]
             self._rejected += entry["rejected"]
@@ -66,15 +72,18 @@ class RejectWatch:
             if entry["damaged"]:
                 self.damaged.append(f"{entry['name']}: {entry['damaged']}")
         if self._lines >= _ENOUGH_LINES:
-            self.check()
+            self.check(_TOO_MANY)
 
-    def check(self) -> None:
+    def check(self, times: int = 1) -> None:
         """Compare the rate with the limit.
+
+        Args:
+            times: multiple of the limit.
 
         Raises:
             DataError: it is above.
         """
-        if self._rejected <= self._limits.max_reject_rate * self._lines:
+        if self._rejected <= times * self._limits.max_reject_rate * self._lines:
             return
         worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))
         named = ", ".join(

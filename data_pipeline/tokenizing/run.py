@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import TEMPORARY_SUFFIX
+from data_pipeline.io.files import TEMPORARY_SUFFIX, is_abandoned
 from data_pipeline.io.lease import BusyError, Lease, held
 from data_pipeline.io.pool import run_tasks
 from data_pipeline.shards.manifest import (
@@ -239,11 +239,14 @@ class Run:
         return Made(len(units), made, tuple(watch.damaged))
 
     def _remove_leftovers(self, units: list[Unit]) -> None:
-        """Remove what killed runs left of units, for all at once: that reads every name."""
+        """Remove what killed runs left of units, for all at once: that reads every name.
+
+        A run with another number of tasks may be at the same units.
+        """
         mine = {unit.record_path.stem for unit in units}
         for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
             match = _OF_A_UNIT.match(path.name)
-            if match is not None and match[1] in mine:
+            if match is not None and match[1] in mine and is_abandoned(path):
                 path.unlink(missing_ok=True)
 
 

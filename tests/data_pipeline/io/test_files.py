@@ -1,12 +1,21 @@
 """Files that are complete or absent, and hashes of them: errors, and what is left on the disk."""
 
 import hashlib
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import hash_file, replace_file, sha256_file, write_atomically
+from data_pipeline.io.files import (
+    hash_file,
+    is_abandoned,
+    replace_file,
+    sha256_file,
+    temporary_path,
+    write_atomically,
+)
 
 
 def test_a_replaced_file_has_the_new_content_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -30,6 +39,21 @@ def test_a_refusal_of_the_file_system_names_the_file() -> None:
     with pytest.raises(FileNotFoundError) as refused:
         replace_file(Path("/proc/1/no_such_file"), b"content")
     assert refused.value.filename == "/proc/1/no_such_file"
+
+
+def test_a_temporary_file_is_abandoned_where_its_process_has_ended(tmp_path: Path) -> None:
+    done = subprocess.Popen(["true"])
+    done.wait()
+    own = temporary_path(tmp_path / "own")
+    elsewhere = tmp_path / f"x.ids.another-host-{os.getpid()}.tmp"
+    for path in (own, elsewhere):
+        path.touch()
+    assert not is_abandoned(own) and not is_abandoned(elsewhere)
+    assert is_abandoned(own.with_name(own.name.replace(str(os.getpid()), str(done.pid))))
+    os.utime(elsewhere, (0, 0))
+    assert is_abandoned(elsewhere)
+    elsewhere.unlink()
+    assert not is_abandoned(elsewhere)
 
 
 def test_the_hash_of_a_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease
+from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease, held
 
 PATIENCE = 60
 
@@ -48,6 +49,27 @@ def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds:
             holders[number] += 1
         all_tried.wait(PATIENCE)
         lease.__exit__(None, None, None)
+
+
+def test_a_lock_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit of the size of files stands for a full disk: either way a write is cut short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with (
+            pytest.raises(DataError, match=r"^cannot write the lock .*x\.lock: File too large$"),
+            held(tmp_path / "x.lock", "testing"),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "units").touch()
+    with (
+        pytest.raises(DataError, match=r"cannot write the lock .*units/x\.lock: Not a directory"),
+        held(tmp_path / "units/x.lock", "testing"),
+    ):
+        pass
 
 
 @pytest.mark.distributed

@@ -332,10 +332,13 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
 def test_ids_are_counted_up_to_a_limit_and_over_chunks(
     web: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a limit below the total, each shard counts by its share."""
     shards = web.shards_of("train", "Book")
-    stream = np.concatenate([np.array(open_shard(web, shard).tokens) for shard in shards])
+    streams = [np.array(open_shard(web, shard).tokens) for shard in shards]
+    total = sum(map(len, streams))
     for chunk in (7, 1 << 22):
         monkeypatch.setattr("data_pipeline.shards.blend._CHUNK_TOKENS", chunk)
-        for limit in (1, shards[0].tokens - 1, shards[0].tokens, shards[0].tokens + 1, 10_000):
-            expected = np.bincount(stream[:limit], minlength=web.tokenizer.vocab_size)
+        for limit in (1, total // 2, total, 10_000):
+            parts = [ids[: math.ceil(limit * len(ids) / total)] for ids in streams]
+            expected = np.bincount(np.concatenate(parts), minlength=web.tokenizer.vocab_size)
             assert np.array_equal(_token_counts(web, shards, limit), expected)

@@ -70,6 +70,15 @@ def test_companions_of_the_data_are_left_out_and_listed(tmp_path: Path) -> None:
     assert [file.name for file in find_inputs([tmp_path]).files] == ["a.jsonl"]
 
 
+def test_a_download_that_has_not_ended_is_named(tmp_path: Path) -> None:
+    (tmp_path / "download.unfinished.json").write_bytes(LINE)
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+    assert passed_over(tmp_path) == {
+        "download.unfinished.json": "its download has not ended; run the same download command "
+        "again"
+    }
+
+
 def test_linked_directories_are_followed_once_and_loops_end(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
     for place in (root / "z_real", elsewhere / "deep"):

@@ -18,6 +18,7 @@ from data_pipeline.io.files import sha256_file
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import read_documents
 from data_pipeline.sources.sampling import LowestNumbers, sample_number
+from data_pipeline.tokenizer import train
 from data_pipeline.tokenizer.tokenizer import check_report, identify, load_tokenizer, read_model
 from data_pipeline.tokenizer.train import TrainerSettings, round_scores, train_tokenizer
 from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run
@@ -195,15 +196,38 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
 
 
-def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Path) -> None:
+def test_of_a_large_corpus_only_a_part_is_read(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = find_inputs([workshop.corpus]).files
     settings = TrainerSettings(vocab_size=400, sample_bytes=30_000)
+    report, _ = train_tokenizer(files, tmp_path / "all", settings, RecordKeys())
+    assert len(report["inputs"]) == len(files) > 2, "all of so few files"
+    assert len(report["training_bytes_by_source"]) == 3
+    monkeypatch.setattr(train, "_LEAST_FILES", 1)
     report, _ = train_tokenizer(files, tmp_path / "a", settings, RecordKeys())
     assert 0 < len(report["inputs"]) < len(files)
     other = dataclasses.replace(settings, seed=7)
     names = [entry["name"] for entry in report["inputs"]]
     again, _ = train_tokenizer(files, tmp_path / "b", other, RecordKeys())
     assert [entry["name"] for entry in again["inputs"]] != names
+
+
+def test_of_large_files_the_beginnings_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of each file is damaged, which only a reader of all of it would notice."""
+    for name in ("books", "code"):
+        texts = [f"{name} {number} of some words" for number in range(2000)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines + "{bad\n")
+    files = find_inputs([tmp_path]).files
+    settings = TrainerSettings(vocab_size=300, sample_bytes=10_000)
+    report, _ = train_tokenizer(files, tmp_path / "whole", settings, RecordKeys())
+    assert report["left_out"].startswith("2 bad_json")
+    monkeypatch.setattr(train, "_MOST_BYTES", 50_000)
+    report, _ = train_tokenizer(files, tmp_path / "parts", settings, RecordKeys())
+    assert report["left_out"] == "" and len(report["inputs"]) == 2
 
 
 def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
