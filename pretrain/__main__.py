@@ -332,13 +332,15 @@ def _report(error: Exception) -> None:
     """Print the error; rank 0 speaks for all, unless the error is one rank's own.
 
     In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried
-    again.
+    again, unless it may pass.
     """
     sentence = shown_in_line(str(error))
-    if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
-        Path(os.environ["ORA_REFUSAL"]).write_text(f"{sentence}\n")
-    if speaks_for_all() or getattr(error, "rank_specific", False):
+    own = getattr(error, "rank_specific", False)
+    if speaks_for_all() or own:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
+    if "ORA_REFUSAL" in os.environ and not own and not getattr(error, "passing", False):
+        with suppress(OSError):  # the job then takes it for a crash, whose repetitions it counts
+            Path(os.environ["ORA_REFUSAL"]).write_text(f"{sentence}\n")
 
 
 if __name__ == "__main__":

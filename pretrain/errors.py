@@ -10,12 +10,14 @@ class UserError(ValueError):
     Args:
         rank_specific: only this rank knows of it, so it must speak for itself. Otherwise all ranks
             refuse alike, and rank 0 speaks for them.
+        passing: the same command may succeed later, so a Slurm job tries it again.
     """
 
-    def __init__(self, message: str, *, rank_specific: bool = False) -> None:
+    def __init__(self, message: str, *, rank_specific: bool = False, passing: bool = False) -> None:
         if not message.isprintable():
             message = "".join(
                 c if c.isprintable() else c.encode("unicode_escape").decode() for c in message
             )
         super().__init__(message)
         self.rank_specific = rank_specific
+        self.passing = passing

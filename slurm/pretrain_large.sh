@@ -15,8 +15,11 @@
 #SBATCH --output=slurm/logs/%x-%j.log
 ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 # A copy of the code, made when this was submitted or at the first start: a restart runs what the first start ran.
-[ -n "${ORA_CODE:-}${SLURM_RESTART_COUNT:-}" ] || ORA_CODE=$(bash "$ORA_ROOT/slurm/pin.sh" "${SLURM_JOB_ID:-}")
-: "${ORA_CODE:=$ORA_ROOT/slurm/code/job-${SLURM_JOB_ID:-}}"
+ora_pinned=$ORA_ROOT/slurm/code/job-${SLURM_JOB_ID:-}
+if [ -z "${SLURM_RESTART_COUNT:-}" ] || [ ! -e "$ora_pinned" ]; then
+  : "${ORA_CODE:=$(bash "$ORA_ROOT/slurm/pin.sh" "${SLURM_JOB_ID:-}")}"
+fi
+: "${ORA_CODE:=$ora_pinned}"
 # shellcheck source=slurm/lib.sh
 . "$ORA_CODE/slurm/lib.sh" || {
   echo "error: $ORA_ROOT is not a checkout of ora-pretrain, or has no copy $ORA_CODE: call sbatch in its root, or set ORA_ROOT" >&2

@@ -54,16 +54,16 @@ class DeferredError:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sentence: str | None = None
+        self._error: UserError | None = None
 
     @property
     def recorded(self) -> bool:
         """Return whether this rank has an error."""
-        return self._sentence is not None
+        return self._error is not None
 
-    def record(self, sentence: str) -> None:
+    def record(self, error: UserError) -> None:
         """Record an error for which the run must end; only the first one on a rank is kept."""
-        self._sentence = self._sentence or sentence
+        self._error = self._error or error
 
     @contextmanager
     def recording(self, place: Path) -> Iterator[None]:
@@ -77,7 +77,7 @@ class DeferredError:
         try:
             yield
         except OSError as error:
-            self.record(storage_sentence(error, place))
+            self.record(UserError(storage_sentence(error, place)))
 
     def recorded_anywhere(self) -> bool:
         """Return whether any rank has recorded an error (collective)."""
@@ -89,9 +89,9 @@ class DeferredError:
         Raises:
             UserError: of the first rank that has one.
         """
-        sentences: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(sentences, self._sentence)
-        raise UserError(next(sentence for sentence in sentences if sentence is not None))
+        errors: list[UserError | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, self._error)
+        raise next(error for error in errors if error is not None)
 
 
 LONGEST_SILENCE = 5.0
@@ -133,6 +133,8 @@ class Checkpoints:
         self._stall = 0.0
         self._written: SaveSeconds | None = None
         self._said_waiting = False
+        self._left: str | None = None
+        self._said_left = False
 
     def use_bank(self, bank: dict[str, str]) -> None:
         """Set the digests of the frozen bank that the next checkpoints state."""
@@ -360,9 +362,9 @@ class Checkpoints:
     def _record(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
             needed = saving.bytes * self.context.world_size
-            self.errors.record(storage_sentence(error, saving.path, needed))
+            self.errors.record(UserError(storage_sentence(error, saving.path, needed)))
         elif isinstance(error, UserError):
-            self.errors.record(str(error))
+            self.errors.record(error)
         else:
             raise error
 
@@ -378,7 +380,14 @@ class Checkpoints:
         self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        remove_oldest(self.run, self._section.keep_last, self._section.every)
+        self._left = remove_oldest(self.run, self._section.keep_last, self._section.every)
+
+    def take_left(self) -> str | None:
+        """Return a sentence about an old checkpoint that could not be removed; once in a run."""
+        if self._said_left or self._left is None:
+            return None
+        self._said_left = True
+        return f"{self._left}; training continues, and every save tries again"
 
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).

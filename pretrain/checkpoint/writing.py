@@ -276,7 +276,8 @@ def join_parts(
             if time.monotonic() > deadline:
                 raise UserError(
                     f"rank {rank} has not written its part of {path} within {timeout:.0f} s "
-                    "(parallel.timeout_seconds); look for its own error, and at the file system"
+                    "(parallel.timeout_seconds); look for its own error, and at the file system",
+                    passing=True,
                 )
             if abandoned.wait(POLL_SECONDS):
                 raise Abandoned

@@ -151,7 +151,15 @@ class RunDirectory:
 
     def removed(self, checkpoint: Path) -> Path:
         """Return the name of a checkpoint while its files are being removed."""
-        return checkpoint.with_name(f".{checkpoint.name}")
+        return checkpoint.with_name(f".{checkpoint.name.removeprefix('.')}")
+
+    def half_removed(self) -> list[Path]:
+        """Return the checkpoints whose removal was begun, under their names of then."""
+        return [
+            path
+            for path in self.checkpoints.glob(".step_*")
+            if _CHECKPOINT.fullmatch(path.name.removeprefix("."))
+        ]
 
     def temporary_files(self) -> list[Path]:
         """Return what killed writes and removals have left, but for the locks of other starts."""

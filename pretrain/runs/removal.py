@@ -132,7 +132,7 @@ def make_room(run: RunDirectory, checkpoint: Path) -> None:
         checkpoint.rename(free_name(checkpoint, INCOMPLETE_SUFFIX))
 
 
-def remove_oldest(run: RunDirectory, keep_last: int, every: int) -> None:
+def remove_oldest(run: RunDirectory, keep_last: int, every: int) -> str | None:
     """Keep the last few complete checkpoints, and the last one that is known good.
 
     One that a signal has saved between two multiples of `every` goes before those at a multiple, so
@@ -142,14 +142,24 @@ def remove_oldest(run: RunDirectory, keep_last: int, every: int) -> None:
         run: the run's directory.
         keep_last: how many.
         every: steps between checkpoints; 0 if only the last is saved.
+
+    Returns:
+        A sentence about one that cannot be removed, which the next call tries again.
     """
     newest_first = run.complete_checkpoints()
     good = [path for path in newest_first if (path / GOOD).exists()][:1]
     regular = [path for path in newest_first[1:] if every and step_of(path) % every == 0]
     others = [path for path in newest_first[1:] if path not in regular]
-    for old in [*newest_first[:1], *regular, *others][max(1, keep_last) :]:
-        if old not in good:
-            _remove_directory(run, old)
+    outlived = [*newest_first[:1], *regular, *others][max(1, keep_last) :]
+    left = None
+    for old in [*run.half_removed(), *outlived]:
+        try:
+            if old not in good:
+                _remove_directory(run, old)
+        except OSError as error:
+            there = old if old.exists() else run.removed(old)
+            left = f"{there} is not needed any more and cannot be removed ({error.strerror})"
+    return left
 
 
 def remove_left_behind(run: RunDirectory) -> None:
@@ -171,10 +181,13 @@ def _remove_directory(run: RunDirectory, checkpoint: Path) -> None:
 
     First its name goes, so that a half-removed directory is never taken for a checkpoint.
     """
-    shutil.rmtree(run.removed(checkpoint), ignore_errors=True)  # of a removal that was killed
-    gone = checkpoint.rename(run.removed(checkpoint))
+    gone = run.removed(checkpoint)
+    if checkpoint != gone:
+        shutil.rmtree(gone, ignore_errors=True)  # of a removal that was not finished
+        checkpoint.rename(gone)
     if gone.is_symlink():  # what is elsewhere is somebody else's
         gone.unlink()
         return
+    shutil.rmtree(gone, ignore_errors=True)  # all that can be removed
     with suppress(FileNotFoundError):
         shutil.rmtree(gone)

@@ -163,9 +163,15 @@ class Run:
     def has_error(self) -> bool:
         """Return whether this rank has an error for which all must `give_up`."""
         self.checkpoints.has_failed()  # records it
+        self._say_what_is_left()
         if self.lock is not None and (lost := self.lock.lost) is not None:
-            self.errors.record(lost)
+            self.errors.record(UserError(lost))
         return self.errors.recorded
+
+    def _say_what_is_left(self) -> None:
+        left = self.checkpoints.take_left()
+        if left is not None:
+            self.say(left)
 
     def settle(self) -> None:
         """Return only if no rank has recorded an error (collective).
@@ -198,6 +204,7 @@ class Run:
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary if finished, then the state."""
         self.profile.close()
+        self._say_what_is_left()
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
                 close_run_files(self.config.run_directory, self.telemetry, state)

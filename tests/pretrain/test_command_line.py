@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pretrain.__main__ import _report
+from pretrain.errors import UserError
 from tests.command_line import assert_refused, train
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
@@ -87,6 +89,21 @@ def test_an_output_that_is_full_is_one_sentence(line: str) -> None:
     assert done.returncode == 2
     said = "error: standard output cannot be written (No space left on device)\n"
     assert done.stderr == said
+
+
+def test_a_job_is_told_what_is_refused_again_but_not_what_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = tmp_path / "refused"
+    monkeypatch.setenv("ORA_REFUSAL", str(refused))
+    _report(UserError("rank 1 has not written its part", passing=True))
+    assert not refused.exists()
+    _report(UserError("loss is nan"))
+    assert refused.read_text() == "loss is nan\n"
+    monkeypatch.setenv("ORA_REFUSAL", "/dev/full")
+    _report(UserError("the sentence is not lost"))
+    said = [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
+    assert said == ["rank 1 has not written its part", "loss is nan", "the sentence is not lost"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

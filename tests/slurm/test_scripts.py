@@ -152,6 +152,33 @@ def pinned(checkout: Path, *arguments: str) -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
+    name: str, tmp_path: Path
+) -> None:
+    """Slurm also restarts a job whose first start never ran."""
+    for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm"):
+        (tmp_path / package).mkdir()
+    for path in (ROOT / "slurm").glob("*.sh"):
+        shutil.copy(path, tmp_path / "slurm")
+    shutil.copy(ROOT / "slurm/run.py", tmp_path / "slurm")
+    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
+    environment = {**os.environ, **job, "SLURM_JOB_NAME": name, "ORA_PYTHON": "/nowhere/python"}
+
+    def start() -> Path:
+        done = subprocess.run(
+            ["bash", f"slurm/{name}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and "error: /nowhere/python is not on " in done.stderr
+        return (tmp_path / "slurm/code/job-77").resolve(strict=True)
+
+    first = start()
+    (tmp_path / "pretrain/edited.py").touch()
+    assert start() == first
+    del environment["SLURM_RESTART_COUNT"]  # a new job of the same number
+    assert start() != first
+
+
 def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
     """Of a checkout with one module, in a directory that holds another of the same name."""
     checkout = tmp_path / "checkout"

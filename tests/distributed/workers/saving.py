@@ -52,13 +52,13 @@ def slow_saves(payload: dict[str, Any]) -> str:
 
 
 def a_rank_that_does_not_come(payload: dict[str, Any]) -> list[Any]:
-    """Rank 1's file system does not answer; what every rank is told."""
+    """Rank 1's file system does not answer; what every rank is told, and if it may pass."""
     _when_opened("rank_00001.safetensors", lambda: time.sleep(600))
     told: list[Any] = [None] * dist.get_world_size()
     try:
         answer = train(load_config("demo", payload["overrides"]), StopSignals())
     except UserError as error:
-        answer = str(error)
+        answer = (str(error), error.passing)
     dist.all_gather_object(told, answer)
     return told
 

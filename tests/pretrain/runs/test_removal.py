@@ -130,6 +130,20 @@ def test_checkpoints_of_a_signal_go_first(run: RunDirectory, every: int, kept: l
     assert run.complete_checkpoints() == [run.checkpoint(step) for step in kept]
 
 
+def test_what_cannot_be_removed_is_named_and_tried_again(run: RunDirectory) -> None:
+    run.checkpoint(7).mkdir()
+    (run.checkpoint(7) / MARKER).touch()
+    run.removed(run.checkpoint(3)).mkdir()
+    in_the_way = run.removed(run.checkpoint(6))
+    in_the_way.touch()
+    left = remove_oldest(run, keep_last=1, every=1)
+    assert left is not None and left.startswith(str(run.checkpoint(6)))
+    assert left.endswith("cannot be removed (Not a directory)")
+    in_the_way.unlink()
+    assert remove_oldest(run, keep_last=1, every=1) is None
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000007"]
+
+
 def test_only_temporary_files_of_this_program_are_left_behind(run: RunDirectory) -> None:
     own = ["state.node-7.tmp", ".state.7", "latest.a.b-7.tmp"]
     others = ["notes.tmp", "lock.node-7.tmp", "my-1.tmp.txt"]
