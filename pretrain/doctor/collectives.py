@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.doctor.rendezvous import Rendezvous, bounded
-from pretrain.ranks.devices import use_cuda
+from pretrain.ranks.devices import own_device
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
 """float32: 256 MiB, of which NCCL makes many pieces; 4 MiB."""
@@ -105,9 +105,7 @@ class Collectives:
             members: ranks that take part.
             what: name of the step, for people.
         """
-        device = torch.device("cpu")
-        if use_cuda():
-            device = torch.device("cuda", self.rendezvous.own.local_rank)
+        device = own_device(self.rendezvous.own.local_rank)
         me = members.index(self.rendezvous.own.rank)
         size = len(members)
 

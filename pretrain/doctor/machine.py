@@ -13,7 +13,7 @@ import torch
 
 from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.tree import Config
-from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
+from pretrain.ranks.devices import MACHINE, is_shown_its_own, own_device, why_no_cuda
 from pretrain.runs.environment import package_versions
 from pretrain.runs.storage import size_text
 
@@ -53,28 +53,38 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
         machine: root of the file system with NVIDIA's device files.
 
     Raises:
-        Unfit: another number of GPUs than expected, none for this rank, or this rank's is in use.
-        UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
+        Unfit: another number of GPUs than expected, or this rank's is in use.
+        UserError: as `own_device` does.
     """
     count = torch.cuda.device_count()
-    if expected is not None and count != expected:
-        why = why_no_cuda()
-        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
-    if not use_cuda(machine):
+    require_gpus(count, expected)
+    own = own_device(local_rank, machine)
+    if own.type == "cpu":
         return {"names": [], "free": None}
-    own = gpu_index(local_rank, count)
-    if own >= count:
-        raise Unfit(f"local rank {local_rank} has no GPU: {count} visible")
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
-    torch.cuda.set_device(own)
     free, total = torch.cuda.mem_get_info(own)
     if free < FREE_GPU_SHARE * total:
         raise Unfit(
-            f"GPU {own} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
+            f"GPU {own.index} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
             "another process is on it"
         )
     names = [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus]
     return {"names": names, "free": free}
+
+
+def require_gpus(count: int, expected: int | None) -> None:
+    """Refuse another number of GPUs than expected; a rank that is shown its own sees but that.
+
+    Args:
+        count: GPUs that this rank sees.
+        expected: number of GPUs that the node should have; None: any.
+
+    Raises:
+        Unfit: there are more or fewer.
+    """
+    if expected not in (None, count) and not is_shown_its_own(count):
+        why = why_no_cuda()
+        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
@@ -88,7 +98,9 @@ def disk_facts(config: Config) -> dict[str, Any]:
     places = (directory.absolute(), *directory.absolute().parents)
     there = next(path for path in places if path.is_dir())
     size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)
-    have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    # What the run keeps within checkpoint.keep_last, or removes; all else there stays.
+    own = [path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()]
+    have = sum(file.stat().st_size for path in own for file in path.iterdir())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free
     if free < needed:

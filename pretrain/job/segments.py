@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from data_pipeline.io.forms import Count
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
+from pretrain.runs.storage import storage_sentence
 
 REQUEUE = "requeue"
 STOP = "stop"
@@ -120,15 +122,17 @@ class Segments:
             The directory for the segment's logs.
 
         Raises:
-            UserError: `max_stalled` segments of this job in a row made no progress.
+            UserError: `max_stalled` segments of this job in a row made no progress, or nothing can
+                be written.
         """
         reached = self.work.reached()
         stalled = self.stalled(job, reached)
         if stalled >= max_stalled:
             raise UserError(self.crash_loop(stalled, reached, "the logs of the last segments"))
         logs = self.logs(job)
-        logs.mkdir(parents=True, exist_ok=True)
-        self.work.start()
+        with self._writing():
+            logs.mkdir(parents=True, exist_ok=True)
+            self.work.start()
         on = {"nodes": job.nodes} if ranks is None else {"nodes": job.nodes, "ranks": ranks}
         self._append("begin", job, {**on, "progress": reached, "logs": str(logs)})
         return logs
@@ -165,6 +169,9 @@ class Segments:
             job: this job.
             ending: how the segment ended.
             max_stalled: segments in a row that may make no progress.
+
+        Raises:
+            UserError: the record cannot be written.
         """
         decision = self._decide(job, ending, max_stalled)
         facts = {"exit_code": ending.exit_code, "progress": self.work.reached()}
@@ -225,7 +232,7 @@ class Segments:
             most: nodes that may be left out beyond those that sbatch did.
 
         Raises:
-            UserError: that would be more than `most`.
+            UserError: that would be more than `most`, or the record cannot be written.
         """
         before = {node for record in self._records(job) for node in record.get("excluded", [])}
         new = sorted(before | set(nodes))
@@ -254,10 +261,18 @@ class Segments:
                 records.append(record)
         return records
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an OSError raised inside into a UserError."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(storage_sentence(error, self.path)) from error
+
     def _append(self, event: str, job: SlurmJob, facts: dict[str, Any]) -> None:
         record = {"event": event, "job": job.number, "restart": job.restarts, **facts}
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **record}) + "\n"
-        with self.path.open("ab+") as file:
+        with self._writing(), self.path.open("ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":

@@ -13,10 +13,13 @@ import re
 import warnings
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pretrain.errors import UserError
 from pretrain.ranks.environment import one_environment_for_all
+
+if TYPE_CHECKING:
+    import torch
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -99,17 +102,52 @@ def why_no_cuda() -> str | None:
     return f"torch {torch.__version__} finds no CUDA device"
 
 
+def own_device(local_rank: int, machine: Path = MACHINE) -> torch.device:
+    """Return the device of this rank, and make it torch's current one.
+
+    Args:
+        local_rank: number of the rank on its node.
+        machine: as in `use_cuda`.
+
+    Raises:
+        UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
+    """
+    import torch
+
+    if not use_cuda(machine):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = gpu_index(local_rank, count)
+    if index >= count:
+        raise UserError(
+            f"local rank {local_rank} has no GPU: {count} visible on this node; "
+            "start at most one rank per GPU",
+            rank_specific=True,
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
 def gpu_index(local_rank: int, count: int) -> int:
     """Return the GPU of a rank among those that it sees; `count` or more if there is none.
-
-    Where every task of srun is shown a GPU of its own, that is its only one, whatever its number on
-    the node.
 
     Args:
         local_rank: number of the rank on its node.
         count: GPUs that the rank sees.
     """
-    return 0 if count == 1 and not one_environment_for_all() else local_rank
+    return 0 if is_shown_its_own(count) else local_rank
+
+
+def is_shown_its_own(count: int) -> bool:
+    """Return whether srun shows each task a GPU of its own: its only one, whatever its number.
+
+    Not where the task is shown several of which CUDA can use but one.
+
+    Args:
+        count: GPUs that this rank sees.
+    """
+    is_shown_one = "," not in os.environ.get(VISIBLE, "")
+    return count == 1 and is_shown_one and not one_environment_for_all()
 
 
 def gpu_names(visible: str | None, count: int) -> list[str]:

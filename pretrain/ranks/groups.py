@@ -33,7 +33,7 @@ from megatron_patches.engine.compat import (
 )
 from megatron_patches.errors import MethodError
 from pretrain.errors import UserError
-from pretrain.ranks.devices import gpu_index, use_cuda
+from pretrain.ranks.devices import own_device
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point
 from pretrain.ranks.release import existing_groups, forget_models, release_groups
 
@@ -112,7 +112,7 @@ def initialize_distributed(
         # megatron-core orders its overlapped collectives by it; without them it would only keep
         # ZeRO's stream from overlapping. CUDA reads it when it is first used.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    device = _device(launch.local_rank)
+    device = own_device(launch.local_rank)
     # DeepSpeed takes the GPU of this number, and neither srun nor a process on its own has it.
     os.environ["LOCAL_RANK"] = str(launch.local_rank if device.index is None else device.index)
     timeout = timedelta(seconds=timeout_seconds)
@@ -291,26 +291,6 @@ def together() -> Iterator[None]:
     first = next((each for each in failures if each is not None), None)
     if first is not None:
         raise first
-
-
-def _device(local_rank: int) -> torch.device:
-    """Return this rank's device.
-
-    Raises:
-        UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
-    """
-    if not use_cuda():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    index = gpu_index(local_rank, count)
-    if index >= count:
-        raise UserError(
-            f"local rank {local_rank} has no GPU: {count} visible on this node; "
-            "start at most one rank per GPU",
-            rank_specific=True,
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 def _rendezvous(

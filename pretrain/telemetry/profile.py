@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from data_pipeline.io.files import replace_file, to_json
 from megatron_patches.recipe.block import MLPS, NORMS
 from pretrain.config.sections import ProfileSection
 
@@ -78,12 +79,27 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write the profile of the steps so far, unless there are none or it is written."""
+        """Write the profile of the steps so far, unless there are none or it is written.
+
+        Training continues without one that cannot be written.
+        """
         section, self._section = self._section, None
-        if section is not None and self._profile is not None:
-            self._profile.stop()
+        if section is None or self._profile is None:
+            return
+        self._profile.stop()
+        try:
             if self._done:
                 self._write(section.at)
+        except OSError as error:
+            print(
+                f"warning: {error.filename or self._directory} cannot be written "
+                f"({error.strerror}); rank {self._rank} continues without its profile",
+                file=sys.stderr,
+                flush=True,
+            )
+        finally:
+            if self._on_gpu:
+                torch.cuda.memory._record_memory_history(enabled=None)
             self._profile = None
 
     def _start(self, warm_up: bool) -> None:
@@ -99,13 +115,12 @@ class StepProfile:
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._on_gpu:
             torch.cuda.memory._dump_snapshot(str(self._file("memory", "pickle")))
-            torch.cuda.memory._record_memory_history(enabled=None)
         self._profile.export_chrome_trace(str(self._file("trace", "json")))
         total = seconds_by_class(self._profile.key_averages())
         seconds = {group: spent / self._done for group, spent in total.items()}
         content = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
-        self._file("kernels", "json").write_text(json.dumps(content, indent=1) + "\n")
-        self._file("kernels", "txt").write_text(kernel_table(seconds))
+        replace_file(self._file("kernels", "json"), to_json(content), durable=False)
+        replace_file(self._file("kernels", "txt"), kernel_table(seconds).encode(), durable=False)
 
     def _file(self, name: str, ending: str) -> Path:
         return self._directory / f"{name}_rank_{self._rank}.{ending}"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pretrain.config.load import load_config
 from pretrain.doctor.checks import bank_facts
 from pretrain.doctor.collectives import WrongSum, check_all_reduce
-from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts
+from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, require_gpus
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from tests.tiny import tiny_overrides
@@ -29,6 +29,19 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
     large = load_config("demo", [*overrides, "attention.variant=vanilla"])
     with pytest.raises(Unfit, match=r"checkpoints need 231\.9 TB \(77\.3 TB each"):
         disk_facts(large)
+
+
+def test_only_complete_checkpoints_make_room_for_others(tmp_path: Path) -> None:
+    config = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room"))
+    needed = disk_facts(config)["needed"]
+    names = ("step_00000002.damaged", "step_00000004.incomplete", "step_00000006", "mine")
+    for name in names:
+        checkpoint = config.run_directory.checkpoints / name
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "rank_00000.safetensors").write_bytes(bytes(1000))
+    assert disk_facts(config)["needed"] == needed
+    (config.run_directory.checkpoint(6) / "COMPLETE").touch()
+    assert disk_facts(config)["needed"] == needed - 1000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a tmpfs")
@@ -76,6 +89,23 @@ def test_a_wrong_sum_is_seen() -> None:
 def test_fewer_gpus_than_expected() -> None:
     with pytest.raises(Unfit, match=f"torch sees {torch.cuda.device_count()} GPUs of 99"):
         gpu_facts(0, 99)
+
+
+def test_a_task_that_srun_shows_one_of_the_nodes_gpus_is_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    require_gpus(count=1, expected=8)
+    with pytest.raises(Unfit, match="torch sees 2 GPUs of 8"):
+        require_gpus(count=2, expected=8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")  # CUDA has lost seven of them
+    with pytest.raises(Unfit, match="torch sees 1 GPUs of 8"):
+        require_gpus(count=1, expected=8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # torchrun
+    with pytest.raises(Unfit, match="torch sees 1 GPUs of 8"):
+        require_gpus(count=1, expected=8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that can use no GPU")

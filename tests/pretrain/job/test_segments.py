@@ -112,6 +112,21 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
     assert record.stalled(FIRST, 0) == 3
 
 
+def test_a_record_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    record = segments(tmp_path)
+    record.begin(FIRST, 3)
+    record.path.unlink()
+    record.path.symlink_to("/dev/full")
+    full = rf"{record.path} cannot be written \(No space left on device; .*make room there"
+    with pytest.raises(UserError, match=full):
+        record.end(FIRST, Ending(1, "RUNNING"), 3)
+    with pytest.raises(UserError, match=full):
+        record.begin(restart(1), 3)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/slurm.* cannot be written \(Not a directory"):
+        segments(tmp_path / "file").begin(FIRST, 3)
+
+
 def test_bad_nodes_are_left_out_up_to_a_number(tmp_path: Path) -> None:
     record = segments(tmp_path)
     record.begin(FIRST, 3)

@@ -168,8 +168,11 @@ def test_a_task_that_is_shown_one_gpu_takes_it_whatever_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # srun
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_index(local_rank=3, count=1) == 0
     assert [gpu_index(local_rank, count=8) for local_rank in (0, 7)] == [0, 7]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # of which CUDA has lost three
+    assert gpu_index(local_rank=3, count=1) >= 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # torchrun: the one GPU is rank 0's
     assert gpu_index(local_rank=0, count=1) == 0
     assert gpu_index(local_rank=3, count=1) >= 1
