@@ -88,8 +88,9 @@ def run_tasks(
         The results, in the order of the tasks.
 
     Raises:
-        DataError: a worker raised it, and the others are stopped. Or workers died over a task
-            twice: the others continue to their end, then the message names the input files.
+        DataError: a worker raised it or another error, and the others are stopped. Or workers died
+            over a task twice: the others continue to their end, then the message names the input
+            files.
     """
     if workers == 1 or len(tasks) < 2:
         results = []
@@ -166,6 +167,11 @@ class _Pool(Generic[_Task, _Result]):
             return
         if kind == "error":
             raise DataError(value)
+        if kind == "fault":
+            raise DataError(
+                f"the worker that was reading {worker.file} failed ({value}); move the file away, "
+                "or report this with what --workers 1 says"
+            )
         if kind == "progress":
             worker.file = value.file
             self.report(value)
@@ -209,6 +215,11 @@ def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> N
             result = function(task, lambda progress: connection.send(("progress", progress)))
         except DataError as error:
             connection.send(("error", str(error)))
+            return
+        except MemoryError:
+            raise  # the worker ends, and its task is tried once more
+        except Exception as error:
+            connection.send(("fault", f"{type(error).__name__}: {error}"))
             return
         connection.send(("result", result))
 
