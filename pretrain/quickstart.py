@@ -121,7 +121,9 @@ def try_(
     given = _given(settings)
     planned, *options = plan_sizes(size, cores, minutes, given.get(VOCAB_SIZE))
     of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
-    of_shards += ("--max-reject-rate=1",)  # a file that is no text is named and left out
+    # A file that is no text, or damaged, is named and left out.
+    of_tokenizer += ("--allow-damaged",)
+    of_shards += ("--allow-damaged", "--max-reject-rate=1")
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
     both = planned | given
     designs = (next(iter(_designs())), design)

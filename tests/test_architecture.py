@@ -340,7 +340,6 @@ def test_files_are_short(package: str) -> None:
 SMALL = 60
 """Lines of code below which a module that only one of its folder imports needs a reason."""
 APART = {
-    "data_pipeline/sources/encodings.py": "which encoding bytes are of: no reader should know",
     "megatron_patches/bank/structured.py": "rows of fixed matrices, with a cosine of their own",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
     "pretrain/training/qk_clip.py": "a correction of the update that few runs ask for",

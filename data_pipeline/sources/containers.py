@@ -1,4 +1,4 @@
-"""Lines of plain and packed input files, hashed while they are read.
+"""Bytes and lines of plain and packed input files, hashed while they are read.
 
 A zstd file may have several frames and any window up to 2 GiB; where a frame is damaged, reading
 continues at the next one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from data_pipeline.io.files import refusing
@@ -103,22 +103,6 @@ class DamageError(Exception):
         self.detail = detail
 
 
-def lines_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | DamageError]:
-    """Iterate over the lines of a plain or packed file, and over the places where bytes are lost.
-
-    The longest line bounds the memory. After damage the rest of the broken line, and of the line
-    that was under way where reading continues, may come as lines of their own.
-
-    Args:
-        stream: the file's bytes.
-        packing: how they are packed; None for a plain file.
-
-    Returns:
-        Lines without their end, and a `DamageError` for each loss.
-    """
-    return _split_lines(chunks_of(stream, packing))
-
-
 def chunks_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | DamageError]:
     """Iterate over the unpacked bytes of a file, and over the places where bytes are lost.
 
@@ -145,7 +129,12 @@ def _plain(stream: HashedStream) -> Iterator[bytes | DamageError]:
         yield shortened(stream)
 
 
-def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+def split_lines(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+    """Yield the lines of a file, without their end, and the places where bytes are lost.
+
+    The longest line bounds the memory. After damage the rest of the broken line, and of the line
+    that was under way where reading continues, may come as lines of their own.
+    """
     rest: list[bytes] = []
     for chunk in chunks:
         if isinstance(chunk, DamageError):

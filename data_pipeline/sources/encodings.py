@@ -7,58 +7,138 @@ model on letters that nobody wrote.
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
+from data_pipeline.sources.containers import DamageError
 from data_pipeline.sources.formats import foreign_content
 
 # The mark of UTF-32-LE begins as that of UTF-16-LE does, so it is asked for first.
 _MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _GUESSED_BYTES = 1 << 16
-# In UTF-16, half of the bytes of western text are NUL; in UTF-8, none is.
-_NUL_SHARE = 0.2
+_WINDOW_BYTES = 1 << 20
+# Text holds tab, line ends, BEL and backspace, form feed and escape, but none of these.
+_CONTROLS = bytes((*range(7), *range(14, 27)))
+_CONTROL_SHARE = 0.01
+# In UTF-16, half of the bytes of many scripts are NUL, or the number of the script; in UTF-8, none.
+_UTF16_SHARE = 0.2
 # In WINDOWS-1252 these are ¡ to ´, ¶, ·, ¹, º, ¼ to ¿, ×, ÷: no letters.
 _SIGNS_IN_WORDS = re.compile(rb"[a-z][\xa1-\xb4\xb6\xb7\xb9\xba\xbc-\xbf\xd7\xf7][a-z]")
 
 
-class NotTextError(ValueError):
-    """Bytes that are no text of a known encoding; the message says what they look like."""
-
-
-def decode(content: bytes) -> str:
-    """Decode the bytes of a file.
+def decoded(
+    chunks: Iterable[bytes | DamageError], errors: str = "strict"
+) -> Iterator[str | DamageError]:
+    """Decode the bytes of a file as they come, up to the first place that is lost.
 
     Args:
-        content: all bytes of the file.
+        chunks: the bytes.
+        errors: what becomes of bytes that are not UTF-8, as in `bytes.decode`.
 
     Returns:
-        The text, without a byte order mark.
-
-    Raises:
-        NotTextError: it is another kind of file, or of an encoding that cannot be told.
+        The text in fragments, without a byte order mark; a `DamageError` last where bytes are lost
+        or are not text.
     """
+    decoder = None
+    read = 0
+    for window in _windows(chunks):
+        if isinstance(window, DamageError):
+            lost = window.detail.rpartition("; ")[0]
+            yield DamageError(window.reason, f"{lost}; what follows is lost")
+            return
+        if decoder is None:
+            if what := _not_text(window):
+                yield DamageError("damaged", what)
+                return
+            encoding, mark = _encoding(window)
+            form = codecs.getincrementaldecoder(encoding)
+            decoder = form(errors if encoding == "utf-8" else "strict")
+            window = window[mark:]
+            read = mark
+        read += len(window)
+        try:
+            yield decoder.decode(window, final=not window)
+        except UnicodeDecodeError as error:
+            yield error.object[: error.start].decode(encoding, errors)
+            place = f"byte {read - len(error.object) + error.start:,} of the file"
+            what = "as which it begins"
+            if encoding == "utf-8":
+                what = likely(error.object[max(0, error.start - 1000) :])
+            detail = f"{place} is not valid {encoding.upper()}; {what}; what follows is lost"
+            yield DamageError("damaged", detail)
+            return
+
+
+def as_utf8(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+    """Yield the bytes of a file of JSON lines, as UTF-8 where it is UTF-16 or UTF-32.
+
+    A byte order mark says so, or a first character that is a brace with a NUL beside it.
+    """
+    first = next((chunk for chunk in chunks if chunk), b"")
+    whole = itertools.chain([first], chunks)
+    encoding = "utf-8"
+    if isinstance(first, bytes) and (_marked(first) or first[:2] in (b"{\0", b"\0{")):
+        encoding, _ = _encoding(first)
+    if encoding == "utf-8":
+        yield from whole
+        return
+    for text in decoded(whole):
+        yield text.encode() if isinstance(text, str) else text
+
+
+def _windows(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+    """Join chunks to windows; the end of a file that is whole is an empty one."""
+    joined: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        if isinstance(chunk, DamageError):
+            yield b"".join(joined)
+            yield chunk
+            return
+        joined.append(chunk)
+        size += len(chunk)
+        if size >= _WINDOW_BYTES:
+            yield b"".join(joined)
+            joined = []
+            size = 0
+    if whole := b"".join(joined):
+        yield whole
+    yield b""
+
+
+def _not_text(content: bytes) -> str | None:
+    """Return, as a clause, what a file is that begins as no text does; None for text."""
     if foreign := foreign_content(content):
-        raise NotTextError(f"the file is {foreign}")
-    encoding = marked(content) or _unmarked_utf16(content) or "utf-8"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        name = encoding.removesuffix("-sig").upper()
-        place = f"byte {error.start:,} of the file is not valid {name}"
-        if encoding != "utf-8":
-            raise NotTextError(f"{place}, as which it begins; the file may be cut short") from None
-        raise NotTextError(f"{place}; {likely(content[max(0, error.start - 1000) :])}") from None
+        return f"the file is {foreign}"
+    if _encoding(content)[0] != "utf-8":
+        return None
+    beginning = content[:_GUESSED_BYTES]
+    control = len(beginning) - len(beginning.translate(None, _CONTROLS))
+    if control <= len(beginning) * _CONTROL_SHARE:
+        return None
+    return (
+        f"{control / len(beginning):.0%} of the beginning of the file are control characters; it "
+        "does not look like text of any encoding; if it is UTF-16, convert it: iconv -f UTF-16LE "
+        "-t UTF-8 FILE > NEW"
+    )
 
 
-def marked(content: bytes) -> str | None:
-    """Return the encoding that a byte order mark says; None without a mark."""
-    return next((name for mark, name in _MARKS if content.startswith(mark)), None)
+def _encoding(content: bytes) -> tuple[str, int]:
+    """Return (encoding that bytes begin as, length of their byte order mark)."""
+    return _marked(content) or (_unmarked_utf16(content) or "utf-8", 0)
+
+
+def _marked(content: bytes) -> tuple[str, int] | None:
+    marks = ((name, len(mark)) for mark, name in _MARKS if content.startswith(mark))
+    return next(marks, None)
 
 
 def likely(content: bytes) -> str:
@@ -70,23 +150,22 @@ def likely(content: bytes) -> str:
 
 
 def _unmarked_utf16(content: bytes) -> str | None:
-    """Return which UTF-16 bytes are of that hold as many NULs as no other text does."""
+    """Return which UTF-16 bytes are of that hold as many NULs or controls as no other text does."""
     beginning = content[:_GUESSED_BYTES]
-    even = beginning[::2].count(0)
-    odd = beginning[1::2].count(0)
-    if (
-        len(content) % 2
-        or even + odd < _NUL_SHARE * len(beginning)
-        or min(even, odd) > max(even, odd) / 10
-    ):
-        return None
-    return "utf-16-le" if odd > even else "utf-16-be"
+    for counted in (b"\x00", _CONTROLS):  # half of western text; half of Greek, Russian, Arabic
+        even, odd = (
+            len(half) - len(half.translate(None, counted))
+            for half in (beginning[::2], beginning[1::2])
+        )
+        many = even + odd > 0 and even + odd >= _UTF16_SHARE * len(beginning)
+        if many and min(even, odd) <= max(even, odd) / 10:
+            return "utf-16-le" if odd > even else "utf-16-be"
+    return None
 
 
 def _guess(content: bytes) -> str | None:
     """Return the likely encoding of bytes that are not UTF-8; None if they are no text."""
-    control = sum(content.count(byte) for byte in (*range(7), *range(14, 27)))
-    if control > len(content) / 100:
+    if len(content.translate(None, _CONTROLS)) < len(content) * (1 - _CONTROL_SHARE):
         return None
     possible = ["cp1252"]
     if find_spec("charset_normalizer") is not None:

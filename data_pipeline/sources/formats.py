@@ -36,7 +36,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Format:
-    """Content of a file, one of `lines` (of JSON), `csv`, `parquet`, `text`; and its packing."""
+    """Content of a file: `lines` (of JSON), `csv`, `tsv`, `parquet` or `text`; and its packing."""
 
     kind: str
     packing: Packing | None = None
@@ -69,7 +69,7 @@ _PACKED = {
     ".txt": "text",
     ".md": "text",
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": "tsv",
 }
 FORMATS = MappingProxyType(
     {
@@ -79,7 +79,7 @@ FORMATS = MappingProxyType(
         ".txt": Format("text"),
         ".md": Format("text"),
         ".csv": Format("csv"),
-        ".tsv": Format("csv"),
+        ".tsv": Format("tsv"),
     }
     | {
         f"{ending}{packed}": Format(kind, packing)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
-import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,26 +28,16 @@ from data_pipeline.sources.containers import (
     HashedStream,
     chunks_of,
     hash_of,
-    lines_of,
+    split_lines,
 )
+from data_pipeline.sources.cutting import Cutter
 from data_pipeline.sources.discovery import InputFile, RecordKeys
-from data_pipeline.sources.encodings import NotTextError, decode, likely, marked
-from data_pipeline.sources.formats import Format, Packing, format_of
+from data_pipeline.sources.encodings import as_utf8, decoded, likely
+from data_pipeline.sources.formats import Format, format_of
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-# A .txt of more characters, such as a novel, is cut into documents up to this size: at blank lines;
-# where more text than this has no blank line, at the end of a line; and in a longer line, at the
-# end of a sentence, at a space, or anywhere.
-TEXT_CHARACTERS = 1 << 14
-_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
-_ENDS = (
-    _BLANK_LINES,
-    re.compile(r"\n(?:[ \t]*\n)*"),
-    re.compile(r"(?<=[.!?]) |(?<=[。！？])"),
-    re.compile(r"[ \t]"),
-)
-_DELIMITERS = ",;\t|"
+_DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
 _END_OF_TABLE = "\x03end of the table\x03"
 """Last row behind a table, which a quote that is never closed takes in."""
 _PARQUET_ROWS = 512
@@ -138,11 +129,14 @@ class RecordReader:
             else:
                 with self._file.open() as raw:
                     self._stream = stream = HashedStream(raw, self._file.size)
+                    chunks = chunks_of(stream, found.packing)
                     if found.kind == "lines":
-                        yield from self._json_lines(_utf8(lines_of(stream, found.packing)))
+                        yield from self._json_lines(split_lines(as_utf8(chunks)))
+                    elif found.kind == "text":
+                        yield from self._text(decoded(chunks))
                     else:
-                        read = self._csv if found.kind == "csv" else self._text
-                        yield from self._decoded(stream, found.packing, read)
+                        texts = decoded(chunks, errors="surrogateescape")
+                        yield from self._table(texts, _DELIMITERS[found.kind])
                     self._sha256 = stream.hexdigest()
             self._file.check_unchanged()
         self._done = True
@@ -186,62 +180,69 @@ class RecordReader:
                 records = self._checked(json.loads(line))
         # Half of a surrogate pair in the text itself is not text.
         document = records[-1] if records else None
-        if not isinstance(document, Document) or not _is_text(document):
+        if not isinstance(document, Document) or not _is_text(document.text + document.source):
             yield Reject(self.lines, reason, detail)
             return
         yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
         yield from records
 
-    def _decoded(
-        self,
-        stream: HashedStream,
-        packing: Packing | None,
-        read: Callable[[str], Iterator[Document | Reject]],
-    ) -> Iterator[Document | Reject]:
-        """Read a file that is taken as a whole."""
-        chunks: list[bytes] = []
-        for chunk in chunks_of(stream, packing):
-            if isinstance(chunk, DamageError):  # a part of the text is not a document
-                yield Reject(1, chunk.reason, chunk.detail)
+    def _text(self, texts: Iterable[str | DamageError]) -> Iterator[Document | Reject]:
+        cutter = Cutter()
+        newlines = io.IncrementalNewlineDecoder(None, translate=True)
+        for text in texts:
+            if isinstance(text, DamageError):
+                yield from self._parts(cutter.break_off())
+                yield Reject(self.lines + 1, text.reason, text.detail)
                 return
-            chunks.append(chunk)
-        self.lines = 1
-        try:
-            text = decode(b"".join(chunks))
-        except NotTextError as error:
-            yield Reject(1, "invalid_utf8", str(error))
-            return
-        yield from read(text)
+            yield from self._parts(cutter.feed(newlines.decode(text)))
+        yield from self._parts(cutter.feed(newlines.decode("", final=True), last=True))
 
-    def _text(self, content: str) -> Iterator[Document | Reject]:
-        for number, text in enumerate(cut_text(_with_newlines(content)), start=1):
-            self.lines = number
+    def _parts(self, texts: Iterable[str]) -> Iterator[Document | Reject]:
+        for text in texts:
+            self.lines += 1
             yield from self._checked_text(text, self._keys.default_source)
 
-    def _csv(self, content: str) -> Iterator[Document | Reject]:
-        """Read a table with a header, whatever of `_DELIMITERS` stands between its fields."""
-        header = content.lstrip().partition("\n")[0]
-        csv.field_size_limit(max(len(content) + len(_END_OF_TABLE), csv.field_size_limit()))
-        delimiter = max(_DELIMITERS, key=header.count)
-        table = content.rstrip("\r\n")
-        ended = io.StringIO(f"{table}\n{_END_OF_TABLE}" if table else "", newline="")
-        rows = csv.reader(ended, delimiter=delimiter)
+    def _table(
+        self, texts: Iterable[str | DamageError], delimiters: str
+    ) -> Iterator[Document | Reject]:
+        """Read a table with a header, whatever of the delimiters stands between its fields."""
+        lost: list[DamageError] = []
+        lines = _table_lines(texts, lost)
+        first = next((line for line in lines if line.strip()), "")
+        csv.field_size_limit(sys.maxsize)
+        rows = csv.reader(
+            itertools.chain([first], lines), delimiter=max(delimiters, key=first.count)
+        )
         names = [name.strip() for name in next(rows, []) if _END_OF_TABLE not in name]
-        self._require_text([name for name in names if name])
-        self.lines = 0
+        if names or not lost:
+            self._require_text([name for name in names if name])
         try:
             for fields in rows:
                 if fields and _END_OF_TABLE in fields[-1]:
-                    if fields != [_END_OF_TABLE]:
+                    if fields != [_END_OF_TABLE] and not lost:
                         detail = "its quote is never closed; what follows is lost"
-                        yield Reject(self.lines + 1, "damaged", detail)
-                    return
+                        lost.append(DamageError("damaged", detail))
+                    break
                 if fields:
                     self.lines += 1
-                    named = dict.fromkeys(names) | dict(zip(names, fields, strict=False))
-                    yield from self._checked({name: own for name, own in named.items() if name})
+                    yield from self._row(names, fields)
         except csv.Error as error:
-            yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
+            lost.append(DamageError("damaged", f"{error}; what follows is lost"))
+        yield from (Reject(self.lines + 1, damage.reason, damage.detail) for damage in lost)
+
+    def _row(self, names: Sequence[str], fields: Sequence[str]) -> list[Document | Reject]:
+        row = "".join(fields)
+        if not _is_text(row):
+            said = likely(row.encode(errors="surrogateescape"))
+            return [Reject(self.lines, "invalid_utf8", f"the row is not valid UTF-8; {said}")]
+        record = {name: field for name, field in zip(names, fields, strict=False) if name}
+        short = len(fields) < len(names) and all(
+            _look_up(record, key) is None for key in self._keys.text_keys
+        )
+        if short or any(fields[len(names) :]):
+            detail = f"the row has {len(fields):,} fields, the header {len(names):,}"
+            return [Reject(self.lines, "bad_row", detail)]
+        return self._checked(record)
 
     def _require_text(self, names: Sequence[str]) -> None:
         """Raise NoTextColumn if no column of these names may hold the text."""
@@ -274,10 +275,10 @@ class RecordReader:
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
                 names = table.schema_arrow.names
                 keys = (*self._keys.text_keys, self._keys.source)
-                columns = [name for name in names if any(_may_hold(name, key) for key in keys)]
+                paths = [path for field in table.schema_arrow for path in _paths(field, keys)]
                 self._require_text(names)
                 self._rows = rows = table.metadata.num_rows
-                for batch in table.iter_batches(_PARQUET_ROWS, columns=columns):
+                for batch in table.iter_batches(_PARQUET_ROWS, columns=paths):
                     yield from self._parquet_rows(batch)
                 if self.lines < rows:
                     came = f"{self.lines:,} of {rows:,} rows came"
@@ -297,6 +298,9 @@ class RecordReader:
                 record = {name: column[number].as_py() for name, column in named}
             except UnicodeDecodeError as error:
                 yield Reject(self.lines, "invalid_utf8", str(error))
+                continue
+            except (ValueError, OverflowError) as error:
+                yield Reject(self.lines, "bad_row", f"a value that Python does not have: {error}")
                 continue
             yield from self._checked(record)
 
@@ -326,43 +330,6 @@ class RecordReader:
             return [Reject(self.lines, "empty_text", "the text is empty")]
         document = Document(text, source, f"{self._file.name}:{self.lines}", key)
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
-
-
-def cut_text(
-    text: str, limit: int = TEXT_CHARACTERS, ends: Sequence[re.Pattern[str]] = _ENDS
-) -> Iterator[str]:
-    """Yield parts of a text, as long as possible, without the white space at which it is cut.
-
-    What has no blank line is cut at the ends of lines, a longer line at the ends of sentences, a
-    longer sentence at spaces, and what has none of these wherever the limit is.
-
-    Args:
-        text: the text.
-        limit: characters of a part.
-        ends: where to cut, the best places first.
-    """
-    if not ends:
-        yield from (text[start : start + limit] for start in range(0, len(text), limit))
-        return
-    for part in _cut_at(ends[0], text, limit):
-        yield from cut_text(part, limit, ends[1:]) if len(part) > limit else (part,)
-
-
-def _cut_at(ends: re.Pattern[str], text: str, limit: int) -> Iterator[str]:
-    start = 0  # of the part that grows
-    before = (0, 0)  # the place for a cut that was found last
-    for gap in [*(match.span() for match in ends.finditer(text)), (len(text), len(text))]:
-        if gap[0] - start > limit and before[0] > start:
-            yield text[start : before[0]]
-            start = before[1]
-        before = gap
-    if start == 0 or start < len(text):
-        yield text[start:]
-
-
-def _with_newlines(text: str) -> str:
-    """Return a text with the line ends of Windows and of the old Mac as newlines."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
@@ -397,26 +364,38 @@ def _either(keys: Sequence[str]) -> str:
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
-def _utf8(lines: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
-    """Yield lines, as UTF-8 where the first begins with a mark of UTF-16 or UTF-32."""
-    for first in lines:
-        encoding = marked(first) if isinstance(first, bytes) else None
-        if encoding in (None, "utf-8-sig"):
-            yield first
-        else:
-            yield from _recoded([first, *lines], str(encoding))
+def _table_lines(texts: Iterable[str | DamageError], lost: list[DamageError]) -> Iterator[str]:
+    """Yield the lines of a table with their ends, and the end of the table; note what is lost."""
+    rest = ""
+    for text in texts:
+        if isinstance(text, DamageError):
+            lost.append(text)
+            rest = rest if rest.endswith("\n") else ""
+            break
+        lines = [*io.StringIO(rest + text, newline="")]
+        rest = lines.pop() if lines else ""
         yield from lines
+    yield rest
+    yield _END_OF_TABLE
 
 
-def _recoded(lines: list[bytes | DamageError], encoding: str) -> list[bytes | DamageError]:
-    """Return the lines of a file that is not UTF-8 as UTF-8; as they are where that fails."""
-    whole = [line for line in lines if isinstance(line, bytes)]
-    damage = [line for line in lines if isinstance(line, DamageError)]
-    try:
-        text = b"\n".join(whole).decode(encoding)
-    except UnicodeDecodeError:
-        return lines
-    return [*text.encode().split(b"\n"), *damage]
+def _paths(field: Any, keys: Sequence[str], above: str = "") -> Iterator[str]:
+    """Yield the paths of a parquet field that may hold values of keys; of a struct, no others.
+
+    Args:
+        field: of pyarrow's schema.
+        keys: relative to the struct that the field is of.
+        above: path of that struct, with a dot behind.
+    """
+    import pyarrow
+
+    mine = [key for key in keys if _may_hold(field.name, key)]
+    path = f"{above}{field.name}"
+    if pyarrow.types.is_struct(field.type) and field.name not in mine:
+        for inner in field.type:
+            yield from _paths(inner, [key[len(field.name) + 1 :] for key in mine], f"{path}.")
+    elif mine:
+        yield path
 
 
 def _may_hold(column: str, key: str) -> bool:
@@ -444,9 +423,9 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     return "bad_json", error.msg
 
 
-def _is_text(document: Document) -> bool:
+def _is_text(text: str) -> bool:
     try:
-        f"{document.text}{document.source}".encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -146,8 +146,9 @@ def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.Da
 def test_text_files(folder: Path, content: bytes) -> None:
     found = read(folder / "a.txt", content)
     assert found is None or found[0] or found[1]
-    if found and found[0]:
-        text = content.removeprefix(b"\xef\xbb\xbf").decode()
+    other = content[:1] in (b"\xff", b"\xfe") or min(content, default=7) < 7  # UTF-16, perhaps
+    if found and found[0] and not other:
+        text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         assert all(document.text in text for document in found[0])
 

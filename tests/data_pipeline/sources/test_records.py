@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pyarrow
 import pyarrow.parquet
@@ -12,15 +15,9 @@ import pytest
 import zstandard
 
 from data_pipeline.errors import DataError
+from data_pipeline.sources.cutting import TEXT_CHARACTERS, Cutter
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
-from data_pipeline.sources.records import (
-    TEXT_CHARACTERS,
-    Document,
-    RecordReader,
-    Reject,
-    cut_text,
-    read_documents,
-)
+from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
 
 RECORDS = [
     {"text": "first\nwith a line", "meta": {"redpajama_set_name": "Books"}},
@@ -113,13 +110,32 @@ def test_parquet_with_invalid_utf8(tmp_path: Path) -> None:
     assert [(r.line, r.reason) for r in rejects(tmp_path / "a.parquet")] == [(2, "invalid_utf8")]
 
 
+def test_of_a_struct_only_the_wanted_field_is_converted(tmp_path: Path) -> None:
+    far = pyarrow.array([0, 3 * 10**17], pyarrow.int64()).cast(pyarrow.timestamp("us"))
+    name = pyarrow.array(["Books", "Web"])
+    meta = pyarrow.StructArray.from_arrays([far, name], ["crawled", "redpajama_set_name"])
+    table = pyarrow.table({"text": ["a", "b"], "meta": meta, "far": far})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = documents(tmp_path / "a.parquet")
+    assert [(document.text, document.source) for document in found] == [
+        ("a", "Books"),
+        ("b", "Web"),
+    ]
+    first, second = records(tmp_path / "a.parquet", RecordKeys(text="far"))
+    assert isinstance(first, Reject) and isinstance(second, Reject)
+    assert (first.reason, second.reason) == ("text_not_string", "bad_row")
+    assert second.line == 2 and "a value that Python does not have" in second.detail
+
+
 def test_text_file_is_one_document_and_blank_lines_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo")
     assert [document.text for document in documents(tmp_path / "a.txt")] == ["one\n\ntwo"]
     (tmp_path / "b.jsonl").write_bytes(b"\n" + LINES + b"\n  \n")
     assert len(documents(tmp_path / "b.jsonl")) == 3 and not rejects(tmp_path / "b.jsonl")
-    (tmp_path / "c.txt").write_bytes(b"ok \xff")
-    assert [reject.reason for reject in rejects(tmp_path / "c.txt")] == ["invalid_utf8"]
+    (tmp_path / "c.txt").write_bytes(b"ok\n\nbad \xff")
+    assert [document.text for document in documents(tmp_path / "c.txt")] == ["ok"]
+    (reject,) = rejects(tmp_path / "c.txt")
+    assert reject.lost and reject.detail.startswith("byte 8 of the file is not valid UTF-8; ")
 
 
 def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
@@ -157,7 +173,18 @@ def test_a_text_without_blank_lines_is_cut_at_its_lines_by_whatever_they_end(
     ],
 )
 def test_the_cuts_of_a_text(text: str, parts: list[str]) -> None:
-    assert list(cut_text(text, limit=8)) == parts
+    assert list(Cutter(limit=8).feed(text, last=True)) == parts
+
+
+def test_the_cuts_of_a_text_do_not_depend_on_how_it_comes() -> None:
+    random = Random(1)
+    for letters in ["ab \n", "abc. 。\n", "a\n\t ", "a.! ", "abcdefgh\n"] * 100:
+        text = "".join(random.choices(letters, k=random.randrange(120)))
+        limit = random.choice([1, 2, 5, 13, 40])
+        whole = list(Cutter(limit).feed(text, last=True))
+        cutter = Cutter(limit)
+        parts = [part for letter in text for part in cutter.feed(letter)]
+        assert parts + list(cutter.feed("", last=True)) == whole
 
 
 def test_keys_can_be_chosen(tmp_path: Path) -> None:
@@ -299,12 +326,30 @@ PROSE = "Größe – naïve, «ça va»?\nДа\n" * 40
 def test_a_text_in_an_encoding_that_can_be_told_is_read(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.txt").write_bytes(PROSE.encode(encoding))
     assert [document.text for document in documents(tmp_path / "a.txt")] == [PROSE]
-    (tmp_path / "b.jsonl").write_bytes(
-        "\ufeff".encode("utf-16-le") + LINES.decode().encode("utf-16-le")
-    )
+    (tmp_path / "b.jsonl").write_bytes(LINES.decode().encode(encoding))
     assert [document.text for document in documents(tmp_path / "b.jsonl")] == [
         text for text, _ in EXPECTED
     ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-be", "utf-32-be"])
+def test_lines_of_big_endian_text_with_a_mark_are_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(f"\ufeff{LINES.decode()}".encode(encoding))
+    assert [document.text for document in documents(tmp_path / "a.jsonl")] == [
+        text for text, _ in EXPECTED
+    ]
+    assert rejects(tmp_path / "a.jsonl") == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_of_other_scripts_without_a_mark(tmp_path: Path, encoding: str) -> None:
+    text = "Всё смешалось в доме Облонских, и жена узнала.\n" * 40
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert [document.text for document in documents(tmp_path / "a.txt")] == [text]
+    (tmp_path / "b.txt").write_bytes(text.upper().encode(encoding))
+    assert documents(tmp_path / "b.txt") == []
+    (reject,) = rejects(tmp_path / "b.txt")
+    assert reject.lost and "of the file are control characters" in reject.detail
 
 
 @pytest.mark.parametrize(
@@ -321,7 +366,7 @@ def test_another_encoding_is_named_with_the_remedy(
 ) -> None:
     (tmp_path / "a.txt").write_bytes((text * 40).encode(encoding))
     (reject,) = rejects(tmp_path / "a.txt")
-    assert reject.reason == "invalid_utf8" and "is not valid UTF-8; it looks like" in reject.detail
+    assert reject.reason == "damaged" and "is not valid UTF-8; it looks like" in reject.detail
     assert named in reject.detail
     record = json.dumps({"text": text * 4}, ensure_ascii=False)
     (tmp_path / "b.jsonl").write_bytes(record.encode(encoding))
@@ -351,6 +396,7 @@ def test_another_kind_of_file_named_txt_is_called_what_it_is(
         ("a.csv", b'\xef\xbb\xbfid;text\r\n1;"a, ""b""\nc"\r\n2;d\r\n'),
         ("a.tsv", 'id\ttext\n1\t"a, ""b""\nc"\n2\td\n'.encode("utf-16")),
         ("a.csv.gz", gzip.compress(b'text\n"a, ""b""\nc"\nd\n', mtime=0)),
+        ("a.csv", b'id,text\n1,"a, ""b""\nc",\n2,d,,\n'),
     ],
 )
 def test_a_table_is_read_by_its_header(tmp_path: Path, name: str, content: bytes) -> None:
@@ -358,6 +404,40 @@ def test_a_table_is_read_by_its_header(tmp_path: Path, name: str, content: bytes
     assert [document.text for document in documents(tmp_path / name)] == ['a, "b"\nc', "d"]
     with pytest.raises(DataError, match=r'has no column "x" or "y", it has .*text; set --text-key'):
         records(tmp_path / name, RecordKeys(text="x|y"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "said"),
+    [
+        (
+            "a.tsv",
+            "text\nHello, world; and | more\nplain\n",
+            ["Hello, world; and | more", "plain"],
+            [],
+        ),
+        ("a.tsv", "id\ttext\n1\ta\tb\n2\tc\n3\n", ["c"], ["3 fields, the header 2", "1 "]),
+        ("a.csv", "id,text\n1,Hello, world, and more\n2,b\n", ["b"], ["4 fields, the header 2"]),
+        ("a.csv", "text\nHello, world\nb\n", ["b"], ["2 fields, the header 1"]),
+        ("a.csv", "text,id\na\nb,2\n", ["a", "b"], []),
+    ],
+)
+def test_a_row_with_other_fields_than_the_header_is_rejected(
+    tmp_path: Path, name: str, content: str, texts: list[str], said: list[str]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert [document.text for document in documents(tmp_path / name)] == texts
+    found = rejects(tmp_path / name)
+    assert [reject.reason for reject in found] == ["bad_row"] * len(said)
+    for reject, words in zip(found, said, strict=True):
+        assert reject.detail.startswith(f"the row has {words}") and not reject.lost
+
+
+def test_a_row_with_bytes_that_are_not_utf_8_is_rejected_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("id,text\n1,ä\n2,".encode() + b"\xe4\n3,c\n")
+    assert [document.text for document in documents(tmp_path / "a.csv")] == ["ä", "c"]
+    (reject,) = rejects(tmp_path / "a.csv")
+    assert (reject.line, reject.reason) == (2, "invalid_utf8")
+    assert "it looks like WINDOWS-1252; convert it: iconv" in reject.detail
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
@@ -377,6 +457,43 @@ def test_packed_text_is_text(tmp_path: Path) -> None:
     assert [document.text for document in documents(tmp_path / "a.md.gz")] == ["one\ntwo"]
     (tmp_path / "a.md.gz").write_bytes(packed[:-9])
     assert [reject.reason for reject in rejects(tmp_path / "a.md.gz")] == ["truncated"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "txt"])
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_of_packed_text_that_is_cut_short_the_beginning_is_read(
+    tmp_path: Path, ending: str, pack: Callable[[bytes], bytes]
+) -> None:
+    rows = [f"{n * 7919**9 % 10**30}" for n in range(20_000)]  # which compress badly
+    between = "\n" if ending == "csv" else "\n\n"
+    packed = pack(between.join(["text", *rows]).encode())
+    path = tmp_path / f"a.{ending}.{'gz' if pack is gzip.compress else 'zst'}"
+    path.write_bytes(packed)
+    everything = documents(path)
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    found = documents(path)
+    (reject,) = rejects(path)
+    assert (reject.reason, reject.line) == ("truncated", len(found) + 1)
+    whole = found if ending == "csv" else found[:-1]
+    assert whole == everything[: len(whole)] and everything[len(whole)].text.startswith(
+        found[-1].text if ending == "txt" else rows[len(found)]
+    )
+    words = between.join(document.text for document in found).split(between)
+    words = words if ending == "csv" else words[1:]
+    assert words == rows[: len(words)] and len(words) > 10_000
+
+
+@pytest.mark.parametrize("ending", ["csv", "txt"])
+def test_a_file_is_not_held_as_a_whole(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    path.write_text("text\n" + f"{'a line of the file that is read. ' * 100}\n" * 10_000)
+    (file,) = find_inputs([path]).files
+    tracemalloc.start()
+    count = sum(1 for _ in RecordReader(file, RecordKeys()))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 10_000 if ending == "csv" else count > 1_000
+    assert most < path.stat().st_size / 2
 
 
 def test_of_several_keys_the_first_with_text_is_taken(tmp_path: Path) -> None:

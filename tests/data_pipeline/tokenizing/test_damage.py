@@ -171,6 +171,17 @@ def test_damaged_inputs_end_with_exit_code_3_after_everything_else(
     assert run(*strict).sentence().count("remove the file") == 1
 
 
+def test_a_text_that_is_not_utf_8_is_a_damaged_input(workshop: Workshop, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    (root / "a.txt").write_bytes("Der Großvater saß in der Küche.".encode("latin-1"))
+    (root / "b.jsonl").write_bytes(lines(0, 400))
+    outcome = run(*workshop.command(tmp_path / "out", corpus=root))
+    assert outcome.code == 3
+    assert "damaged input a.txt: damaged: byte 7 of the file is not valid UTF-8" in outcome.err
+    assert [entry.documents for entry in read_manifest(tmp_path / "out").inputs] == [0, 400]
+
+
 def test_too_many_bad_lines_stop_the_run_and_name_the_files(
     workshop: Workshop, tmp_path: Path
 ) -> None:
