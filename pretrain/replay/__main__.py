@@ -7,7 +7,10 @@ the answer.
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +44,10 @@ def main(request: Path, answer: Path) -> None:
         answer: JSON file to write, {begins_after: step, trace: [[step, loss, gradient norm]], …}
             with `Probe.answer` of the step.
     """
-    from pretrain.ranks.signals import StopSignals
-
-    signals = StopSignals().install()
     from megatron_patches.engine.compat import prepare_imports
     from pretrain.config.load import load_config
     from pretrain.ranks.devices import ask_for
+    from pretrain.ranks.signals import StopSignals
     from pretrain.runs.directory import write_json
 
     asked = read_form(request, _REQUEST)
@@ -64,7 +65,7 @@ def main(request: Path, answer: Path) -> None:
         while position.step < asked["step"]:
             run.enter_phase_of(position.step + 1)
             probe = Probe(run, position) if position.step + 1 == asked["step"] else None
-            result, _ = train_step(run, position, signals)
+            result, _ = train_step(run, position, StopSignals())  # of which none was installed
             loss = result.loss
             norm = result.gradient_norm
             found = probe.answer(norm) if probe is not None else {}
@@ -159,7 +160,7 @@ class Probe:
         return list(zip(numbers.ravel().tolist(), rows, strict=True))
 
     def _documents(self, losses: dict[int, list[float]]) -> list[dict[str, Any]]:
-        """Return the documents of the batch by falling share of the loss.
+        """Return the documents of the batch, see `ranked_by_share`.
 
         One may come in several samples.
         """
@@ -180,11 +181,24 @@ class Probe:
                 if before != data.boundary:  # else the prediction does not count
                     entry["loss"] += loss
                     entry["tokens"] += 1
-        total = sum(entry["loss"] for entry in found.values())
         tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
         for entry in found.values():
-            entry |= {"share": entry["loss"] / total, "text": tokenizer.decode(entry.pop("ids"))}
-        return sorted(found.values(), key=lambda entry: -entry["share"])
+            entry["text"] = tokenizer.decode(entry.pop("ids"))
+        return ranked_by_share(found.values())
+
+
+def ranked_by_share(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return documents with their `share` of what is finite of the `loss`, the largest first.
+
+    Before them come those whose loss is not finite.
+    """
+
+    def finite_or_first(entry: Mapping[str, Any]) -> float:
+        return float(entry["loss"]) if math.isfinite(entry["loss"]) else math.inf
+
+    ranked = sorted(documents, key=finite_or_first, reverse=True)
+    total = sum(entry["loss"] for entry in ranked if math.isfinite(entry["loss"])) or 1.0
+    return [entry | {"share": entry["loss"] / total} for entry in ranked]
 
 
 if __name__ == "__main__":
@@ -195,6 +209,7 @@ if __name__ == "__main__":
     from pretrain.ranks.environment import speaks_for_all
 
     guard_output()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be saved, nor a traceback shown
     try:
         main(Path(sys.argv[1]), Path(sys.argv[2]))
     except (UserError, DataError, MethodError) as error:

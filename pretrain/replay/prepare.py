@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from pydantic import Field, FiniteFloat, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
@@ -27,6 +28,7 @@ from pretrain.config.sources import override_text
 from pretrain.data.open import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.launch import launch_local_ranks
+from pretrain.ranks.signals import CONTINUE_LATER, STOP
 from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically
 from pretrain.runs.facts import read_facts, read_form
 from pretrain.runs.metrics_file import read_metrics
@@ -44,11 +46,13 @@ _OF_A_SEGMENT = {
 
 
 class _Document(TypedDict):
+    """A document of the batch; None for what is not finite."""
+
     document: str
     samples: list[Count]
-    loss: FiniteFloat
+    loss: FiniteFloat | None
     tokens: Count
-    share: FiniteFloat
+    share: FiniteFloat | None
     text: str
 
 
@@ -97,7 +101,8 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
         before: the checkpoint to begin from is of a step before this one; None: before `step`.
 
     Raises:
-        UserError: there is no such run, or no such step of it.
+        UserError: there is no such run, or no such step of it; the run was given other settings
+            after its nearest checkpoint.
     """
     run = RunDirectory(path)
     run.require_run()
@@ -112,25 +117,34 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
         raise UserError(
             f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
         )
-    then = [own for own in segments if own.get("first_step", 1) <= step]
-    settings = _settings_then(run, then[-1], segments[len(then) :])
+    number = _segment_of(segments, step)
     before = before or step
     earlier = (own for own in run.complete_checkpoints() if step_of(own) < before)
+    checkpoint = next(earlier, None)
+    since, changed = _settings_since(segments, number)
+    if changed and since > 1 + (0 if checkpoint is None else step_of(checkpoint)):
+        raise UserError(
+            f"{path} changed {', '.join(changed)} at step {since} and has no complete checkpoint "
+            f"from there, so step {step} cannot be repeated; restore {run.checkpoint(since - 1)}"
+        )
     return Past(
         run=run,
         step=step,
-        settings=settings,
-        segment=then[-1],
+        settings=_settings_then(run, segments[number], segments[number + 1 :]),
+        segment=segments[number],
         record=records.get(step, {}),
-        checkpoint=next(earlier, None),
+        checkpoint=checkpoint,
     )
 
 
-def first_own_step(path: Path) -> int:
-    """Return the first step that a run made itself: 1, but for a branch.
+def first_own_step(path: Path, step: int = 1) -> int:
+    """Return the first step that a run made itself, with the settings of a step.
+
+    Without changes in between it is 1, but for a branch.
 
     Args:
         path: run directory.
+        step: of which the settings are; 1: the first ones.
 
     Raises:
         UserError: there is no such run.
@@ -138,8 +152,28 @@ def first_own_step(path: Path) -> int:
     run = RunDirectory(path)
     run.require_run()
     segments = read_facts(run.environment).get("segments") or [{}]
-    first: int = segments[0].get("first_step", 1)
-    return first
+    return _settings_since(segments, _segment_of(segments, step))[0]
+
+
+def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
+    """Return the number of the start that made a step: the last one from which it can be.
+
+    Starts are in order of time. One that fell back begins before those that it replaces end.
+    """
+    begun = [n for n, own in enumerate(segments) if own.get("first_step", 1) <= step]
+    return begun[-1] if begun else 0
+
+
+def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple[int, list[str]]:
+    """Return the first step with what a start trained with, and which settings changed there."""
+    since: int = segments[number].get("first_step", 1)
+    for own in reversed(segments[1 : number + 1]):
+        since = min(since, own["first_step"])
+        changes = [key for key in own.get("changes", {}) if key in KEYS]
+        changed = [key for key in changes if KEYS[key].method or KEYS[key].trunk]
+        if changed:
+            return since, changed
+    return min(since, segments[0].get("first_step", 1)), []
 
 
 def _settings_then(
@@ -173,6 +207,7 @@ def replayed(
 
     Raises:
         UserError: an override is not one of the layout, the replay is refused, or a rank failed.
+        typer.Exit: a signal asked for an end.
     """
     for text in overrides:
         if not text.startswith(LAYOUT):
@@ -193,6 +228,8 @@ def replayed(
             os.environ["OMP_NUM_THREADS"] = str(threads)
         command = [sys.executable, "-m", "pretrain.replay", str(request), str(answer)]
         code = launch_local_ranks(command, ranks)
+        if code - 128 in STOP + CONTINUE_LATER:  # which the launcher has told
+            raise typer.Exit(code)
         if code or not answer.is_file():
             raise UserError(
                 f"the replay of {past.run.path} ended with exit code {code}; its words are above"

@@ -34,21 +34,28 @@ _NO_CAUSE = frozenset(
 )
 
 
-def agreement(record: Mapping[str, Any], loss: float, norm: float) -> str:
+def agreement(record: Mapping[str, Any], loss: float | None, norm: float | None) -> str:
     """Return how a replayed step's loss and gradient norm stand to its record.
 
     Args:
         record: of the step, from metrics.jsonl.
-        loss: as replayed.
-        norm: of the gradient, as replayed.
+        loss: as replayed; None: not finite.
+        norm: of the gradient, as replayed; None: not finite.
     """
     then = [float(record.get(metric.tag) or "nan") for metric in (LOSS, GRADIENT_NORM)]
     if math.isnan(sum(then)):
         return "without a finite record of the step"
     if then == [loss, norm]:
         return "bit-equal to the record"
+    recorded = f"the record (loss {then[0]!r}, gradient norm {then[1]!r})"
+    if loss is None or norm is None:
+        return f"unlike {recorded}"
     apart = max(abs(now - was) / abs(was) for now, was in zip((loss, norm), then, strict=True))
-    return f"within {apart:.1e} of the record (loss {then[0]!r}, gradient norm {then[1]!r})"
+    return f"within {apart:.1e} of {recorded}"
+
+
+def _number(value: float | None, form: str = "{!r}") -> str:
+    return "not finite" if value is None else form.format(value)
 
 
 def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bool) -> Document:
@@ -62,22 +69,26 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
     _, loss, norm = answer["trace"][-1]
     layout = "another layout than the run" if another_layout else "the layout of the run"
     head = (
-        f"Step {past.step} of {past.run.path}: loss {loss!r}, gradient norm {norm!r}; "
+        f"Step {past.step} of {past.run.path}: loss {_number(loss)}, gradient norm "
+        f"{_number(norm)}; "
         f"{agreement(past.record, loss, norm)} (from step {answer['begins_after']} on, {layout})."
     )
     documents = answer["documents"]
     whole = []
     for rank, entry in enumerate(documents, start=1):
         samples = ", ".join(map(str, entry["samples"]))
-        share = f"{100 * entry['share']:.2f} %"
+        share = entry["share"]
+        said = "loss not finite" if share is None else f"{100 * share:.2f} % of the loss"
         whole += [
-            f"### {rank}. {entry['document']} (sample {samples}, {share} of the loss)",
+            f"### {rank}. {entry['document']} (sample {samples}, {said})",
             "\n".join(f"    {line}" for line in entry["text"].splitlines()),
         ]
     table = table_of(enumerate(documents, start=1), _DOCUMENT)
     parts = layer_norms(answer["gradient_norms"]).items()
     norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
-    layers = Table(("part", "gradient norm", "share of its square"), norms)
+    layers: Block = "There was no update, hence no gradient that the optimizer got."
+    if norms:
+        layers = Table(("part", "gradient norm", "share of its square"), norms)
     more = len(documents) - SHOWN
     return Document(
         page=[
@@ -111,24 +122,33 @@ def _start_of(text: str) -> str:
     return text[:LETTERS] + ("…" if len(text) > LETTERS else "")
 
 
+def _mean_loss(entry: Mapping[str, Any]) -> float | None:
+    loss: float | None = entry["loss"]
+    return None if loss is None else loss / max(1, entry["tokens"])
+
+
 _DOCUMENT: tuple[Column[tuple[int, Mapping[str, Any]]], ...] = (
     Column("", lambda row: str(row[0])),
     Column("document", lambda row: row[1]["document"], in_words=True),
     Column("tokens", lambda row: str(row[1]["tokens"])),
-    Column("loss a token", lambda row: f"{row[1]['loss'] / max(1, row[1]['tokens']):.3f}"),
-    Column("share of the loss", lambda row: f"{100 * row[1]['share']:.2f} %"),
+    Column("loss a token", lambda row: _number(_mean_loss(row[1]), "{:.3f}")),
+    Column("share of the loss", lambda row: _number(row[1]["share"], "{:.2%}").replace("%", " %")),
     Column("text", lambda row: _start_of(row[1]["text"]), in_words=True),
 )
 """Columns of the documents of a step, each with its rank."""
 
 
-def layer_norms(norms: Mapping[str, float]) -> dict[str, float]:
-    """Return {part of the model: norm of its gradient}, in the order of the forward pass."""
+def layer_norms(norms: Mapping[str, float | None]) -> dict[str, float]:
+    """Return {part of the model: norm of its gradient}, in the order of the forward pass.
+
+    Norms that are not finite (None) are left out.
+    """
     squares: dict[str, float] = {}
-    for name in sorted(norms, key=forward_order):
+    finite = {name: norm for name, norm in norms.items() if norm is not None}
+    for name in sorted(finite, key=forward_order):
         layer = re.search(r"layers\.(\d+)\.", name)
         part = f"layer {layer[1]}" if layer else name.rpartition(".")[0] or name
-        squares[part] = squares.get(part, 0.0) + norms[name] ** 2
+        squares[part] = squares.get(part, 0.0) + finite[name] ** 2
     return {part: math.sqrt(square) for part, square in squares.items()}
 
 
@@ -159,7 +179,8 @@ def diff_document(one: Path, other: Path) -> Document:
             f"{max(begins)}): compare the trunks."
         )
     elif first is not None:
-        keep = range(max(equal_until + 1, first - BEFORE, *begins), first + 1)
+        alike = [first_own_step(path, first) for path in pair]
+        keep = range(max(equal_until + 1, first - BEFORE, *alike), first + 1)
         pasts = [look_up(path, first, keep.start) for path in pair]
         with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
             tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
@@ -195,8 +216,8 @@ def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | Non
         step, loss, norm = losses[apart[0]]
         _, other_loss, other_norm = apart
         words = (
-            f"Repeated, they part at step {step}: loss {loss!r} and {other_loss!r}, "
-            f"gradient norm {norm!r} and {other_norm!r}."
+            f"Repeated, they part at step {step}: loss {_number(loss)} and "
+            f"{_number(other_loss)}, gradient norm {_number(norm)} and {_number(other_norm)}."
         )
     return f"{words} {'All tensors are still equal then.' if tensors is None else tensors.first()}"
 

@@ -4,16 +4,23 @@ apart."""
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pretrain.__main__ import app
 from pretrain.errors import UserError
 from pretrain.replay import prepare
+from pretrain.replay.__main__ import ranked_by_share
 from pretrain.replay.prepare import Past, look_up, replayed
 from pretrain.replay.report import (
     agreement,
@@ -22,10 +29,11 @@ from pretrain.replay.report import (
     first_recorded,
     first_saved,
     layer_norms,
+    replay_document,
 )
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import files_under
-from tests.ranks import run_ranks, train_on_warm_ranks, warm_cli
+from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
@@ -172,6 +180,78 @@ def test_the_stage_that_auto_chose_then_is_taken_again(one: Path, tmp_path: Path
     facts["segments"][0]["zero_stage"] = 1
     file.write_text(json.dumps(facts))
     assert "deepspeed.config=zero1" in look_up(own, 3).settings
+
+
+def restarted(one: Path, directory: Path, *starts: tuple[int, dict[str, object]]) -> Path:
+    """A copy of a run that says it was started again: (first step, {key: value before})."""
+    own = shutil.copytree(one, directory / "one")
+    file = own / "environment.json"
+    facts = json.loads(file.read_text())
+    (first,) = facts["segments"]
+    facts["segments"] += [
+        {**first, "first_step": step, "changes": {key: {"was": was} for key, was in own.items()}}
+        for step, own in starts
+    ]
+    file.write_text(json.dumps(facts))
+    return own
+
+
+def test_the_last_start_that_can_have_made_a_step_made_it(one: Path, tmp_path: Path) -> None:
+    """Ten steps, then twelve; then back to step 5, and on with another rate."""
+    starts = ((11, {"schedule.steps": 10}), (6, {"optimizer.learning_rate": 0.25}))
+    own = restarted(one, tmp_path, *starts)
+    first = look_up(own, 5).settings
+    assert {"schedule.steps=10", "optimizer.learning_rate=0.25"} <= {*first}
+    assert not any("learning_rate" in text or "steps" in text for text in look_up(own, 9).settings)
+
+
+def test_steps_of_other_settings_are_not_made_with_those_of_the_step(
+    one: Path, tmp_path: Path
+) -> None:
+    own = restarted(one, tmp_path, (7, {"optimizer.learning_rate": 0.25, "telemetry.every": 2}))
+    assert look_up(own, 9).checkpoint == own / "checkpoints/step_00000008"
+    said = r"changed optimizer.learning_rate at step 7 .* restore .*step_00000006$"
+    with pytest.raises(UserError, match=said):
+        look_up(own, 8)
+    own = restarted(one, tmp_path / "uncounted", (7, {"telemetry.every": 2}))
+    assert look_up(own, 8).checkpoint == own / "checkpoints/step_00000004"
+
+
+def test_a_step_whose_loss_is_not_finite_is_shown(tiny_shards: Path, tmp_path: Path) -> None:
+    # In fp32 the first update makes the weights so large that products overflow.
+    overrides = tiny_overrides(tiny_shards, tmp_path, "nan", optimizer__learning_rate=1e30)
+    assert train_on_warm_ranks(overrides, 1).returncode
+    past = look_up(tmp_path / "nan", 2)
+    with replayed(past) as (_, answer):
+        document = replay_document(past, answer, another_layout=False)
+    assert document.content["documents"][0]["loss"] is None
+    text = "\n".join(map(str, document.page))
+    assert "gradient norm not finite; without a finite record of the step" in text
+    assert "### 1. " in text and "loss not finite)" in text
+
+
+def test_documents_whose_loss_is_not_finite_come_first() -> None:
+    losses = (1.0, math.nan, 3.0)
+    ranked = ranked_by_share([{"loss": loss} for loss in losses])
+    assert [entry["loss"] for entry in ranked[1:]] == [3.0, 1.0] and math.isnan(ranked[0]["loss"])
+    assert [entry["share"] for entry in ranked[1:]] == [0.75, 0.25]
+
+
+def test_a_replay_ends_at_a_signal(one: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pretrain", "replay", str(one), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=rank_environment(), stderr=subprocess.PIPE, text=True
+    ) as replay:
+        process = psutil.Process(replay.pid)
+        while not process.children() or process.children()[0].num_threads() == 1:
+            assert replay.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.5)  # past the rank's first lines
+        replay.terminate()
+        assert replay.wait(60) == 128 + signal.SIGTERM
+        assert replay.stderr is not None
+        assert replay.stderr.read() == "rank 0 was ended by signal 15 (Terminated)\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.full
