@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.output import say_at_once
@@ -19,18 +20,23 @@ STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Asks for a checkpoint and an end: a person's, a site's, or that of a terminal that goes away."""
 
 
-def handle_requests(handler: Callable[[int, FrameType | None], None]) -> None:
+def handle_requests(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
     """Give a handler to every signal that asks for an end (main thread only).
 
     Under nohup SIGHUP comes ignored, and stays so.
 
     Args:
         handler: called with the number of the signal and the frame that it interrupts.
+
+    Returns:
+        {signal: its handler before}.
     """
+    before: dict[int, Any] = {}
     for number in (*CONTINUE_LATER, *STOP):
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue
-        signal.signal(number, handler)
+        before[number] = signal.signal(number, handler)
+    return before
 
 
 class StopSignals:

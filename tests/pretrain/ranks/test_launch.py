@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,38 @@ while "SIGTERM" not in seen:
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
         "SIGUSR1 SIGINT SIGTERM"
     ] * 2
+
+
+def test_the_caller_has_its_own_handlers_again(tmp_path: Path) -> None:
+    numbers = (*CONTINUE_LATER, *STOP)
+    before = [signal.getsignal(number) for number in numbers]
+    launch_local_ranks(program(tmp_path, "sys.exit(3)"), 1)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_second_ctrl_c_ends_ranks_that_do_not_hear_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pretrain.ranks.launch.HASTE_SECONDS", 0.5)
+    text = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+(directory / f"{rank}").touch()
+time.sleep(300 * rank)
+"""
+
+    def interrupt() -> None:
+        wait_for(tmp_path / "0", tmp_path / "1")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    person = threading.Thread(target=interrupt)
+    person.start()
+    started = time.monotonic()
+    assert launch_local_ranks(program(tmp_path, text), 2) == 128 + signal.SIGINT
+    assert time.monotonic() - started < 20
+    person.join()
+    assert capfd.readouterr().err == "killed rank 1, which did not end after Ctrl-C\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
