@@ -100,7 +100,7 @@ class FrozenAttention(HeadRows):
     ) -> None:
         super().__init__()
         groups = num_query_groups or num_attention_heads
-        policy = _policy(variant, axes, frozen_heads)
+        policy = _policy(variant, axes, frozen_heads, groups)
         width = head_dim or hidden_size // max(1, num_attention_heads)
         if not head_dim and width * num_attention_heads != hidden_size:
             raise MethodError(
@@ -263,7 +263,7 @@ class FrozenAttention(HeadRows):
         return self
 
 
-def _policy(variant: str, axes: dict[str, Any], frozen_heads: float) -> QKPolicy:
+def _policy(variant: str, axes: dict[str, Any], frozen_heads: float, groups: int) -> QKPolicy:
     """Return the policy of one layer; MethodError if the module cannot be it."""
     if frozen_heads != 1:
         axes = axes | {"frozen_heads": (("0", frozen_heads),)}
@@ -278,6 +278,8 @@ def _policy(variant: str, axes: dict[str, Any], frozen_heads: float) -> QKPolicy
             f"variant '{variant}' is about more than one layer by itself (other layers, a file, a "
             f"loss, later steps or scores of one length); FrozenAttention knows {', '.join(KNOWN)}"
         )
+    if frozen_heads != 1 and not policy.frozen_groups(1, groups)[0]:
+        raise MethodError(f"frozen_heads={frozen_heads:g} freezes no head; use variant vanilla")
     return policy
 
 

@@ -9,8 +9,8 @@ declarations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from megatron_patches.errors import MethodError
 
@@ -37,6 +37,8 @@ class Axis:
             variant.
         ge, gt, le: range of a number.
         min_length, max_length: entries of a list or mapping.
+        name: of the axis.
+        choices: all values that are possible; empty where others tell.
     """
 
     meaning: str
@@ -46,6 +48,8 @@ class Axis:
     le: float | None = None
     min_length: int | None = None
     max_length: int | None = None
+    name: str = ""
+    choices: tuple[Any, ...] = ()
 
     def fits(self, policy: Any, value: Any) -> bool:
         """Return whether the policy may have the value.
@@ -67,13 +71,27 @@ class Axis:
             variant: name of the variant.
 
         Raises:
-            MethodError: the sentence of the first rule that is broken.
+            MethodError: the value is out of range, or breaks a rule, by the sentence of the first.
         """
         if value == ():
             return
+        if self.choices and value not in self.choices:
+            known = ", ".join(map(str, self.choices))
+            raise MethodError(f"attention.{self.name} is {value!r}; known values: {known}")
+        if not self._in_range(value):
+            limits = {"at least": self.ge, "above": self.gt, "at most": self.le}
+            words = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]
+            raise MethodError(f"attention.{self.name} is {value}; it must be {' and '.join(words)}")
         for rule in self.rules:
             if not rule.holds(policy, value):
                 raise MethodError(rule.sentence.format(variant=variant, value=value))
+
+    def _in_range(self, value: Any) -> bool:
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+        )
 
 
 def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
@@ -93,6 +111,10 @@ def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
 
 def axes_of(policy: type) -> dict[str, Axis]:
     """Return {name: declaration} of the axes of a policy class, in their order."""
-    return {
-        entry.name: entry.metadata["axis"] for entry in fields(policy) if "axis" in entry.metadata
-    }
+    hints = get_type_hints(policy)
+    axes = {}
+    for entry in (entry for entry in fields(policy) if "axis" in entry.metadata):
+        hint = hints[entry.name]
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        axes[entry.name] = replace(entry.metadata["axis"], name=entry.name, choices=choices)
+    return axes

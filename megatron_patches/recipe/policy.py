@@ -250,10 +250,10 @@ class QKPolicy:
                 "attention.phases makes orthonormal what its entry freezes, as whole matrices; "
                 "leave orthonormal out of entries without freeze, and of variants with factors"
             )
-        if self.freezes_output and self.init == "pretrained":
+        if self.freezes_output and self.init in ("pretrained", "gaussian"):
             raise MethodError(
-                "attention.frozen_roles=all draws the output projection, which variant pretrained "
-                "has trained; leave it out"
+                "attention.frozen_roles=all draws an orthonormal output projection, which is not "
+                f"for rows of init {self.init}; leave it out"
             )
         if self.freezes_one_role and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(

@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from typing import Any
 
 from data_pipeline.errors import how_to_install
 from data_pipeline.io.forms import LARGEST
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.optimizers import factor_of_name, rule_of
 from megatron_patches.recipe.phases import check_phases
 from megatron_patches.recipe.score_bound import is_bounded
 from megatron_patches.recipe.tensors import is_patched
@@ -438,8 +440,8 @@ def check_stage(config: Config, stage: int) -> None:
             "attention.phases changes in the middle of the run what is trained, which is not "
             f"possible here under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
         )
-    if policy.phases:
-        _check_same_spans(config)
+    if stage in (1, 2) and size > 1:
+        _check_same_groups(config)
     if config.performance.compile == "layers" and stage == 3:
         raise UserError(
             "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch "
@@ -448,24 +450,38 @@ def check_stage(config: Config, stage: int) -> None:
         )
 
 
-def _check_same_spans(config: Config) -> None:
-    """Refuse rows of some heads that change on some tensor-parallel ranks only.
+def _check_same_groups(config: Config) -> None:
+    """Refuse weights of some heads that form a parameter group on some tensor-parallel ranks only.
 
-    What changes together is a parameter group, and ranks with other groups would wait for each
-    other.
+    What changes together in the course of the run, or has a rate or a decay of its own, is such a
+    group. DeepSpeed sums its gradient norm over the ranks, and ranks with other groups would wait
+    for each other.
     """
     size = config.parallel.tensor_model_parallel_size
+    decays = config.optimizer.weight_decay_factors
     for phase, inventory in enumerate(config.inventories):
-        trained = [tensor for tensor in inventory if tensor.trains]
-        spans = [
-            {tensor.span for tensor in trained if tensor.rank_elements(rank, size)}
-            for rank in range(size)
-        ]
-        if any(some != spans[0] for some in spans):
+        groups: list[dict[tuple[Any, ...], str]] = [{} for _ in range(size)]
+        for tensor in (tensor for tensor in inventory if tensor.trains):
+            decay = tensor.decay and len(tensor.shape) > 1 and factor_of_name(tensor.name, decays)
+            rule = rule_of(tensor, config.optimizer.rules).name
+            group = (tensor.span, rule, config.optimizer.rate_factor(tensor), decay)
+            for rank, own in enumerate(groups):
+                if tensor.rank_elements(rank, size):
+                    own.setdefault(group, tensor.name)
+        for group, name in {group: name for own in groups for group, name in own.items()}.items():
+            lacking = [rank for rank, own in enumerate(groups) if group not in own]
+            if not lacking:
+                continue
+            if group[0] not in {span for span, *_ in groups[lacking[0]]}:
+                raise UserError(
+                    f"attention.phases: in phase {phase} some of the {size} tensor-parallel ranks "
+                    "have none of the heads that are frozen or trained together; choose another "
+                    "parallel.tensor_model_parallel_size, or more heads"
+                )
             raise UserError(
-                f"attention.phases: in phase {phase} some of the {size} tensor-parallel ranks have "
-                "none of the heads that are frozen or trained together; choose another "
-                "parallel.tensor_model_parallel_size, or more heads"
+                f"{name} has a learning rate or weight decay of its own, and tensor-parallel rank "
+                f"{lacking[0]} of {size} has no weight with that; leave its factor out, or choose "
+                "another parallel.tensor_model_parallel_size"
             )
 
 

@@ -258,8 +258,11 @@ def approximation(
     from pretrain.evaluation.heads.approximation import Grid, approximation_report, run_grid
     from pretrain.study.report import finish
 
+    names = tuple(name.strip() for name in variants.split(","))
+    if len(set(names)) < len(names):
+        raise UserError(f"--variants {variants} names a variant twice; give each once")
     grid = Grid(
-        variants=tuple(variants.split(",")),
+        variants=names,
         widths=_ascending("--widths", widths),
         depths=_ascending("--depths", depths),
         seeds=seeds,

@@ -28,6 +28,7 @@ from pretrain.study.models import (
     require_transformers,
 )
 
+_DTYPES = ("fp32", "bf16")
 _TIMEOUT = 6 * 3600
 _OWN_CODE = Path(__file__).with_name("modeling_ora.py")
 _OWN_FILES = {
@@ -107,6 +108,10 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
     Raises:
         UserError: as `export_run`, or it took too long.
     """
+    if dtype not in (None, *_DTYPES):
+        raise UserError(f"dtype is {dtype!r}; give fp32 or bf16")
+    if step is not None and step < 0:
+        raise UserError(f"step is {step}; give that of a checkpoint")
     command = [sys.executable, "-m", "pretrain", "export", str(run), "--out", str(out)]
     command += ["--step", str(step)] if step is not None else []
     command += ["--dtype", dtype] if dtype else []

@@ -174,8 +174,8 @@ class Memory:
 
 def memory_of(work: Workload) -> Memory:
     """Return the memory of the rank that needs most."""
-    # Frozen heads are spread over the layer, so ranks may hold unequal shares of them. Where no head
-    # is frozen, every rank needs the same.
+    # Frozen heads are spread over the layer, so ranks may hold unequal shares of them. Without any,
+    # every rank needs the same.
     ranks = range(work.layout.tensor_parallel_size if work.policy.frozen_heads else 1)
     return max((_of_rank(work, rank) for rank in ranks), key=lambda memory: memory.peak)
 

@@ -71,6 +71,8 @@ def test_the_examples_run(tiny_shards: Path, tmp_path: Path) -> None:
     ).is_file()
     with pytest.raises(UserError, match="exported exists already"):
         api.export(runs / "orthogonal", tmp_path / "exported")
+    with pytest.raises(UserError, match=r"^dtype is 'fp16'; give fp32 or bf16$"):
+        api.export(runs / "orthogonal", tmp_path / "other", dtype="fp16")
 
 
 @pytest.mark.full

@@ -94,6 +94,7 @@ class Grid:
             "model.hidden_size": width,
             "model.num_attention_heads": HEADS,
             "model.vocab_size": 2,  # of an embedding that is not used
+            "model.position_embedding": "learned",  # not used either: the task has no positions
             "data.sequence_length": LENGTH,
             "optimizer.learning_rate": self.learning_rate,
             "schedule.steps": self.steps,

@@ -22,7 +22,12 @@ from megatron_patches.attention.heads import attention_observed, head_weights
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.approximation import Grid, run_grid
+from pretrain.evaluation.heads.approximation import (
+    Grid,
+    Regressor,
+    kernel_regression,
+    run_grid,
+)
 from pretrain.evaluation.heads.trained_model import load_trained_model
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
@@ -42,17 +47,18 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
     """On one rank: train its runs, load those and others, spoil copies, and the bare functions."""
     states = train_all(payload)
     paths = [Path(path) for path in payload["load"]]
+    tiny = Grid(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
     with one_process() as context:
         losses = {}
         for path in paths:
             trained = load_trained_model(path, context)
             losses[path.name] = (trained.validation_loss, trained.run.result.validation_loss)
+        moved = [_moved_by_order(tiny.config(name, 16, 1, 1), context) for name in tiny.variants]
         heads = [_heads(load_config("demo", overrides), context) for overrides in payload["models"]]
         refusals = {
             name: _refusal(paths[0], Path(payload["spoilt"]) / name, spoil, context)
             for name, spoil in SPOILS.items()
         }
-    tiny = Grid(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
     trials = [[asdict(trial) for trial in run_grid(tiny)] for _ in range(2)]
     return {
         "states": states,
@@ -60,7 +66,18 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
         "heads": heads,
         "refusals": refusals,
         "trials": trials,
+        "moved_by_order": moved,
     }
+
+
+def _moved_by_order(config: Config, context: ParallelContext) -> float:
+    """By how much the last output moves where the inputs before it change places."""
+    regressor = Regressor(config, context).eval()
+    features = kernel_regression(7, sequences=2)[0].to(context.device)
+    order = [*reversed(range(features.size(1) - 1)), features.size(1) - 1]
+    with torch.no_grad():
+        outputs = [regressor(inputs)[:, -1] for inputs in (features, features[:, order])]
+    return float((outputs[1] - outputs[0]).abs().max())
 
 
 def _another_bank(run: Path) -> None:

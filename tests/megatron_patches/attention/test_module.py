@@ -211,6 +211,20 @@ def test_a_design_that_it_cannot_be_is_refused(variant: str) -> None:
             "construction=cayley contradicts variant 'dct'",
         ),
         ({"head_dim": 80}, "head_dim=80 is larger than hidden_size=40"),
+        ({"frozen_roles": "queries"}, "frozen_roles is 'queries'; known values: both, query, key,"),
+        (
+            {"adapters": ["short_convolution"], "convolved": "keys"},
+            "attention.convolved is 'keys'; known values: both, key, value",
+        ),
+        (
+            {"adapters": ["short_convolution"], "taps": 1},
+            "attention.taps is 1; it must be at least 2 and at most 64",
+        ),
+        (
+            {"adapters": ["low_rank"], "low_rank": 0},
+            "attention.low_rank is 0; it must be at least 1 and at most",
+        ),
+        ({"adapters": ["low_rank"], "frozen_heads": 0}, "frozen_heads=0 freezes no head; use"),
     ],
 )
 def test_impossible_sizes_are_one_sentence(more: dict[str, Any], said: str) -> None:

@@ -179,7 +179,8 @@ def test_a_frozen_output_projection_is_drawn_as_the_construction_says() -> None:
         ("orthogonal", "output", "output is for variants whose"),
         ("vanilla", "all", "query, key and all for those"),
         ("synthesizer_random", "output", "does not apply to variant"),
-        ("pretrained", "all", "which variant pretrained has trained"),
+        ("pretrained", "all", "which is not for rows of init pretrained"),
+        ("gaussian", "all", "which is not for rows of init gaussian"),
     ):
         with pytest.raises(MethodError, match=remedy):
             policy_for(variant, {"frozen_roles": value})

@@ -55,6 +55,29 @@ def test_what_scales_whole_weights_is_refused_where_ranks_lack_them(keys: list[s
         resolve(config, 2)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["attention.frozen_heads={0: 0.25}", "optimizer.learning_rate_factors={'*_taps': 3}"],
+        [
+            "attention.frozen_heads={0: 0.5}",
+            "model.num_query_groups=2",
+            "optimizer.learning_rate_factors={'*trained_query_key': 2}",
+        ],
+    ],
+)
+def test_a_factor_of_weights_that_a_rank_lacks_is_refused(keys: list[str]) -> None:
+    """DeepSpeed's norms of parameter groups would wait for each other, or end in an IndexError."""
+    adapters = "attention.adapters=[short_convolution]"
+    heads = ["model.num_layers=1", adapters, "parallel.tensor_model_parallel_size=2"]
+    assert resolve(load_config("demo", [*heads, *keys[:-1], "deepspeed.config=zero1"]), 2)
+    alone = "parallel.tensor_model_parallel_size=1"
+    assert resolve(load_config("demo", [*heads, *keys, alone, "deepspeed.config=zero1"]), 2)
+    config = load_config("demo", [*heads, *keys, "deepspeed.config=zero1"])
+    with pytest.raises(UserError, match="has a learning rate or weight decay of its own, and tens"):
+        resolve(config, 2)
+
+
 def test_muon_has_its_matrices_whole_under_the_stages_that_keep_them() -> None:
     keys = ["optimizer.kind=muon", "precision.dtype=bf16"]
     assert resolve(load_config("demo", keys[:1]), 2).layout.zero_stage == 0

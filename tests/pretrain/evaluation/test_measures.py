@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from pretrain.evaluation.heads.diversity import (
     weight_diversity,
 )
 from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut, length_report
-from pretrain.evaluation.verbs import _ascending
+from pretrain.evaluation.verbs import _ascending, approximation
 from pretrain.runs.finished import FinishedRun
 
 
@@ -157,6 +158,11 @@ def test_kernel_regression_is_the_kernel_mean_of_the_past() -> None:
         )
     assert float(targets[1, 0]) == pytest.approx(float(features[1, 0, 2]))
     assert not torch.equal(features, kernel_regression(4, sequences=2)[0])
+
+
+def test_a_variant_named_twice_is_refused_before_the_training() -> None:
+    with pytest.raises(UserError, match="--variants vanilla, vanilla names a variant twice"):
+        approximation(Path("unused"), "vanilla, vanilla")
 
 
 def test_approximation_verdicts() -> None:

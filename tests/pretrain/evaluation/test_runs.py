@@ -107,6 +107,7 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
     assert [(t["variant"], t["width"]) for t in first] == sizes
     assert all(0 < trial["error"] < 1 for trial in first)
     assert len({trial["error"] for trial in first}) == 4
+    assert max(answers["moved_by_order"]) < 1e-6, "there are no positions"
 
 
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
