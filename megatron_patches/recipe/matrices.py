@@ -3,8 +3,8 @@
 Queries and keys are a matrix a head, so that each lies on one tensor-parallel rank. Values, the
 output projection and each weight of an MLP are whole matrices over all ranks. Trained factors of
 structured rows are a matrix a block of the left factor, and one of the rows of the right factor
-that feed it. This follows from what a tensor declares, never from how it is
-stored: W_V is the same matrix within a fused W_QKV as where it stands alone.
+that feed it. This follows from what a tensor declares, never from how it is stored: W_V is the same
+matrix within a fused W_QKV as where it stands alone.
 """
 
 from __future__ import annotations
