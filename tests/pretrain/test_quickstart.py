@@ -33,6 +33,7 @@ from pretrain.quickstart import (
     survey,
 )
 from pretrain.sweep.grid import expand, read_grid
+from tests.data_pipeline.helpers import run as run_data
 
 WORDS = "It was the best of times, it was the worst of times.\n\n"
 
@@ -171,6 +172,23 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert not out.exists()
     out.write_text("a file")
     assert "cannot be used" in said(text)
+
+
+def test_a_damaged_text_does_not_end_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_file(tmp_path / "in/good.txt", 300_000)
+    (tmp_path / "in/bad.txt").write_bytes(b"good\n\nbad \xff")
+    trials: list[Trial] = []
+    monkeypatch.setattr("pretrain.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    command = ["try", str(tmp_path / "in"), f"--out={tmp_path / 'out'}"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (trial,) = trials
+    model = ("--tokenizer", tmp_path / "t.model", "--name", "x", "--out", tmp_path / "shards")
+    small = ("--out", tmp_path / "t", *trial.of_tokenizer, "--vocab-size=300")
+    for verb in (("train-tokenizer", *small), ("tokenize", *model, *trial.of_shards)):
+        outcome = run_data(verb[0], *trial.texts, *verb[1:])
+        assert outcome.code == 0 and "damaged input bad.txt" in outcome.err
 
 
 def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:

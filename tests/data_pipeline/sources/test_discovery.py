@@ -57,7 +57,7 @@ def test_the_ending_tells_the_format() -> None:
         "a.json.xz",
     )
     kinds = dict.fromkeys((*packed, "a.jsonl", "A.NDJSON"), "lines")
-    kinds |= {"a.csv.zst": "csv", "a.txt.gz": "text", "a.tsv": "csv"}
+    kinds |= {"a.csv.zst": "csv", "a.txt.gz": "text", "a.tsv": "tsv"}
     kinds |= {"a.parquet": "parquet", "a.txt": "text", "a.MD": "text"}
     for name, kind in kinds.items():
         found = format_of(name)
