@@ -142,7 +142,7 @@ class TaskData:
         task: the task.
         train: to train on.
         validation: to report.
-        mismatched: MNLI's of other genres, where they are given.
+        mismatched: MNLI's of other genres.
     """
 
     task: Task
@@ -188,9 +188,9 @@ def read_task(task: Task, data: Path) -> TaskData:
         )
     return TaskData(
         task,
-        train=_read_split(task, folder, TRAIN, required=True),
-        validation=_read_split(task, folder, VALIDATION, required=True),
-        mismatched=_read_split(task, folder, MISMATCHED, required=False),
+        train=_read_split(task, folder, TRAIN),
+        validation=_read_split(task, folder, VALIDATION),
+        mismatched=_read_split(task, folder, MISMATCHED) if task.name == "mnli" else (),
     )
 
 
@@ -213,17 +213,15 @@ def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     return examples
 
 
-def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list[Example]:
+def _read_split(task: Task, folder: Path, split: str) -> list[Example]:
     files = [
         path
         for path in sorted(folder.iterdir())
         if path.suffix in SUFFIXES and path.name.split(".")[0].split("-")[0] in _FILES[split]
     ]
     if not files:
-        if required:
-            names = " or ".join(_FILES[split])
-            raise UserError(f"{folder} has no file {names} that ends in {', '.join(SUFFIXES)}")
-        return []
+        names = " or ".join(_FILES[split])
+        raise UserError(f"{folder} has no file {names} that ends in {', '.join(SUFFIXES)}")
     if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in files}) > 1:
         raise UserError(
             f"{folder} has {files[0].name} and {files[-1].name} for one split; leave one out"

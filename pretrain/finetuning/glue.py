@@ -152,6 +152,7 @@ class GlueFineTuning:
                 "trained": len(train),
                 "set_aside": len(aside),
                 "shortened": self.train.shortened,
+                "shortened_judged": sum(split.shortened for split in self.judged.values()),
             },
             "training": course,
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",

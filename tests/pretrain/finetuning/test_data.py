@@ -50,7 +50,8 @@ def test_the_hub_and_own_files_give_the_same_examples(name: str, tmp_path: Path)
     hub, own = (tmp_path / part for part in ("hub", "own"))
     for folder in (hub / task.name, own / task.name):
         folder.mkdir(parents=True)
-    for split in ("train", "validation"):
+    splits = ["train", "validation", *["validation_mismatched"] * (name == "mnli")]
+    for split in splits:
         lines = json.dumps(fields) + "\n\n" + json.dumps(fields)
         (own / task.name / f"{split}.jsonl").write_text(lines)
         place = split + "_matched" * (name == "mnli" and split == "validation")
@@ -58,7 +59,8 @@ def test_the_hub_and_own_files_give_the_same_examples(name: str, tmp_path: Path)
         parquet.write_table(table, hub / task.name / f"{place}-00000-of-00001.parquet")
     for data in (hub, own, own / task.name):
         found = read_task(task, data)
-        assert found.train == found.validation == [example] * 2 and not found.mismatched
+        assert found.train == found.validation == [example] * 2
+        assert found.mismatched == ([example] * 2 if name == "mnli" else ())
 
 
 def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
@@ -71,6 +73,9 @@ def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
     (folder / "test_matched.jsonl").write_text("of no use here")
     found = read_task(TASKS["mnli"], tmp_path)
     assert [len(split) for split in (found.train, found.validation, found.mismatched)] == [1, 2, 3]
+    (folder / "validation_mismatched.jsonl").unlink()
+    with pytest.raises(UserError, match=r"mnli has no file validation_mismatched that ends in "):
+        read_task(TASKS["mnli"], tmp_path)
 
 
 @pytest.mark.parametrize(

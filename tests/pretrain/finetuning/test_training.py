@@ -95,7 +95,12 @@ def test_what_can_be_learned_is_learned(trained: dict[str, Any]) -> None:
         f"{name}-sst2-{seed}" for name in ("rotary", "learned") for seed in (1, 2)
     ]
     for detail in trained["details"]:
-        assert detail["examples"] == {"trained": 144, "set_aside": 16, "shortened": 0}
+        assert detail["examples"] == {
+            "trained": 144,
+            "set_aside": 16,
+            "shortened": 0,
+            "shortened_judged": 0,
+        }
         labels = [example.label for example in reviews(60, 1)]
         correct = sum(np.equal(detail["predictions"]["validation"], labels))
         assert detail["score"] == correct / 60 and detail["items"] == 60
@@ -281,7 +286,9 @@ def test_the_score_of_mnli_is_the_mean_of_both_sets(
     some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
     data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    (trial,), _ = run_glue(plan_of([models["learned"]], quick), [data], tmp_path, str)
+    plan = replace(plan_of([models["learned"]], quick), max_length=3)  # of no example all words
+    (trial,), (detail,) = run_glue(plan, [data], tmp_path, str)
+    assert detail["examples"]["shortened"] == detail["examples"]["shortened_judged"] == 48
     assert list(trial.metrics) == ["accuracy", "accuracy_mismatched"] and trial.items == 48
     errors = [p * (1 - p) / n for p, n in zip(trial.metrics.values(), (20, 28), strict=True)]
     assert trial.standard_error == pytest.approx(sum(errors) ** 0.5 / 2)
