@@ -322,10 +322,19 @@ class Harness:
         return scores
 
     def _cut(self, task: Task) -> int:
-        """Return how many requests are longer than the model's context."""
+        """Return how many requests are longer than the model's context, with what it generates."""
+        from lm_eval.models.utils import normalize_gen_kwargs
+
+        model = self._model
+        cut = 0
+        for one in task.instances:
+            if one.request_type == "generate_until":
+                text, settings = one.args
+                made = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
+                cut += len(model.tok_encode(text)) + made > model.max_length
         pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
-        lengths = (sum(map(len, self._model._encode_pair(*pair))) for pair in pairs if pair[0])
-        return sum(length > self._model.max_length + 1 for length in lengths)
+        lengths = (sum(map(len, model._encode_pair(*pair))) for pair in pairs if pair[0])
+        return cut + sum(length > model.max_length + 1 for length in lengths)
 
 
 def _reason(error: Exception) -> str:

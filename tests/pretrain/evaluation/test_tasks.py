@@ -237,6 +237,28 @@ def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: P
     assert "first 20 items" in notes and "up to 1 of last_word" in notes and "n = 1" in notes
 
 
+def test_generations_that_lose_their_beginning_are_counted(place: Path, tmp_path: Path) -> None:
+    """The models have 16 positions, of which four are kept for what they write."""
+    texts = ["the cat sees", "the cat sees " * 5, "the cat sees " * 8]
+    data = tmp_path / "said.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    task = {
+        "task": "said",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "red",
+        "generation_kwargs": {"max_gen_toks": 4, "until": ["."]},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "said.yaml").write_text(yaml.safe_dump(task))
+    tasks([place / "vanilla-1"], "said", include_path=tmp_path, out=tmp_path / "out")
+    found = json.loads((tmp_path / "out/report.json").read_text())
+    assert found["models"][0]["tasks"]["said"]["cut"] == 2
+
+
 def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> None:
     """As docs/evaluation.md has it: the task's own code, and three other keys."""
     import lm_eval.tasks
