@@ -34,9 +34,10 @@ class Telemetry:
     steps, as `LossWindow` explains.
 
     A run resumed at `resume_step` first drops everything later from both; 0 means from the
-    beginning and drops all. To lose no step, call `log` for a step and then `sync` before its
-    checkpoint is declared complete. When a checkpoint is written is a matter of speed, so it
-    decides nothing about which steps are: its seconds wait for the next record.
+    beginning and drops all. With `summarised` its event files have the results already. To lose no
+    step, call `log` for a step and then `sync` before its checkpoint is declared complete. When a
+    checkpoint is written is a matter of speed, so it decides nothing about which steps are: its
+    seconds wait for the next record.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Telemetry:
         hparams: Mapping[str, HParam],
         total_steps: int,
         resume_step: int = 0,
+        summarised: bool = False,
         wandb: bool = False,
         console: Console | None = None,
         seconds_between_lines: float = 5.0,
@@ -59,6 +61,7 @@ class Telemetry:
         self._every = every
         self._hparams = hparams
         self._total_steps = total_steps
+        self._summarised = summarised
         records = cut_back(run.metrics, resume_step, keep=max(1, variance_window))
         self._metrics_file = MetricsFile(run.metrics)
         self._losses = LossWindow(variance_window, every, records)
@@ -133,7 +136,7 @@ class Telemetry:
         if self._wandb is not None:
             self._wandb.close()
         if self._event_file is not None:
-            if final is not None:
+            if final is not None and not self._summarised:
                 own = {
                     tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))
                 }

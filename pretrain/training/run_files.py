@@ -71,6 +71,7 @@ def open_run_files(
     step = start.position.step
     facts = run_facts(config, context, phased)
     check_steps_left(config.run_directory, config.total_steps, step)
+    summarised = step == config.total_steps and config.run_directory.state() == FINISHED
     earlier = read_earlier(config, start)
     changes = changes_since(resolved, earlier)
     if step == config.total_steps:
@@ -86,7 +87,7 @@ def open_run_files(
     )
     phased.continue_audit(earlier.audit)
     write_run_files(resolved, data, phased, start, environment=environment)
-    telemetry = open_telemetry(config, facts, step)
+    telemetry = open_telemetry(config, facts, step, summarised=summarised)
     for line in (begins, *start.notes, *earlier.notes):
         telemetry.say(line)
     return telemetry
@@ -250,13 +251,16 @@ def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None
     run.write_state(state)
 
 
-def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemetry:
+def open_telemetry(
+    config: Config, facts: RunFacts, resume_step: int, *, summarised: bool
+) -> Telemetry:
     """Open telemetry that continues after a step.
 
     Args:
         config: the run's configuration.
         facts: what `run_facts` returns for the phase of that step.
         resume_step: the last trained step; 0: none.
+        summarised: TensorBoard has the results of that step already.
     """
     return Telemetry(
         config.run_directory,
@@ -268,6 +272,7 @@ def open_telemetry(config: Config, facts: RunFacts, resume_step: int) -> Telemet
         hparams=hparams(config.values),
         total_steps=config.total_steps,
         resume_step=resume_step,
+        summarised=summarised,
     )
 
 

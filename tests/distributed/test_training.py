@@ -16,7 +16,7 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import METRICS, PERPLEXITY_OF_SOURCE, When
 from tests.command_line import logged_steps
 from tests.fabricated_runs import write_run
-from tests.pretrain.telemetry.records import tags_of
+from tests.pretrain.telemetry.records import read_scalars, tags_of
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -180,6 +180,9 @@ def test_keep_last_keeps_one_and_training_a_finished_run_again_changes_nothing(
     assert (checkpoints / "step_00000003/COMPLETE").is_file()
     assert (checkpoints / "latest").read_text() == "step_00000003\n"  # the worker had spoilt it
     assert logged_steps(runs / "full") == [1, 2, 3]
+    for tag, values in read_scalars(runs / "full").items():
+        steps = [step for step, _ in values]
+        assert len({*steps}) == len(steps), tag
     summary = json.loads((runs / "full/summary.json").read_text())
     assert (summary["step"], summary["samples"], summary["tokens"]) == (3, 24, 3 * TOKENS_PER_STEP)
     assert summary["validation"]["loss"] == records(runs / "full")[-1]["loss/valid"]
