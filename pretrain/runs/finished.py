@@ -96,14 +96,23 @@ class FinishedRun:
     def earlier_settings(self) -> list[tuple[str, Any, int]]:
         """Return (section.key, value, last step) of settings that a resume has changed.
 
-        A branch, whose trunk is of another length, begins with its own.
+        A branch, whose trunk is of another length, begins with its own. A start that a later one
+        went back behind has trained nothing of the run.
         """
         segments = self.environment.get("segments", [])
         first = 1 if segments and segments[0].get("branched_from") else 0
+        starts: list[tuple[int, dict[str, dict[str, Any]]]] = []
+        for segment in segments[first:]:
+            changes = {key: dict(change) for key, change in segment.get("changes", {}).items()}
+            while starts and starts[-1][0] >= segment["first_step"]:
+                for key, change in starts.pop()[1].items():
+                    changes[key] = {**change, "is": changes.get(key, change).get("is")}
+            starts.append((segment["first_step"], changes))
         return [
-            (key, change["was"], segment["first_step"] - 1)
-            for segment in segments[first:]
-            for key, change in segment.get("changes", {}).items()
+            (key, change["was"], first_step - 1)
+            for first_step, changes in starts
+            for key, change in changes.items()
+            if change["was"] != change.get("is")
         ]
 
 

@@ -264,14 +264,33 @@ def test_what_else_differs_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_resume_has_changed_is_told(tmp_path: Path) -> None:
+def start(step: int, was: float | None = None, now: float = 0.001) -> dict[str, Any]:
+    """A start of a run whose learning rate was another before, if it was."""
+    rate = {} if was is None else {"optimizer.learning_rate": {"was": was, "is": now}}
+    return {"first_step": step, "changes": rate}
+
+
+@pytest.mark.parametrize(
+    ("starts", "told"),
+    [
+        ([start(1), start(6, 0.03)], "0.03 in NAME up to step 5"),
+        # Steps of the second start were trained again, from an earlier checkpoint.
+        ([start(1), start(6, 0.03, 0.5), start(4, 0.5)], "0.03 in NAME up to step 3"),
+        ([start(1), start(6, 0.03), start(4)], "0.03 in NAME up to step 3"),
+        ([start(1), start(6, 0.001, 0.5), start(4, 0.5)], ""),
+        ([start(1), start(6, 0.001, 0.5), start(8, 0.5)], "0.5 in NAME up to step 7"),
+    ],
+)
+def test_what_a_resume_has_changed_is_told(
+    tmp_path: Path, starts: list[dict[str, Any]], told: str
+) -> None:
     paths = sweep(tmp_path, 2)
     file = paths[3] / "environment.json"
-    rate = {"optimizer.learning_rate": {"was": 0.03, "is": 0.001}}
-    segments = [{"first_step": 1, "changes": {}}, {"first_step": 6, "changes": rate}]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"segments": segments}))
-    told = f"optimizer.learning_rate changed on the way: 0.03 in {paths[3].name} up to step 5."
-    assert told in compare_runs(paths, "vanilla").notes
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"segments": starts}))
+    notes = compare_runs(paths, "vanilla").notes
+    found = [note for note in notes if "changed on the way" in note]
+    assert bool(found) == bool(told)
+    assert told.replace("NAME", paths[3].name) in "".join(found)
 
 
 def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
