@@ -21,6 +21,15 @@ DEMO_TOKENIZER = (
 )  # the demo corpus is too small for the others' 32,000 pieces
 
 
+OWN_KEYS = {
+    "run.name": "the chain names its runs",
+    "run.directory": "give --runs",
+    "attention.variant": "give --variants",
+    "data.directory": "give --shards",
+}
+"""{key that the chain sets itself: what to do instead}."""
+
+
 class SubmitError(Exception):
     """The sentence that says what to fix."""
 
@@ -52,7 +61,7 @@ def plan(options: argparse.Namespace) -> list[Job]:
     """Return all jobs, each after those it waits for.
 
     Raises:
-        SubmitError: the options do not go together.
+        SubmitError: the options do not go together, or an override is none for the runs.
     """
     first = STEPS.index(getattr(options, "from"))
     last = STEPS.index(options.until)
@@ -60,6 +69,7 @@ def plan(options: argparse.Namespace) -> list[Job]:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
     extra_options = _by_step(options.sbatch, "--sbatch")
     extra_arguments = _by_step(options.args, "--args")
+    _check_overrides((*options.overrides, *extra_arguments["pretrain"]))
     jobs = [
         job
         for job in _data_jobs(options) + _run_jobs(options)
@@ -134,6 +144,18 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
         "ORA_OUT": f"{options.runs}/comparison-{base}",
     }
     return [*jobs, _job("compare", compare, *(job.name for job in jobs))]
+
+
+def _check_overrides(words: Sequence[str]) -> None:
+    """Refuse what no run takes, before the data is made, and keys that the chain sets itself."""
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals or not all(key.partition(".")):
+            raise SubmitError(
+                f"{word} is not an override of the form section.key=value, such as run.seed=7"
+            )
+        if remedy := OWN_KEYS.get(key.strip()):
+            raise SubmitError(f"{word} is the chain's own key: leave it out; {remedy}")
 
 
 def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:

@@ -85,9 +85,12 @@ def site_settings() -> dict[str, str]:
         return {}
     environment = {"ORA_ROOT": str(ROOT)} | os.environ
     command = ["bash", "-c", 'set -ae; . "$1" >&2; env -0', "site", str(path)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT
-    )
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        raise SubmitError(f"the site file {path} did not end within {SBATCH_TIMEOUT} s") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise SubmitError(f"the site file {path} failed: {reason}")
@@ -100,7 +103,7 @@ def site_settings() -> dict[str, str]:
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
-    """Submit jobs in order; if sbatch refuses one, cancel those before.
+    """Submit jobs in order; if that fails or is interrupted, cancel those before.
 
     Args:
         jobs: the chain, each after those it waits for.
@@ -110,18 +113,36 @@ def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
         {name of a job: its id}.
 
     Raises:
-        SubmitError: sbatch refuses a job.
+        SubmitError: sbatch refuses a job or does not answer, or Ctrl-C.
     """
     ids: dict[str, str] = {}
     for job in jobs:
-        done = _call(["sbatch", "--parsable", *_sbatch_words(job, ids)], job, site)
+        doubt = f"; ora-{job.name} may be queued all the same (squeue --me --name=ora-{job.name})"
+        try:
+            done = _call(["sbatch", "--parsable", *_sbatch_words(job, ids)], job, site)
+        except SubmitError as error:
+            raise SubmitError(f"{error}{_cancel(ids)}{doubt}") from None
+        except KeyboardInterrupt:
+            raise SubmitError(f"interrupted{_cancel(ids)}{doubt}") from None
         if done.returncode:
-            if ids:
-                subprocess.run(["scancel", *ids.values()], timeout=SBATCH_TIMEOUT, check=False)
-            cancelled = f"; the {len(ids)} jobs submitted before it are cancelled" if ids else ""
-            raise SubmitError(f"sbatch refused {_name(job)}: {_reason(done)}{cancelled}")
+            raise SubmitError(f"sbatch refused {_name(job)}: {_reason(done)}{_cancel(ids)}")
         ids[job.name] = done.stdout.strip().split(";")[0]  # "id;cluster" in a federation
     return ids
+
+
+def _cancel(ids: dict[str, str]) -> str:
+    """Cancel jobs; return the end of a sentence that names them, or "" if there are none."""
+    if not ids:
+        return ""
+    command = ["scancel", *ids.values()]
+    try:
+        code = subprocess.run(command, timeout=SBATCH_TIMEOUT, capture_output=True).returncode
+    except subprocess.TimeoutExpired:
+        code = 1
+    submitted = f"; the {len(ids)} jobs submitted before it"
+    if code:
+        return f"{submitted} could not be cancelled: {' '.join(command)}"
+    return f"{submitted} are cancelled ({', '.join(ids.values())})"
 
 
 def log_directories(jobs: Sequence[Job]) -> list[Path]:
@@ -198,7 +219,7 @@ def _print_plan(jobs: Sequence[Job], site: dict[str, str]) -> None:
         print("export ORA_CODE=$(bash slurm/pin.sh)")
     for job in _one_of_each_script(jobs):
         print(_line(job, ["sbatch", "--test-only", *_sbatch_words(replace(job, after=()), {})]))
-    names = {job.name: "$" + re.sub(r"\W", "_", job.name) for job in jobs}
+    names = {job.name: "$job_" + re.sub(r"\W", "_", job.name, flags=re.ASCII) for job in jobs}
     for job in jobs:
         command = _line(job, ["sbatch", "--parsable", *_sbatch_words(job, names)])
         # A shell variable inside single quotes would stay as it is.

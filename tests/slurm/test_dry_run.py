@@ -21,10 +21,10 @@ def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def submissions(printed: str) -> dict[str, list[str]]:
-    """Shell variable -> words of the command whose job id it gets."""
+    """Shell variable without its job_ -> words of the command whose job id it gets."""
     return {
         match[1]: shlex.split(match[2])
-        for match in re.finditer(r"^(\w+)=\$\((.*)\)$", printed, re.MULTILINE)
+        for match in re.finditer(r"^job_([A-Za-z0-9_]+)=\$\((.*)\)$", printed, re.MULTILINE)
     }
 
 
@@ -40,7 +40,8 @@ def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> Non
     chain = submissions(done.stdout)
     after = {
         name: re.findall(
-            r"\$(\w+)", " ".join(word for word in words if word.startswith("--dependency=afterok:"))
+            r"\$job_(\w+)",
+            " ".join(word for word in words if word.startswith("--dependency=afterok:")),
         )
         for name, words in chain.items()
     }
@@ -77,6 +78,12 @@ def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
     assert list(chain) == ["merge", "tiny_gaussian"]
     assert not [word for word in chain["merge"] if word.startswith("--dependency")]
     assert {"ORA_CONFIG=mine/tiny.yaml", "slurm/pretrain_small.sh"} <= set(chain["tiny_gaussian"])
+
+
+def test_every_run_name_makes_a_variable_of_a_shell() -> None:
+    arguments = ("mine/125m-größe.yaml", "--shards=data/x", "--from=pretrain", "--until=pretrain")
+    chain = submissions(submit(*arguments, "--variants=vanilla", "--dry-run").stdout)
+    assert list(chain) == ["125m_gr__e_vanilla"]
 
 
 def test_a_modern_config_has_the_script_and_the_corpus_of_its_size() -> None:
@@ -132,6 +139,11 @@ def test_the_dry_run_says_in_words_what_would_be_submitted(tmp_path: Path) -> No
             ("base", "--sbatch", "all=--x 'unclosed"),
             ("cannot be read as words", "No closing quotation"),
         ),
+        (("small", "orthogonal"), ("orthogonal is not an override of the form section.key=value",)),
+        (("small", "run.name=first"), ("run.name=first", "the chain names its runs")),
+        (("small", "run.directory=/scratch/x"), ("run.directory=/scratch/x", "give --runs")),
+        (("small", "attention.variant=gaussian"), ("give --variants",)),
+        (("small", "--args=pretrain=data.directory=data/x"), ("give --shards",)),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], fragments: tuple[str, ...]) -> None:
@@ -147,3 +159,70 @@ def test_a_site_file_that_fails_and_a_machine_without_slurm(tmp_path: Path) -> N
     (tmp_path / "bash").symlink_to("/bin/bash")
     (tmp_path / "env").symlink_to("/usr/bin/env")
     assert_refused(submit("base", PATH=str(tmp_path)), "there is no sbatch here")
+
+
+STOPPED = """
+import signal, sys
+sys.path.insert(0, "slurm")
+import submit
+from chain import ROOT, Job
+submit.SBATCH_TIMEOUT = 2
+signal.signal(signal.SIGUSR1, signal.default_int_handler)
+script = ROOT / "slurm" / "compare.sh"
+good = Job("good", "compare", script, {})
+try:
+    submit.submit([good, Job("last", "compare", script, {"LAST": "1"})], {})
+except submit.SubmitError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ("exec sleep 60", "sbatch did not answer within 2 s; is slurmctld up (sinfo)?"),
+        ("kill -USR1 $PPID; exec sleep 60", "interrupted"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("scancel", "outcome"),
+    [
+        ('echo "$@" >"$0.calls"', "are cancelled (77)"),
+        ("exec sleep 60", "could not be cancelled: scancel 77"),
+    ],
+)
+def test_a_chain_that_is_stopped_on_the_way_leaves_nothing_unnamed(
+    tmp_path: Path, last: str, why: str, scancel: str, outcome: str
+) -> None:
+    """Programs in place of sbatch and scancel hang, as where slurmctld does not answer."""
+    programs = {"sbatch": f'[ -z "${{LAST:-}}" ] || {{ {last}; }}\necho 77', "scancel": scancel}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED],
+        cwd=ROOT,
+        env=rank_environment() | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    doubt = "ora-last may be queued all the same (squeue --me --name=ora-last)"
+    assert done.stdout == f"{why}; the 1 jobs submitted before it {outcome}; {doubt}\n"
+    if "cancelled (77)" in outcome:
+        assert (tmp_path / "scancel.calls").read_text() == "77\n"
+
+
+def test_a_site_file_that_hangs_is_one_sentence(tmp_path: Path) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text("exec sleep 60\n")
+    script = "import sys; sys.path.insert(0, 'slurm'); import submit; submit.SBATCH_TIMEOUT = 1; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script} sys.exit(submit.main(['base', '--dry-run']))"],
+        cwd=ROOT,
+        env=rank_environment() | {"ORA_SITE": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert_refused(done, f"the site file {site} did not end within 1 s")

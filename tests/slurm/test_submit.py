@@ -17,8 +17,9 @@ def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> 
     hold = ("--sbatch", "all=--hold --comment='two words'")
     for config in ("small", "base", "large"):
         printed = cluster.run(*SUBMIT, config, "--dry-run", *hold, environment=SITE)
-        runs = f"${config}_vanilla ${config}_orthogonal"
-        ids = f"echo $download $tokenizer $tokenize $merge {runs} $compare"
+        steps = ["download", "tokenizer", "tokenize", "merge"]
+        jobs = [*steps, f"{config}_vanilla", f"{config}_orthogonal", "compare"]
+        ids = f"echo {' '.join(f'$job_{job}' for job in jobs)}"
         done = cluster.run("bash", "-euc", f"{printed.stdout}\n{ids}", environment=SITE)
         assert done.returncode == 0, done.stderr
         assert len(done.stdout.split()) == 7
@@ -56,5 +57,5 @@ def test_a_refusal_on_the_way_takes_back_what_was_submitted(cluster: Cluster) ->
     done = cluster.run(sys.executable, "-c", HALF_A_CHAIN)
     refused = "sbatch refused slurm/compare.sh (ora-bad): invalid partition specified: nowhere"
     assert done.stderr.splitlines()[-1].startswith(f"chain.SubmitError: {refused}")
-    assert done.stderr.rstrip().endswith("the 1 jobs submitted before it are cancelled")
+    assert "; the 1 jobs submitted before it are cancelled (" in done.stderr
     assert cluster.output_of("squeue -h") == before
