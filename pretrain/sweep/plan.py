@@ -18,6 +18,7 @@ from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.resolved import resolve
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
+from pretrain.config.types import OnResume
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
 from pretrain.study.hypothesis import Hypothesis
@@ -229,23 +230,41 @@ def _standing(config: Config) -> Standing:
     run = config.run_directory
     if not run.config.is_file():
         return "new"
+    remedy = "choose another `directory` in the grid file"
+    if not run.is_finished():
+        remedy = f"delete it, or {remedy}"
     try:  # keys that are newer than the file stand at their defaults
-        earlier = parse_config(read_yaml(run.config, str(run.config)).values).as_dict()
+        earlier = parse_config(read_yaml(run.config, str(run.config)).values)
     except (UserError, MethodError) as error:
         raise UserError(
-            f"{run.config} is not a configuration of this version ({error}); delete that directory"
+            f"{run.config} is not a configuration of this version ({error}); {remedy}"
         ) from None
-    differences = list(_differences(earlier, config.as_dict()))
+    differences = list(_differences(_compared(earlier), _compared(config)))
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (
             f"; and {more} more" if more > 0 else ""
         )
-        raise UserError(
-            f"{run.path} holds another run: {shown}; delete it, or choose another `directory` in "
-            "the grid file"
-        )
+        raise UserError(f"{run.path} holds another run: {shown}; {remedy}")
     return "finished" if run.is_finished() else "partial"
+
+
+def _compared(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the values that tell one run from another, paths from the root.
+
+    Another value of the others changes no number, as those that the job scripts set, or is a matter
+    of the machine.
+    """
+    values = config.as_dict()
+    for name, record in KEYS.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(config, section), key)
+        tells = name == "schedule.branch_from" or section == "data"
+        if name == "run.device" or (record.on_resume is OnResume.NO_EFFECT and not tells):
+            del values[section][key]
+        elif isinstance(value, Path):
+            values[section][key] = str(value.resolve())
+    return values
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -125,7 +125,7 @@ def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
     planned = plan_sweep(
         read_grid(str(place / "grid.yaml")),
         base=None,
-        overrides=[("checkpoint.fall_back", True)],  # which the job scripts set
+        overrides=(),
         ranks_of=lambda _: 1,
         check_data=True,
     )

@@ -329,8 +329,34 @@ def test_a_run_directory_of_another_run_is_refused_with_what_differs(tmp_path: P
     assert plan(tmp_path, **content)[1].standing == "partial"  # it was killed before its summary
     (run.path / "summary.json").write_text("{}")
     assert plan(tmp_path, **content)[1].standing == "finished"
+    said = refusal(tmp_path, "optimizer.learning_rate=1e-4", **content)
+    assert "choose another `directory`" in said and "delete" not in said
     (run.path / "config.yaml").write_text("run: 3\n")
     assert "is not a configuration of this version" in refusal(tmp_path, **content)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["checkpoint.fall_back=true", "parallel.timeout_seconds=900"],
+        ["run.device=cpu"],
+        ["run.directory=runs"],
+    ],
+)
+def test_what_changes_no_number_makes_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lengths = {"trunk": 400, "branch": 100}
+    entries = [{"name": name, "schedule.steps": steps} for name, steps in lengths.items()]
+    entries[1]["schedule.branch_from"] = "trunk"
+    content = {"set": {**ONE_RANK, "schedule.kind": "wsd"}, "list": entries}
+    for run in plan(tmp_path, *words, **content):
+        run.path.mkdir(parents=True)
+        (run.path / "config.yaml").write_text(run.config.to_yaml())
+    assert [run.standing for run in plan(tmp_path, **content)] == ["partial", "partial"]
+    entries[1]["schedule.branch_from"] = str(tmp_path)
+    assert "schedule.branch_from is " in refusal(tmp_path, **content)
 
 
 # What the trainings are told
