@@ -147,7 +147,7 @@ def _unset_excluded(draft: Draft) -> None:
 
 
 def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:
-    return draft.origins.get(path, "").rpartition(":")[0] == draft.source
+    return path in draft.origins and path not in draft.placed
 
 
 def _refuse_unknown_keys(draft: Draft) -> None:

@@ -21,7 +21,7 @@ import yaml
 
 from data_pipeline.io.home import expand_home
 from pretrain.errors import UserError
-from pretrain.runs.facts import LARGEST_YAML
+from pretrain.runs.facts import LARGEST_YAML, YAML_ERRORS
 
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
@@ -43,6 +43,24 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[
         dict[str, Any]
     ] = {}  # PyYAML's own way to configure a loader class
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that is given twice, of which PyYAML would take the last.
+
+        Args:
+            node: of the mapping.
+            deep: construct its values at once.
+
+        Raises:
+            ConstructorError: a key is given twice.
+        """
+        known: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in known:
+                problem = f"key '{key.value}' is given twice; remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            known.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
@@ -73,11 +91,13 @@ class Draft:
     Attributes:
         source: the name of the file.
         origins: `FILE:LINE` or `override` of each value.
+        placed: the values that are not of the file.
     """
 
     source: str
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
+    placed: set[KeyPath] = field(default_factory=set)
 
 
 def parse_yaml(text: str) -> Any:
@@ -136,13 +156,12 @@ def _compose(text: str) -> yaml.Node | None:
     """Return the node of the one document in `text`, with line numbers; None for an empty text."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-        if _values(node, {}) > _MOST_VALUES:
-            raise YamlProblem(
-                "repeats itself by aliases without end; write out what they stand for"
-            )
-        return node
-    except (yaml.YAMLError, RecursionError) as error:
+        values = _values(node, {})
+    except YAML_ERRORS as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
+    if values > _MOST_VALUES:
+        raise YamlProblem("repeats itself by aliases without end; write out what they stand for")
+    return node
 
 
 def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
@@ -164,17 +183,14 @@ def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
 def _construct(node: yaml.Node) -> Any:
     try:
         return _Loader("").construct_document(node)
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-        LookupError,
-    ) as error:  # the last two of `!!bool x`
+    except YAML_ERRORS as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
 
 
 def _problem(error: Exception) -> str:
     """Return PyYAML's problem in one line, with the line number."""
+    if isinstance(error, AttributeError):
+        return "what is written after !!timestamp is not a date"
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
     return f"line {mark.line + 1}: {problem}" if mark is not None else problem
@@ -253,6 +269,7 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
         place = inner
     place[path[-1]] = value
     draft.origins[path] = origin
+    draft.placed.add(path)
 
 
 def override_text(key: str, value: Any) -> str:

@@ -36,6 +36,16 @@ class _FastLoader(_KeysOnce, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # 
     """libyaml's parser, where PyYAML was built with it: several times as fast."""
 
 
+YAML_ERRORS = (
+    yaml.YAMLError,
+    RecursionError,
+    ArithmeticError,  # "\UFFFFFFFF"
+    AttributeError,  # !!timestamp x
+    LookupError,  # !!bool x
+    ValueError,
+)
+"""What PyYAML raises for a text that is not YAML, or whose values are not of their tags."""
+
 _SHALLOW = (
     1 << 14
 )  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
@@ -208,6 +218,6 @@ def _content(path: Path) -> Any:
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it is longer than {LARGEST_YAML:,} characters")
         return yaml.load(text, _FastLoader if len(text) < _SHALLOW else _Loader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, *YAML_ERRORS) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read ({reason}); restore the file") from error

@@ -146,6 +146,7 @@ def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
         ("metrics.jsonl", f'{{"step": 1, "tokens": {1 << 63}}}\n', 'has no integer "tokens"'),
         ("audit.json", "{", "audit.json cannot be read"),
         ("config.yaml", "run: {}\nrun: {}\n", "it has the key .run. twice"),
+        ("config.yaml", "run: !!bool x\n", "config.yaml cannot be read"),
         ("config.yaml", "#" * 300_000, "longer than 262,144 characters"),
         ("audit.json", '{"zero_stage": 1, "totals": {}}', "'totals.model_trainable_parameters'"),
     ],

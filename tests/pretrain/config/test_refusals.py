@@ -50,6 +50,10 @@ def test_an_override_that_is_not_yaml() -> None:
         ("run.name=\udcff", "the value is not valid YAML"),
         ("attention.frozen_heads={'" + "9" * 900 + "': 1}", "names no layers"),
         ("deepspeed.config=none.json", "is neither a file nor one of"),
+        ("telemetry.profile={at: 1, at: 2}", "line 1: key 'at' is given twice; remove one"),
+        ("model.dropout=!!timestamp x", "what is written after !!timestamp is not a date"),
+        ('run.name="\\UFFFFFFFF"', "the value is not valid YAML: "),
+        ('run.name="\\U00110000"', "the value is not valid YAML: "),
         ("run.name=my run", "'run.name' is 'my run': it should be one word without /"),
         ("attention.adapters=low_rank", "it should be a list, such as [a, b]"),
         ("attention.frozen_heads=0.5", "it should be a mapping, such as {key: value}"),
@@ -121,6 +125,7 @@ def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("run:\n  name: x\n  name: y\n", "line 3: key 'run.name' is given twice"),
+        ("a:\n  - {b: 1}\n  - {b: 1,\n     b: 2}\n", "line 4: key 'b' is given twice; remove one"),
         ("run:\n  name: [\n", "is not valid YAML: line"),
         ("- 1\n", "must be a mapping"),
         ("", "must be a mapping"),

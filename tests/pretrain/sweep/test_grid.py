@@ -52,6 +52,16 @@ def refusal(directory: Path, *overrides: str, **content: Any) -> str:
 # What a grid expands to
 
 
+def test_a_grid_of_its_bases_name_is_not_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = {**ONE_RANK, "schedule.tokens": 100_000}
+    file = Path(grid_file(tmp_path, base="demo", set=tokens)).rename(tmp_path / "demo.yaml")
+    monkeypatch.chdir(tmp_path)
+    (run,) = plan_sweep(read_grid(file.name), None, [], lambda _: 1, check_data=False)
+    assert (run.config.schedule.steps, run.config.schedule.tokens) == (None, 100_000)
+
+
 def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> None:
     arms: dict[str, Any] = {
         "set": {**ONE_RANK, "schedule.kind": "wsd", "schedule.branch_from": "trunk"},
