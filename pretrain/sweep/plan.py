@@ -97,7 +97,7 @@ def plan_sweep(
                 place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
             config = config_from_draft(draft)
             (check_inputs if check_data else resolve)(config, ranks_of(config))
-            standing = _standing(config)
+            standing = standing_of(config)
         except (UserError, DataError, MethodError) as error:
             raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None
         twin = seen.setdefault(_identity(config), run.name)
@@ -225,8 +225,12 @@ def _identity(config: Config) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _standing(config: Config) -> Standing:
-    """Return how much of this very run the run directory holds, or refuse another run there."""
+def standing_of(config: Config) -> Standing:
+    """Return how much of this very run the run directory holds.
+
+    Raises:
+        UserError: it holds another run.
+    """
     run = config.run_directory
     if not run.config.is_file():
         return "new"

@@ -15,11 +15,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from pretrain.errors import UserError
 from pretrain.ranks.cores import usable_cores
@@ -32,18 +34,28 @@ from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.runs.finished import read_summary
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.tags import STEP_SECONDS
-from pretrain.sweep.plan import PlannedRun
+from pretrain.sweep.plan import PlannedRun, standing_of
 
 POLL_SECONDS = 0.1
 SECONDS_BETWEEN_LINES = 60.0
 """Between two reports of what is running."""
+SECONDS_BETWEEN_TRIES = 2.0
+"""Between two looks at the runs that another sweep is running."""
 LAST_BYTES = 1 << 16
 
 Ending = Literal[
-    "finished", "finished before", "failed", "stopped", "busy", "not started", "running"
+    "finished",
+    "finished before",
+    "finished elsewhere",
+    "failed",
+    "stopped",
+    "busy",
+    "not started",
+    "running",
 ]
-"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved.
-running: no end yet; such an outcome is only reported."""
+"""elsewhere: by another sweep, while this one ran. busy: another sweep is running it. stopped: a
+signal came, and what was trained is saved. running: no end yet; such an outcome is only reported.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,14 +77,17 @@ class Outcome:
     @property
     def done(self) -> bool:
         """Return whether the run needs nothing more."""
-        return self.ending in ("finished", "finished before")
+        return self.ending.startswith("finished")
 
     def validation(self) -> tuple[float | None, float | None]:
         """Return loss, in nats per token, and perplexity at the run's end; None where not known."""
         run = RunDirectory(self.run.path)
         if not self.done or not run.summary.is_file():
             return None, None
-        values = read_summary(run)["validation"]
+        try:
+            values = read_summary(run)["validation"]
+        except (UserError, OSError):  # `compare` says what is damaged
+            return None, None
         return values["loss"], values["perplexity"]
 
 
@@ -108,7 +123,7 @@ class SignalRelay:
 class _Job:
     run: PlannedRun
     process: subprocess.Popen[bytes]
-    log: BinaryIO
+    log: FileIO
     log_start: int
     started: float
 
@@ -123,17 +138,18 @@ def run_sweep(
     """Run what is not finished, in order; a run that fails stops no other.
 
     A branch (`schedule.branch_from`) starts when its trunk, if that is among the runs, has ended.
+    What another sweep is running is left for later, and done where that has finished it.
 
     Args:
         runs: the runs of the sweep.
         jobs: most runs at a time.
         local_ranks: ranks of each run.
         signals: those received so far are passed on to the runs.
-        report: called with every run when it starts (with None), once a minute while it runs, and
-            when it has ended.
+        report: called with every run when it starts (with None), once a minute while it runs, when
+            it has ended, and once where another sweep is running it.
 
     Raises:
-        UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
+        UserError: there are too few GPUs for so many runs at a time.
     """
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
     outcomes = {
@@ -141,31 +157,43 @@ def run_sweep(
         for run in runs
     }
     waiting = deque(run for run in runs if run.standing != "finished")
+    busy: list[PlannedRun] = []
     active: dict[int, _Job] = {}
-    told = time.monotonic()
-    while active or (waiting and not signals.received):
+    told = tried = time.monotonic()
+
+    def end(outcome: Outcome) -> None:
+        outcomes[outcome.run.name] = outcome
+        report(outcome.run, outcome)
+
+    while active or ((waiting or busy) and not signals.received):
+        if len(active) < jobs and time.monotonic() - tried >= SECONDS_BETWEEN_TRIES:
+            tried = time.monotonic()
+            waiting.extend(busy)
+            busy.clear()
         while len(active) < jobs and not signals.received:
-            if (run := next_run(waiting, [job.run for job in active.values()])) is None:
+            if (run := next_run(waiting, [*busy, *(job.run for job in active.values())])) is None:
                 break
             waiting.remove(run)
             slot = next(slot for slot in range(jobs) if slot not in active)
-            job = _start(run, environments[slot], local_ranks)
-            if job is None:
-                outcomes[run.name] = Outcome(run, "busy", detail="another sweep is running it")
-                report(run, outcomes[run.name])
-            else:
-                active[slot] = job
+            started = _start(run, environments[slot], local_ranks)
+            if isinstance(started, _Job):
+                active[slot] = started
                 report(run, None)
+                continue
+            if started.ending == "busy":
+                busy.append(run)
+            if started.ending != outcomes[run.name].ending:
+                end(started)
         signals.pass_on([job.process for job in active.values()])
         for slot in [slot for slot, job in active.items() if job.process.poll() is not None]:
-            job = active.pop(slot)
-            outcomes[job.run.name] = _outcome(job, signals)
-            report(job.run, outcomes[job.run.name])
+            end(_outcome(active.pop(slot), signals))
         if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
             told = time.monotonic()
             for job in active.values():
                 report(job.run, Outcome(job.run, "running", told - job.started, _progress(job.run)))
         time.sleep(POLL_SECONDS)
+    found = (_on_disk(run) for run in (*waiting, *busy))
+    outcomes.update({outcome.run.name: outcome for outcome in found if outcome is not None})
     return [outcomes[run.name] for run in runs]
 
 
@@ -197,28 +225,54 @@ def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
     return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
 
 
-def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | None:
-    """Start a run; None if its log is locked, as long as any process of the run lives."""
+def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | Outcome:
+    """Start a run; the outcome where that is not needed, or not possible now."""
     try:
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        log = run.log.open("ab")
-    except OSError as error:
-        raise UserError(
-            f"{run.log} cannot be written ({error.strerror}); check `directory`"
-        ) from None
+        with ExitStack() as stack:
+            log = stack.enter_context(run.log.open("ab", buffering=0))
+            locked = _lock(log)
+            outcome = _on_disk(run)
+            if outcome is not None:
+                return outcome
+            if not locked:
+                return Outcome(run, "busy", detail="another sweep is running it")
+            job = _launch(run, environment, local_ranks, log=log)
+            stack.pop_all()
+            return job
+    except (OSError, subprocess.SubprocessError) as error:
+        return Outcome(run, "failed", detail=f"it cannot be started with its log ({error})")
+
+
+def _lock(log: FileIO) -> bool:
+    """Lock a log as long as any process of its run lives; return False where another one has it."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        log.close()
-        return None
+        return False
     except OSError:
         pass  # a file system without locks
+    return True
+
+
+def _on_disk(run: PlannedRun) -> Outcome | None:
+    """Return the outcome of a run that is finished by now, or has become another run."""
+    try:
+        if standing_of(run.config) == "finished":
+            return Outcome(run, "finished elsewhere")
+    except (UserError, OSError) as error:
+        return Outcome(run, "failed", detail=str(error))
+    return None
+
+
+def _launch(
+    run: PlannedRun, environment: Mapping[str, str], local_ranks: int, *, log: FileIO
+) -> _Job:
     start = log.seek(0, os.SEEK_END)
     command = train_command(run, local_ranks)
     log.write(
         f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode()
     )
-    log.flush()
     process = subprocess.Popen(
         command,
         env=environment,
@@ -233,15 +287,19 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
 def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
     seconds = time.monotonic() - job.started
     code = job.process.returncode
-    job.log.close()
-    state = RunDirectory(job.run.path).state()
-    if code == 0 and state == FINISHED:
-        return Outcome(job.run, "finished", seconds)
-    if code == 0:
-        return Outcome(job.run, "stopped", seconds, f"saved, state {state}")
-    if any(code in (-number, 128 + number) for number in signals.received):
-        return Outcome(job.run, "stopped", seconds, "before it had trained or saved anything new")
-    detail = _last_error(job.run.log, job.log_start) or f"exit code {code}"
+    try:
+        job.log.close()
+        state = RunDirectory(job.run.path).state()
+        if code == 0 and state == FINISHED:
+            return Outcome(job.run, "finished", seconds)
+        if code == 0:
+            return Outcome(job.run, "stopped", seconds, f"saved, state {state}")
+        if any(code in (-number, 128 + number) for number in signals.received):
+            why = "before it had trained or saved anything new"
+            return Outcome(job.run, "stopped", seconds, why)
+        detail = _last_error(job.run.log, job.log_start) or f"exit code {code}"
+    except OSError as error:
+        detail = f"exit code {code}, and {error}"
     return Outcome(job.run, "failed", seconds, detail)
 
 

@@ -343,6 +343,9 @@ class _Report:
         if outcome.ending == "running":
             typer.echo(f"running  {run.name}: {outcome.detail}")
             return
+        if outcome.ending == "busy":
+            typer.echo(f"busy     {run.name}: {outcome.detail}; its end is waited for")
+            return
         self._ended += 1
         pace = (time.monotonic() - self._began) / (self._ended - self._before)
         left = f"about {_clock(pace * (self._total - self._ended))} left"

@@ -139,10 +139,14 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     with sweeping(arguments, log, hold_at=6) as sweep:
         for run, step in zip(runs[:2], stopped_at, strict=True):
             wait_until(lambda run=run, step=step: step + 2 in logged_steps(run), sweep, "new steps")
-        second = warm_cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
-        assert (
-            second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
-        )
+        other = tmp_path / "other"
+        share = [grid, "--task", "1", "--num-tasks", "3"]
+        with sweeping(share, other, hold_at=6) as second:
+            waits = "busy     seed_2: another sweep is running it"
+            wait_until(lambda: waits in other.read_text(), second, "the other's run to be met")
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(timeout=60) == 128 + signal.SIGTERM, other.read_text()
+        assert "1 of 1 runs are left (1 busy)" in other.read_text()
         os.killpg(
             sweep.pid, signal.SIGINT
         )  # as a terminal's Ctrl-C: once for every process of its group
