@@ -20,7 +20,7 @@
 #   pretrain_small.sh, pretrain_base.sh, pretrain_large.sh; their arguments are more `section.key=value`
 #   ORA_CONFIG                config name (large_modern, say) or YAML file               small, base, large
 #   ORA_OVERRIDES             `section.key=value` words, before the script's arguments   none
-#   ORA_RUN_DIRECTORY         directory that holds the runs: run.directory=…             the config's
+#   ORA_RUN_DIRECTORY         directory that holds the runs: run.directory=…             the config's or grid's
 #   ORA_RANKS_PER_NODE        ranks on every node                                        --ntasks-per-node, else one per GPU
 #   ORA_THREADS_PER_RANK      OMP_NUM_THREADS of a rank                                  sbatch --cpus-per-task, or 1
 #   ORA_INTERFACE             network interface of gloo and NCCL: ib0, eth0              they choose

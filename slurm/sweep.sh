@@ -2,7 +2,7 @@
 # Every run of a grid file: array task I trains the runs I, I + ORA_NUM_TASKS, ... of the grid, each in its own directory.
 # `python -m pretrain sweep GRID --dry-run` lists them. A task requeues itself until its runs are finished.
 #   export ORA_GRID=a1_init ORA_NUM_TASKS=10
-#   job=$(sbatch --parsable --array=0-9%4 slurm/sweep.sh [section.key=value]...)
+#   job=$(sbatch --parsable --array=0-9%4 slurm/sweep.sh run.directory=runs/a1 [section.key=value]...)
 #   ORA_RUNS=runs/a1 sbatch --dependency=afterany:$job --kill-on-invalid-dep=yes slurm/compare.sh
 # With ORA_QUESTION=better, worse or within (and ORA_MARGIN, percent) it is a trial's: it ends when the question is answered.
 #SBATCH --job-name=ora-sweep
@@ -54,5 +54,5 @@ ora_sweep() {
 ora_start
 ora_need ORA_GRID ORA_NUM_TASKS
 ora_shape
-ora_overrides "$@"
+ora_overrides ${ORA_RUN_DIRECTORY:+"run.directory=$ORA_RUN_DIRECTORY"} "$@"
 ora_sweep "$ORA_GRID" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"}

@@ -140,6 +140,29 @@ def test_outside_a_job_the_scripts_say_so() -> None:
     assert done.returncode == 2 and "submit this script with sbatch" in done.stderr
 
 
+@pytest.mark.parametrize("name", [name for name in JOBS if name.startswith(("pretrain", "sweep"))])
+def test_every_script_that_trains_reads_the_directory_of_the_runs(
+    name: str, tmp_path: Path
+) -> None:
+    """A program in place of Python writes down its arguments, and decides about nothing."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" >>{tmp_path}/words\nexit 3\n")
+    python.chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": name, "SLURM_JOB_NUM_NODES": "1"}
+    job |= {"SLURM_ARRAY_TASK_ID": "0", "ORA_GRID": "a1_init", "ORA_NUM_TASKS": "1"}
+    own = {"ORA_SITE": "/dev/null", "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
+    runs = {"ORA_RUN_DIRECTORY": "/scratch/runs", "ORA_DOCTOR": "0"}
+    subprocess.run(
+        ["bash", f"slurm/{name}", "run.seed=7"],
+        cwd=ROOT,
+        env={**os.environ, **job, **own, **runs, "SLURM_JOB_NODELIST": "n1"},
+        capture_output=True,
+        timeout=120,
+    )
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words.index("run.directory=/scratch/runs") < words.index("run.seed=7")
+
+
 def pinned(checkout: Path, *arguments: str) -> Path:
     done = subprocess.run(
         ["bash", "slurm/pin.sh", *arguments],
