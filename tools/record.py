@@ -1,6 +1,6 @@
 """Record what a change must leave byte-equal, and compare with a recording.
 
-    python -m tools.record --out build/before.json       # every part, in half a minute
+    python -m tools.record --out build/before.json       # every part
     python -m tools.record --against build/before.json   # exit code 1 if a value differs
     python -m tools.record --against tests/recorded/v0.4-lab.json --parts bank,show
 
@@ -15,8 +15,8 @@
 | plan | the answer of `plan --json` for the same, by heading |
 
 Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the
-same bits on one kind of CPU only: where the recording was made. Names that only one of the two has,
-because a design was removed or added, are printed and are no difference.
+same bits on one kind of CPU only: where the recording was made. Designs, variants and constructions
+that only one of the two has, removed or added since, are printed and are no difference.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ import numpy as np
 import torch
 from typer.testing import CliRunner
 
+from pretrain.config.sources import shipped_files
 from tests.distributed.designs import DESIGNS, design_overrides
 from tests.ranks import ROOT, run_ranks
 from tools.made_corpus import write_made_corpus
 
-CONFIGS = ("demo", "small", "base", "large")
-GPUS = {"demo": "4"}
+CONFIGS = tuple(shipped_files("pretrain.configs", "*.yaml"))
+GPUS = {"demo": "4", "demo_modern": "4"}
 STEPS = 10
 """Of `train`; `early_freeze` needs so many."""
 DIGITS = 16
@@ -413,22 +414,31 @@ def machine() -> str:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each value that differs.
+    """Return a line for each value that differs, or that is missing in one of the two.
 
     Args:
         was: The recording to compare with.
-        now: The new recording; what only one of the two has is left out.
+        now: The new recording; designs that only one of the two has are left out.
     """
     found = []
     for part, values in now["parts"].items():
         before = was["parts"].get(part, {})
-        for name in [name for name in values if before.get(name, values[name]) != values[name]]:
-            found.append(f"{part}/{name} differs")
+        both = _designs(part, before) & _designs(part, values)
+        for name in before | values:
+            own = (before.get(name, "missing"), values.get(name, "missing"))
+            if own[0] != own[1] and _designs(part, [name]) <= both:
+                found.append(f"{part}/{name} differs: {own[0]} before, {own[1]} now")
     return found
 
 
+def _designs(part: str, names: Iterable[str]) -> set[str]:
+    """Return the first words of names: their designs; of a bank's, construction and scope."""
+    words = 2 if part == "bank" else 1
+    return {"/".join(name.split("/")[:words]) for name in names}
+
+
 def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each part with names in one recording only: removed or added since.
+    """Return a line for each part with designs in one recording only: removed or added since.
 
     Args:
         was: The recording to compare with.
@@ -436,8 +446,9 @@ def only_in_one(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """
     found = []
     for part, values in now["parts"].items():
-        before = was["parts"].get(part, {})
-        for kind, names in (("gone", before.keys() - values), ("new", values.keys() - before)):
+        before = _designs(part, was["parts"].get(part, {}))
+        own = _designs(part, values)
+        for kind, names in (("gone", before - own), ("new", own - before)):
             if names:
                 found.append(f"{part}: {kind}: {', '.join(sorted(names))}")
     return found
