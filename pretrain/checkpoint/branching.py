@@ -18,6 +18,7 @@ from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
+from pretrain.runs.environment import earlier_settings
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import LEARNING_RATE, METRICS
@@ -55,13 +56,11 @@ def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) ->
             raise UserError(
                 f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"
             )
-    for segment in _facts(trunk.environment).get("segments", []):
-        for key in segment["changes"]:
-            if key in KEYS and KEYS[key].trunk:
-                step = segment["first_step"]
-                raise UserError(
-                    f"{place}: {key} changed at step {step}; branch from a run that kept it"
-                )
+    for key, _, last in earlier_settings(_facts(trunk.environment)):
+        if key in KEYS and KEYS[key].trunk:
+            raise UserError(
+                f"{place}: {key} changed at step {last + 1}; branch from a run that kept it"
+            )
 
 
 def _last_common_step(config: Config, trunk: RunDirectory) -> int:

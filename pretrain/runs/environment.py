@@ -1,4 +1,4 @@
-"""The content of environment.json: versions, commit, host, command."""
+"""The content of environment.json: versions, commit, host, command, starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,32 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
         "started": time.strftime(STARTED),
         **facts,
     }
+
+
+def earlier_settings(environment: Mapping[str, Any]) -> list[tuple[str, Any, int]]:
+    """Return (section.key, value, last step) of settings that a resume has changed.
+
+    A branch, whose trunk is of another length, begins with its own. A start that a later one went
+    back behind has trained nothing of the run.
+
+    Args:
+        environment: content of environment.json.
+    """
+    segments = environment.get("segments", [])
+    first = 1 if segments and segments[0].get("branched_from") else 0
+    starts: list[tuple[int, dict[str, dict[str, Any]]]] = []
+    for segment in segments[first:]:
+        changes = {key: dict(change) for key, change in segment.get("changes", {}).items()}
+        while starts and starts[-1][0] >= segment["first_step"]:
+            for key, change in starts.pop()[1].items():
+                changes[key] = {**change, "is": changes.get(key, change).get("is")}
+        starts.append((segment["first_step"], changes))
+    return [
+        (key, change["was"], first_step - 1)
+        for first_step, changes in starts
+        for key, change in changes.items()
+        if change["was"] != change.get("is")
+    ]
 
 
 def package_versions() -> dict[str, str | None]:

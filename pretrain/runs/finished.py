@@ -15,6 +15,7 @@ from pretrain.errors import UserError
 from pretrain.runs.agreement import read_result, require_agreement
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
+from pretrain.runs.environment import earlier_settings
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
@@ -94,26 +95,8 @@ class FinishedRun:
 
     @property
     def earlier_settings(self) -> list[tuple[str, Any, int]]:
-        """Return (section.key, value, last step) of settings that a resume has changed.
-
-        A branch, whose trunk is of another length, begins with its own. A start that a later one
-        went back behind has trained nothing of the run.
-        """
-        segments = self.environment.get("segments", [])
-        first = 1 if segments and segments[0].get("branched_from") else 0
-        starts: list[tuple[int, dict[str, dict[str, Any]]]] = []
-        for segment in segments[first:]:
-            changes = {key: dict(change) for key, change in segment.get("changes", {}).items()}
-            while starts and starts[-1][0] >= segment["first_step"]:
-                for key, change in starts.pop()[1].items():
-                    changes[key] = {**change, "is": changes.get(key, change).get("is")}
-            starts.append((segment["first_step"], changes))
-        return [
-            (key, change["was"], first_step - 1)
-            for first_step, changes in starts
-            for key, change in changes.items()
-            if change["was"] != change.get("is")
-        ]
+        """Return (section.key, value, last step) of settings that a resume has changed."""
+        return earlier_settings(self.environment)
 
 
 def read_finished_run(path: Path) -> FinishedRun:

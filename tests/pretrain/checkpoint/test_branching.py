@@ -1,0 +1,42 @@
+"""Which checkpoints of a trunk a branch may start from, as its files say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.checkpoint.branching import branch_points
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.runs.directory import MARKER, RunDirectory
+
+BASE = ["schedule.kind=wsd", "schedule.steps=40"]
+DECAY = "optimizer.weight_decay"
+OTHER = {DECAY: {"was": 0.01, "is": 0.5}}
+BACK = {DECAY: {"was": 0.5, "is": 0.01}}
+
+
+def trunk(directory: Path, starts: list[tuple[int, dict[str, Any]]]) -> RunDirectory:
+    """A trunk with a checkpoint of step 10, and these starts: (first step, changes)."""
+    run = RunDirectory(directory)
+    run.config.write_text(load_config("demo", BASE).to_yaml())
+    segments = [{"first_step": step, "changes": changes} for step, changes in starts]
+    run.environment.write_text(json.dumps({"world_size": 1, "segments": segments}))
+    run.metrics.touch()
+    run.checkpoint(10).mkdir(parents=True)
+    (run.checkpoint(10) / MARKER).touch()
+    return run
+
+
+def test_a_start_of_the_trunk_that_trained_nothing_of_it_does_not_count(tmp_path: Path) -> None:
+    run = trunk(tmp_path, [(1, {}), (11, OTHER), (11, BACK)])
+    assert branch_points(load_config("demo", BASE), run) == [run.checkpoint(10)]
+
+
+def test_a_value_that_the_trunk_was_trained_with_for_a_while_counts(tmp_path: Path) -> None:
+    run = trunk(tmp_path, [(1, {}), (6, OTHER), (11, BACK)])
+    with pytest.raises(UserError, match=f"{DECAY} changed at step 6; branch from a run that kept"):
+        branch_points(load_config("demo", BASE), run)
