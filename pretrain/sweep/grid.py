@@ -37,7 +37,7 @@ from pretrain.config.sources import (
     override_text,
     read_yaml,
 )
-from pretrain.config.types import Int, PathLike, Section
+from pretrain.config.types import SEED_MAX, LargeInt, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
@@ -67,7 +67,7 @@ class GridFile(Section):
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict, description="Values of a key; runs have all combinations."
     )
-    seeds: list[Annotated[Int, Field(ge=0)]] | None = Field(
+    seeds: list[Annotated[LargeInt, Field(ge=0, le=SEED_MAX)]] | None = Field(
         default=None, min_length=1, description="Values of run.seed; unset: the base's."
     )
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.devices import VISIBLE, gpu_names
@@ -151,7 +152,9 @@ def run_sweep(
     Raises:
         UserError: there are too few GPUs for so many runs at a time.
     """
-    environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
+    on_cpu = all(run.config.run.device == "cpu" for run in runs)
+    devices = visible_devices() if jobs > 1 and not on_cpu else []
+    environments = [_environment(slot, jobs, local_ranks, devices=devices) for slot in range(jobs)]
     outcomes = {
         run.name: Outcome(run, "finished before" if run.standing == "finished" else "not started")
         for run in runs
@@ -256,10 +259,12 @@ def _lock(log: FileIO) -> bool:
 
 
 def _on_disk(run: PlannedRun) -> Outcome | None:
-    """Return the outcome of a run that is finished by now, or has become another run."""
+    """Return the outcome of a run that is finished by now, or would be another than was planned."""
     try:
         if standing_of(run.config) == "finished":
             return Outcome(run, "finished elsewhere")
+        if load_config(run.base, run.overrides).values != run.config.values:
+            raise UserError(f"{run.base} was edited since this sweep began; start the sweep again")
     except (UserError, OSError) as error:
         return Outcome(run, "failed", detail=str(error))
     return None
@@ -326,11 +331,13 @@ def _last_error(log: Path, start: int) -> str:
     return (error_lines(lines) or lines or [""])[-1]
 
 
-def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
+def _environment(
+    slot: int, jobs: int, local_ranks: int, *, devices: Sequence[str]
+) -> dict[str, str]:
     """Return the environment of one of `jobs` slots: its share of threads, and its own GPUs."""
     environment = without_rank(os.environ)  # else only task 0 of an srun would print its errors
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // (jobs * local_ranks))))
-    if jobs > 1 and (devices := visible_devices()):
+    if devices:
         environment[VISIBLE] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
     return environment
 

@@ -19,6 +19,7 @@ import typer
 
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
+from pretrain.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun
@@ -179,7 +180,7 @@ def sweep(
             typer.echo(f"{run.name}  ({run.standing})\n    {words}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
-    outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=_Report(runs))
+    outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
     _print_table(outcomes)
     raise typer.Exit(_conclusion(outcomes, signals.received))
 
@@ -230,7 +231,7 @@ def trial(
 
     def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
         now = waiting[:jobs]
-        outcomes = run_sweep(now, jobs, local_ranks, signals=signals, report=_Report(runs))
+        outcomes = run_sweep(now, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
         if not all(outcome.done for outcome in outcomes):
             raise typer.Exit(_conclusion(outcomes, signals.received))
 
@@ -328,29 +329,55 @@ def ladder(
     finish(document, out, remark=f"\n{left_out}" if left_out else "")
 
 
-class _Report:
+class Progress:
     """Console lines of a sweep: one when a run starts, one a minute, two when a run has ended."""
 
-    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int) -> None:
+        self._jobs = jobs
         self._total = len(runs)
-        self._before = self._ended = sum(run.standing == "finished" for run in runs)
-        self._began = time.monotonic()
+        self._steps = {run.name: _steps_left(run) for run in runs if run.standing != "finished"}
+        self._ended = self._total - len(self._steps)
+        self._started: dict[str, float] = {}
+        self._seconds = 0.0  # of the runs that this sweep has finished, and their steps
+        self._trained = 0
 
     def __call__(self, run: PlannedRun, outcome: Outcome | None) -> None:
         if outcome is None:
             typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
+            self._steps[run.name] = _steps_left(run)
+            self._started[run.name] = time.monotonic()
             return
         if outcome.ending == "running":
             typer.echo(f"running  {run.name}: {outcome.detail}")
             return
+        steps = self._steps.pop(run.name, 0)
         if outcome.ending == "busy":
             typer.echo(f"busy     {run.name}: {outcome.detail}; its end is waited for")
             return
+        if outcome.ending == "finished":
+            self._seconds += outcome.seconds
+            self._trained += steps
         self._ended += 1
-        pace = (time.monotonic() - self._began) / (self._ended - self._before)
-        left = f"about {_clock(pace * (self._total - self._ended))} left"
-        typer.echo(f"{outcome.ending} {run.name}  ({self._ended} of {self._total}, {left})")
+        typer.echo(
+            f"{outcome.ending} {run.name}  ({self._ended} of {self._total}{self._time_left()})"
+        )
         typer.echo(f"    {_result(outcome)}")
+
+    def _time_left(self) -> str:
+        """Return the time of the runs that have not ended, by the steps of those that finished."""
+        if not self._trained or not self._steps:
+            return ""
+        now = time.monotonic()
+        pace = self._seconds / self._trained
+        left = [
+            max(0.0, pace * steps - (now - self._started.get(name, now)))
+            for name, steps in self._steps.items()
+        ]
+        return f", about {_clock(max(sum(left) / self._jobs, *left))} left"
+
+
+def _steps_left(run: PlannedRun) -> int:
+    return run.config.total_steps - RunDirectory(run.path).trained_steps()
 
 
 def _result(outcome: Outcome) -> str:

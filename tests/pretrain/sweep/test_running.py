@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pretrain.config.load import load_config
 from pretrain.config.sources import dump_yaml
+from pretrain.errors import UserError
 from pretrain.sweep.grid import read_grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 from pretrain.sweep.running import Outcome, SignalRelay, run_sweep
+from pretrain.sweep.verb import Progress
 
 
 def plan(directory: Path, base: str = "demo", **content: Any) -> list[PlannedRun]:
@@ -75,7 +80,44 @@ def test_a_log_that_cannot_be_written_fails_its_run_alone(tmp_path: Path) -> Non
     assert "Is a directory" in outcomes["seed_2"].detail
 
 
+def test_a_run_whose_base_was_edited_since_the_plan_fails(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(load_config("demo").to_yaml())
+    first, second = runs = plan(tmp_path, base=str(base), seeds=[1, 2])
+    finish(first)
+    base.write_text(load_config("demo", ["optimizer.learning_rate=0.1"]).to_yaml())
+    outcomes = swept(runs)
+    assert outcomes[first.name].ending == "finished elsewhere"
+    assert outcomes[second.name].ending == "failed"
+    assert f"{base} was edited since this sweep began" in outcomes[second.name].detail
+
+
+def test_runs_on_the_cpu_need_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretrain.sweep.running.visible_devices", lambda: ["0"])
+    (run,) = plan(tmp_path, seeds=[2**64 - 1])
+    with pytest.raises(UserError, match="needs 2 GPUs and there are 1"):
+        swept([run], jobs=2)
+    (run,) = plan(tmp_path, seeds=[2**64 - 1], grid={"run.device": ["cpu"]})
+    finish(run)
+    assert swept([run], jobs=2)[run.name].done
+
+
 def test_a_finished_run_whose_result_is_damaged_has_no_loss_in_the_table(tmp_path: Path) -> None:
     (run,) = plan(tmp_path, seeds=[1])
     finish(run)
     assert Outcome(run, "finished before").validation() == (None, None)
+
+
+def test_the_time_left_is_that_of_finished_runs_over_the_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = plan(tmp_path, seeds=[*range(1, 17)])
+    report = Progress(runs, jobs=8)
+    for run in runs[:8]:
+        report(run, None)
+    report(runs[0], Outcome(runs[0], "failed"))
+    report(runs[1], Outcome(runs[1], "busy"))
+    assert "(1 of 16)" in capsys.readouterr().out
+    report(runs[2], Outcome(runs[2], "finished", seconds=400.0))
+    left = "about 0:10:50 left"  # 5 and 8 runs of 400 seconds, 8 at a time
+    assert f"(2 of 16, {left})" in capsys.readouterr().out
