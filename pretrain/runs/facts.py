@@ -44,7 +44,7 @@ YAML_ERRORS = (
     LookupError,  # !!bool x
     ValueError,
 )
-"""What PyYAML raises for a text that is not YAML, or whose values are not of their tags."""
+"""Exceptions of PyYAML for a text that is not YAML, or whose values are not of their tags."""
 
 _SHALLOW = (
     1 << 14

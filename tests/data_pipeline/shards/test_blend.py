@@ -332,7 +332,7 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
 def test_ids_are_counted_up_to_a_limit_and_over_chunks(
     web: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a limit below the total, each shard counts by its share."""
+    """Each shard counts by its share where the limit is below the total."""
     shards = web.shards_of("train", "Book")
     streams = [np.array(open_shard(web, shard).tokens) for shard in shards]
     total = sum(map(len, streams))

@@ -220,7 +220,7 @@ def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: 
 def test_no_run_is_stopped_early_by_a_file_that_is_worse_than_the_rest(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    """Of 10,000 lines 2 % are bad, of all 40,000 half a per cent."""
+    """Bad are 2 % of the first 10,000 lines, and half a per cent of all 40,000."""
     (tmp_path / "a.jsonl").write_bytes(lines(0, 9800) + b"{bad\n" * 200)
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "x"}\n' * 30_000)
     manifest, _ = workshop.tokenize(tmp_path / "out", *sorted(tmp_path.glob("*.jsonl")))

@@ -1,4 +1,4 @@
-"""Which checkpoints of a trunk a branch may start from, as its files say."""
+"""Checkpoints of a trunk from which a branch may start, as the trunk's files say."""
 
 from __future__ import annotations
 
