@@ -137,7 +137,7 @@ def _cancel(ids: dict[str, str]) -> str:
     command = ["scancel", *ids.values()]
     try:
         code = subprocess.run(command, timeout=SBATCH_TIMEOUT, capture_output=True).returncode
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         code = 1
     submitted = f"; the {len(ids)} jobs submitted before it"
     if code:

@@ -139,9 +139,12 @@ MODERN = (
             ),
         ),
     ),
-    of_grid(
+    Page(
         "modern/long",
-        by_names(DENSE, figures="trend"),
-        grid="documentation_modern_long",
+        (
+            Runs("documentation_modern", cells((DENSE, STRUCTURE), *LENGTHS)),
+            Runs("documentation_modern_long"),
+        ),
+        (by_names(DENSE, figures="trend"),),
     ),
 )

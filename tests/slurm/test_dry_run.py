@@ -189,6 +189,7 @@ except submit.SubmitError as error:
     [
         ('echo "$@" >"$0.calls"', "are cancelled (77)"),
         ("exec sleep 60", "could not be cancelled: scancel 77"),
+        ("kill -USR1 $PPID; exec sleep 60", "could not be cancelled: scancel 77"),
     ],
 )
 def test_a_chain_that_is_stopped_on_the_way_leaves_nothing_unnamed(
