@@ -25,11 +25,13 @@ from megatron_patches.recipe.adapters import (
     HeadNorms,
     even_values,
 )
+from megatron_patches.recipe.block import NORMS
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import adapter_sizes, tensors
 
-NORM = ("input_layernorm.weight", "input_layernorm.bias")
+NORM = "input_layernorm."
+"""Beginning of the names of the weights of the norm before attention."""
 QUERY_KEY_NORM = ("q_layernorm.weight", "k_layernorm.weight")
 HALVINGS = 60
 NOTHING = 1e-30
@@ -74,7 +76,8 @@ def weights_of_layers(
         own = tensor.name.rpartition(".")[2]
         if tensor.kind == "norm":
             own = ".".join(tensor.name.split(".")[-2:])
-        known = own in adapters if tensor.kind == "adapter" else own in (*NORM, *QUERY_KEY_NORM)
+        known = own in adapters if tensor.kind == "adapter" else own in QUERY_KEY_NORM
+        known |= own.startswith(NORM)
         if known and tensor.layer is not None:
             layers[tensor.layer][own] = tensor
     return layers
@@ -119,9 +122,8 @@ def score_bounds(shape: ModelShape, policy: QKPolicy, weights: Weights, heads: i
         heads: query heads of the rank.
     """
     width = math.sqrt(shape.head_dim)
-    inputs = math.sqrt(shape.hidden_size) * float(np.abs(weights[NORM[0]]).max())
-    if NORM[1] in weights:
-        inputs += float(np.linalg.norm(weights[NORM[1]]))
+    of_norm = {name[len(NORM) :]: one for name, one in weights.items() if name.startswith(NORM)}
+    inputs = NORMS[shape.norm].bound(shape.hidden_size, of_norm)
     rows = np.full(heads, inputs if policy.has_rows else 0.0)
     norms = HeadNorms(inputs, rows, rows)
     for adapter in policy.corrections:
@@ -187,7 +189,7 @@ def held_within(
     left = found.bounds(np.full(heads, NOTHING)).max()
     if left > limit:
         factor = math.sqrt(limit / left)
-        made = {name: values[name] * factor for name in NORM if name in values}
+        made = {name: values[name] * factor for name in values if name.startswith(NORM)}
         found = _Heads(shape, policy, {**weights, **made}, heads=heads)
     return made | found.shrunk_within(limit, values)
 

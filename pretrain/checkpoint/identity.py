@@ -216,6 +216,8 @@ _NAMES = {
     "zero_stage": "ZeRO",
     "micro_batch_size": "micro batch",
 }
+_OF_MASKS = ("tensor_model_parallel_size", "sequence_parallel", "micro_batch_size")
+"""What the shapes of dropout masks, and the streams that draw them, depend on."""
 
 
 def layout_line(changes: list[Change], dropout: float) -> str:
@@ -230,10 +232,8 @@ def layout_line(changes: list[Change], dropout: float) -> str:
         for change in changes
     )
     line = f"resuming at another layout: {differences}"
-    if dropout > 0 and any(change.key == "tensor_model_parallel_size" for change in changes):
-        line += (
-            "; with dropout > 0 and another TP size the masks differ from the uninterrupted run's"
-        )
+    if dropout > 0 and any(change.key in _OF_MASKS for change in changes):
+        line += "; with dropout > 0 the masks then differ from the uninterrupted run's"
     return line
 
 

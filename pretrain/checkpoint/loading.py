@@ -1,7 +1,8 @@
 """Loading a checkpoint of any layout into a model or an engine, or as plain tensors.
 
-    for name, weight in full_weights(Path("runs/NAME/checkpoints/step_00000123")):
-        ...    # fp32, on the CPU, one parameter at a time; no engine, no process groups
+    stored = StoredCheckpoint(Path("runs/NAME/checkpoints/step_00000123"))
+    for name in stored.parameters:
+        stored.full(MASTER, name)    # fp32, on the CPU; no engine, no process groups
 
 When a run resumes, every rank loads its own part of each parameter. The model's weights come first,
 before DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which
@@ -13,7 +14,6 @@ else the whole parameter is assembled, one at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +159,6 @@ def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
     ours = stored.rows(shape)
     theirs = wanted.rows(shape)
     return None if ours is None or theirs is None else ours[0] - theirs[0]
-
-
-def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, fp32 master weight) of every trained parameter, sorted by name.
-
-    Rows of a frozen bank are not among them: they are regenerated. Rows that were frozen in the
-    course of the run are, as they were trained. The trainable heads beside a frozen bank are two
-    parameters, `….trained_query` and `….trained_key`, `[heads * head_dim, hidden]` in head order.
-
-    Raises:
-        UserError: the checkpoint is of another format, or damaged.
-    """
-    stored = StoredCheckpoint(checkpoint)
-    for name in sorted(stored.parameters):
-        yield name, stored.full(MASTER, name)
 
 
 def load_weights(checkpoint: Path, model: GPT) -> None:

@@ -137,7 +137,7 @@ class OptimizerSection(Section):
             value = getattr(self, key)
             if value != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"optimizer.{key}={value} has no effect with optimizer.kind=adamw; use kind "
-                    "muon"
+                    f"optimizer.{key}={value} has no effect with optimizer.kind={self.kind}; use "
+                    "kind muon"
                 )
         return self

@@ -47,7 +47,8 @@ class ScoreBound:
 
     def largest(self) -> float:
         """Return the largest bound of all layers and heads (collective)."""
-        flat = torch.cat([weight.detach().float().view(-1) for weight in self._live.values()])
+        own = [weight.detach().float().view(-1) for weight in self._live.values()]
+        flat = torch.cat(own) if own else torch.empty(0)
         layers = self._by_layers(flat.cpu().double().numpy())
         found = largest_bound(self._shape, self._policy, layers, heads=self._heads)
         if self._context.tensor_parallel_size == 1:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.checkpoint.loading import full_weights
+from pretrain.checkpoint.loading import StoredCheckpoint
 from tests.command_line import (
     assert_refused,
     assert_same_checkpoint,
@@ -315,7 +315,7 @@ def test_sizes_alone_do_not_find_a_flipped_byte(trained: Trained) -> None:
     assert trained.resume("sizes", checkpoint__verify="size").returncode == 0
 
 
-def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(
+def test_the_example_of_the_documentation_reads_every_parameter(
     trained: Trained,
 ) -> None:
     page = (ROOT / "docs/checkpoints.md").read_text()
@@ -323,12 +323,13 @@ def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     checkpoint = trained.runs / "trained" / NEWEST
     expected = checkpoint_tensors(checkpoint)
-    weights = dict(full_weights(checkpoint))
-    assert len(weights) == 11
-    for name, weight in weights.items():
-        assert torch.equal(weight, expected[f"master/{name}"])
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(names["read"](checkpoint, name, kind), expected[f"{kind}/{name}"])
+    stored = StoredCheckpoint(checkpoint)
+    assert len(stored.parameters) == 11
+    for name, parameter in stored.parameters.items():
+        for kind in parameter.kinds:
+            wanted = expected[f"{kind}/{name}"]
+            assert torch.equal(stored.full(kind, name), wanted)
+            assert torch.equal(names["read"](checkpoint, name, kind), wanted)
 
 
 @pytest.mark.skipif(

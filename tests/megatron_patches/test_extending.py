@@ -41,6 +41,9 @@ def pasted(monkeypatch: pytest.MonkeyPatch) -> str:
     exec(block("(Adapter):"), declared)
     adapter = declared["QueryBias"]()
     exec(block(f"def {adapter.name}("), computed)
+    sizes = declarations.AdapterSizes(HIDDEN, HIDDEN // HEADS, rank=2)
+    taken = {one.name for had in declarations.ADAPTERS.values() for one in had.weights(sizes)}
+    assert not taken & {one.name for one in adapter.weights(sizes)}
     monkeypatch.setitem(declarations.ADAPTERS, adapter.name, adapter)
     table = {**formulas.FORMULAS, adapter.name: computed[adapter.name]}
     monkeypatch.setattr(formulas, "FORMULAS", table)
@@ -55,7 +58,7 @@ def test_the_adapter_of_the_guide_corrects_queries(
     )
     hidden = torch.randn(SEQ, 2, HIDDEN)
     query, key, _ = (heads.detach().clone() for heads in linear(hidden))
-    bias = linear.adapters.get_parameter(pasted)
+    bias = linear.adapters.get_parameter("query_add")
     assert bias.shape == (HEADS * linear.head_dim,) and not bias.any()
     with torch.no_grad():
         bias.copy_(torch.arange(len(bias)))

@@ -134,6 +134,13 @@ def test_every_declared_adapter_has_a_formula_and_every_formula_a_declaration() 
     assert FORMULAS.keys() == ADAPTERS.keys()
 
 
+def test_no_two_adapters_have_a_tensor_of_the_same_name() -> None:
+    """A layer has them in one module, where the later one would take the place of the other."""
+    sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK)
+    names = [weight.name for adapter in ADAPTERS.values() for weight in adapter.weights(sizes)]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_an_adapter_that_is_declared_linear_is_linear() -> None:
     """Export applies them to the columns of frozen rows, token by token."""
     (first, products) = inputs(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from megatron_patches.attention.module import FrozenAttention
-from megatron_patches.recipe.parts import ModelShape
+from megatron_patches.recipe.block import NORMS, LayerNorm
+from megatron_patches.recipe.parts import ModelShape, Place, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.score_bound import (
     QUERY_KEY_NORM,
@@ -139,6 +142,32 @@ def test_it_is_reached_at_the_start() -> None:
 )
 def test_there_is_none_where_rows_are_free(variant: str, axes: dict[str, Any]) -> None:
     assert bound_at_start(shape(), policy_for(variant, axes)) is None
+
+
+class Bare(LayerNorm):
+    """A LayerNorm without weights."""
+
+    name = "bare"
+
+    def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
+        yield from ()
+
+
+class Halved(LayerNorm):
+    """Half of a LayerNorm."""
+
+    name = "halved"
+
+    def bound(self, hidden_size: int, weights: Weights) -> float:
+        return super().bound(hidden_size, weights) / 2
+
+
+def test_a_norm_says_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_for("orthogonal_shared")
+    for norm, part in {Bare(): 1, Halved(): 1 / 4}.items():
+        monkeypatch.setitem(NORMS, norm.name, norm)  # type: ignore[arg-type]
+        found = bound_at_start(replace(shape(), norm=norm.name), policy)
+        assert found == part * HIDDEN / 4
 
 
 @pytest.mark.parametrize(("variant", "axes", "qk_norm"), BOUNDED)
