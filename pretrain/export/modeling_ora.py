@@ -171,8 +171,11 @@ class OraHead(nn.Linear):
 
 
 def _wanted(config: Any, layer: int) -> dict[str, dict[str, int]]:
-    """Return the corrections of a layer's queries, keys and values."""
-    wanted = {part: dict(own) for part, own in config.corrections[layer].items()}
+    """Return the corrections of a layer's queries, keys and values, in this order.
+
+    A configuration that transformers has saved again has them by the alphabet.
+    """
+    wanted = {part: dict(config.corrections[layer][part]) for part in PARTS}
     if getattr(config, "parts", {}).get("qk_norm"):
         for part in ("query", "key"):
             wanted[part]["head_norm"] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,15 @@ def test_padding_on_the_left_and_texts_before_are_not_looked_at(
     positions = torch.cat((torch.arange(7), torch.arange(5)))[None]  # two texts, one by one
     both = model(ids[:1], position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(both[:, 7:], expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_model_that_transformers_saves_again_stays_the_same(
+    model: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_a_cache_without_a_place_for_convolutions_is_refused(model: Any, ids: torch.Tensor) -> None:
