@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from pretrain.errors import UserError
-from pretrain.study.models import require_transformers, require_trust
+from pretrain.study.models import (
+    read_language_model,
+    read_tokenizer,
+    require_transformers,
+    require_trust,
+)
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,9 @@ class Sampler:
 
     def __init__(self, directory: Path, trust_code: bool) -> None:
         require_transformers("sample")
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         require_trust(directory, trust_code)
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                str(directory), trust_remote_code=trust_code, local_files_only=True
-            )
-            self.model = AutoModelForCausalLM.from_pretrained(
-                str(directory),
-                trust_remote_code=trust_code,
-                local_files_only=True,
-                use_safetensors=True,
-                dtype="auto",
-            ).eval()
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"transformers cannot load {directory}: {reason}") from error
+        self.tokenizer = read_tokenizer(directory, trust_code)
+        self.model = read_language_model(directory, trust_code, "auto").eval()
         config = self.model.config
         self.longest: int | None = getattr(config, "max_position_embeddings", None)
         # Learned positions end there; rotary ones continue beyond the lengths seen in training.

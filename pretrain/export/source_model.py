@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
-from pretrain.study.models import named_code, require_transformers
+from pretrain.study.models import loading, named_code, require_transformers
 
 _HEAD = "lm_head.weight"
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
@@ -83,7 +82,7 @@ def open_source(directory: Path) -> SourceModel:
     _refuse_files_of_another_model(directory)
     from transformers import AutoConfig
 
-    with _loading(directory):
+    with loading(directory):
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
         stored = _stored_tensors(directory)
         model_class = CLASSES.get(config.model_type)
@@ -111,7 +110,7 @@ def open_source(directory: Path) -> SourceModel:
     section = _section(directory, config, model_class)
     _refuse_other_tensors(directory, info)
     if section["tied_embeddings"] is True and _HEAD in stored:
-        with _loading(directory), safe_open(stored[_HEAD].path, framework="pt") as file:
+        with loading(directory), safe_open(stored[_HEAD].path, framework="pt") as file:
             if not torch.equal(file.get_tensor(_HEAD).float(), model.get_input_embeddings().weight):
                 raise ValueError(f"tie_word_embeddings is true, and {_HEAD} is not the embedding")
     weights = {}
@@ -131,7 +130,7 @@ def _refuse_files_of_another_model(directory: Path) -> None:
             f"{directory} has adapter_config.json, an adapter of another model: merge it into that "
             "model first"
         )
-    with _loading(directory):
+    with loading(directory):
         index = directory / "model.safetensors.index.json"
         files = parse_json(index.read_text())["weight_map"].values() if index.exists() else ()
         strange = [file for file in files if Path(file).name != file]
@@ -157,16 +156,6 @@ def _homes(directory: Path) -> tuple[Path, ...]:
     """
     whole = directory.resolve()
     return (whole, whole.parents[1] / "blobs") if whole.parent.name == "snapshots" else (whole,)
-
-
-@contextmanager
-def _loading(directory: Path) -> Iterator[None]:
-    """Turn whatever transformers and its readers raise of a stranger's files into one sentence."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split())[:500]
-        raise UserError(f"transformers cannot load {directory}: {reason}") from error
 
 
 def _load(directory: Path, config: Any, stored: dict[str, _Stored]) -> tuple[Any, Any]:

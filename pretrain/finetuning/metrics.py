@@ -44,12 +44,12 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
         labels: `[items]`.
         predictions: `[items]`.
     """
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    from sklearn.metrics import accuracy_score, f1_score
 
     functions: dict[str, Callable[..., float]] = {
         "accuracy": accuracy_score,
         "f1": partial(f1_score, zero_division=0),
-        "matthews": matthews_corrcoef,
+        "matthews": partial(_correlation, stats.pearsonr),  # the same for labels 0 and 1
         "pearson": partial(_correlation, stats.pearsonr),
         "spearman": partial(_correlation, stats.spearmanr),
     }

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from pretrain.errors import UserError
 from pretrain.export.run_exports import exported
@@ -23,13 +17,20 @@ from pretrain.finetuning.classification_data import Task
 from pretrain.finetuning.encoding import Ids
 from pretrain.finetuning.frozen_rows import Rows
 from pretrain.runs.facts import read_facts
-from pretrain.study.models import FACTS, model_digest, require_trust
+from pretrain.study.models import (
+    FACTS,
+    loading,
+    model_digest,
+    read_language_model,
+    read_tokenizer,
+    refuse_missing,
+    require_tokenizer,
+    require_trust,
+)
 from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
 HEAD = "score"
 """The new head's weight, in all classes of exports."""
-LOADING: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,7 @@ def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pr
         DataError: as `export_run`.
     """
     directory = exported(path, step)
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(
-            f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there"
-        )
+    require_tokenizer(directory)
     trusted = trust_code or directory != path
     require_trust(directory, trusted)
     facts = _facts(directory / FACTS)
@@ -179,11 +177,12 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
     Raises:
         UserError: transformers cannot load it, or it marks no end of a document.
     """
-    directory = str(pretrained.directory)
-    with _loading(pretrained):
-        where = {"trust_remote_code": pretrained.trusted, "local_files_only": True}
-        program = AutoTokenizer.from_pretrained(directory, **where)
-        config = AutoConfig.from_pretrained(directory, **where)
+    directory, trusted = pretrained.directory, pretrained.trusted
+    program = read_tokenizer(directory, trusted)
+    with loading(directory):
+        config = AutoConfig.from_pretrained(
+            str(directory), trust_remote_code=trusted, local_files_only=True
+        )
     start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
     if start is None:
         raise UserError(
@@ -217,13 +216,19 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
     }
     if list(pretrained.directory.glob("*.py")):
         return _prepared(_classifier_around(load_language_model(pretrained), facts))
-    with _loading(pretrained):
+    directory = pretrained.directory
+    with loading(directory):
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            str(pretrained.directory), **LOADING, output_loading_info=True, **facts
+            str(directory),
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **facts,
         )
     model, info = loaded
-    if missing := sorted(name for name in info["missing_keys"] if not name.startswith(HEAD)):
-        raise UserError(f"{pretrained.directory} has no weight {missing[0]}; export the run again")
+    missing = [name for name in info["missing_keys"] if not name.startswith(HEAD)]
+    refuse_missing(directory, missing)
     return _prepared(model)
 
 
@@ -231,13 +236,9 @@ def load_language_model(pretrained: Pretrained) -> Any:
     """Load the model as it was trained, in float32.
 
     Raises:
-        UserError: transformers cannot load it.
+        UserError: transformers cannot load it, or a weight is missing.
     """
-    with _loading(pretrained):
-        model = AutoModelForCausalLM.from_pretrained(
-            str(pretrained.directory), **LOADING, trust_remote_code=pretrained.trusted
-        )
-    return _prepared(model)
+    return _prepared(read_language_model(pretrained.directory, pretrained.trusted, torch.float32))
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
@@ -268,12 +269,3 @@ def _prepared(model: Any) -> Any:
         if name.endswith(("_norm.normed", ".norm.normed")):
             weight.requires_grad_(False)
     return model
-
-
-@contextmanager
-def _loading(pretrained: Pretrained) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.forms import parse_json
 from pretrain.errors import UserError
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -42,7 +42,7 @@ class Record:
             UserError: it is not text, or as `value`.
         """
         value = self.value(name)
-        if not isinstance(value, str):
+        if not isinstance(value, str) or value != value.encode(errors="replace").decode():
             raise UserError(f"{self.place}: {name} is {value!r}, which is not text")
         return value
 
@@ -77,7 +77,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 def _json_object(place: str, line: str) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except ValueError as error:
         raise UserError(f"{place} is not JSON ({error}); fix the line") from error
     if not isinstance(fields, dict):

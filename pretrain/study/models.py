@@ -1,11 +1,12 @@
-"""Model directories of transformers: their identity, and the refusal to run their code unasked."""
+"""Model directories of transformers: identity, loading, the refusal to run their code unasked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ FILES_FACT = "files"
 """Key of FACTS with the SHA-256 of every other file."""
 CHECKPOINT_FACT = "checkpoint_sha256"
 """Key of FACTS with the SHA-256 of the checkpoint's marker, which has that of every file there."""
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+"""Files of a tokenizer; without any of them transformers makes one that knows no text."""
 _AUTO_MAP = "auto_map"
 _IMPLEMENTATION = "implementation"
 """Key, and end of keys, with which a configuration has transformers run code, also the hub's."""
@@ -108,3 +111,87 @@ def require_transformers(verb: str) -> None:
         ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+@contextmanager
+def loading(directory: Path) -> Iterator[None]:
+    """Turn whatever transformers and its readers raise of a directory's files into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(f"transformers cannot load {directory}: {reason}") from error
+
+
+def read_language_model(directory: Path, trusted: bool, dtype: Any) -> Any:
+    """Load a causal language model on the CPU.
+
+    Args:
+        directory: of the model.
+        trusted: code that lies there may be run.
+        dtype: type of the weights; "auto": that of the files.
+
+    Raises:
+        UserError: transformers cannot load it, or a weight is missing.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with loading(directory):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            dtype=dtype,
+            trust_remote_code=trusted,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    refuse_missing(directory, info["missing_keys"])
+    return model
+
+
+def refuse_missing(directory: Path, names: Collection[str]) -> None:
+    """Refuse a model without some of its weights, in whose place transformers draws others.
+
+    Args:
+        directory: of the model.
+        names: of the missing weights.
+
+    Raises:
+        UserError: there are some.
+    """
+    if names:
+        raise UserError(
+            f"{directory} has no weight {min(names)}; restore its files, or export the run again"
+        )
+
+
+def require_tokenizer(directory: Path) -> None:
+    """Refuse a model directory without a tokenizer.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not any((directory / name).is_file() for name in _TOKENIZERS):
+        raise UserError(
+            f"{directory} has no tokenizer ({_TOKENIZERS[0]}): put the model's own there"
+        )
+
+
+def read_tokenizer(directory: Path, trusted: bool) -> Any:
+    """Load the tokenizer of a model directory.
+
+    Args:
+        directory: of the model.
+        trusted: code that lies there may be run.
+
+    Raises:
+        UserError: there is none, or transformers cannot load it.
+    """
+    from transformers import AutoTokenizer
+
+    require_tokenizer(directory)
+    with loading(directory):
+        return AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=trusted, local_files_only=True
+        )

@@ -135,7 +135,7 @@ def run_grid(grid: Grid) -> list[Trial]:
     """Train every model of the grid, in a fixed order; deterministic on one machine.
 
     Raises:
-        UserError: as `Grid.config`, before anything is trained.
+        UserError: an error is not finite; or, before anything is trained, as `Grid.config`.
     """
     plan = [
         (variant, width, depth, seed)
@@ -150,6 +150,11 @@ def run_grid(grid: Grid) -> list[Trial]:
             work.begin(f"{variant}, width {width}, depth {depth}, seed {seed}")
             regressor = Regressor(config, context)
             error = train(regressor, config)
+            if not math.isfinite(error):
+                raise UserError(
+                    f"the error of {variant} (width {width}, depth {depth}, seed {seed}) is "
+                    f"{error}; lower --learning-rate"
+                )
             count = sum(p.numel() for p in regressor.parameters() if p.requires_grad)
             trials.append(
                 Trial(

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.scores import TaskScores, task_scores
-from pretrain.study.models import require_trust
+from pretrain.study.models import loading, read_language_model, require_trust
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.api.task import Task
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
 PACKAGES = ("lm-eval", "transformers", "torch")
@@ -267,18 +266,14 @@ class Harness:
 
         require_trust(directory, trust_code)
         with _quiet():
-            try:
-                self._model: HFLM = HFLM(
-                    pretrained=str(directory),
-                    device=device,
+            model = read_language_model(directory, trust_code, "auto").to(device)
+            with loading(directory):
+                self._model = HFLM(
+                    pretrained=model,
+                    tokenizer=str(directory),
                     batch_size=batch_size,
                     trust_remote_code=trust_code,
-                    use_safetensors=True,
                 )
-            except (OSError, ValueError) as error:
-                raise UserError(
-                    f"transformers cannot load {directory}: {_reason(error)}"
-                ) from error
 
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
         """Evaluate the model on one task.

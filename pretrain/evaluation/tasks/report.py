@@ -172,9 +172,8 @@ def notes(report: TaskReport) -> list[str]:
         )
     if differing := _differing_settings(report.groups):
         remarks.append(f"The runs also differ in {', '.join(differing)}.")
-    steps = sorted(
-        {str(one.step or "unknown") for group in report.groups.groups for one in group.runs}
-    )
+    known = [one.step for group in report.groups.groups for one in group.runs]
+    steps = sorted({"unknown" if step is None else str(step) for step in known})
     if len(steps) > 1:
         remarks.append(
             f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant "

@@ -179,8 +179,11 @@ def right_or_wrong(items: Sequence[float]) -> bool:
 
 
 def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> dict[int, float]:
-    """Return {seed: score}, without those that are not finite."""
-    values = {one.seed or 0: scores[one.path][task].scores[metric].value for one in group.runs}
+    """Return {seed: score}, without those that are not finite; -1 is a seed that is not known."""
+    values = {
+        -1 if one.seed is None else one.seed: scores[one.path][task].scores[metric].value
+        for one in group.runs
+    }
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 

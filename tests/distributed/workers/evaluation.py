@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,10 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
             for name, spoil in SPOILS.items()
         }
     trials = [[asdict(trial) for trial in run_grid(tiny)] for _ in range(2)]
+    try:
+        run_grid(replace(tiny, learning_rate=1e30, steps=3))
+    except UserError as error:
+        refusals["diverged"] = str(error)
     return {
         "states": states,
         "losses": losses,

@@ -108,6 +108,8 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
     assert all(0 < trial["error"] < 1 for trial in first)
     assert len({trial["error"] for trial in first}) == 4
     assert max(answers["moved_by_order"]) < 1e-6, "there are no positions"
+    diverged = answers["refusals"]["diverged"]
+    assert diverged.endswith("(width 8, depth 1, seed 1) is nan; lower --learning-rate")
 
 
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:

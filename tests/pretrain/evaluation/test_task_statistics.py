@@ -104,6 +104,17 @@ def test_the_report_says_what_was_compared() -> None:
     assert "perplexity_ratio" not in document.content["contrasts"][0]["gap"]
 
 
+def test_a_model_of_unknown_seed_is_no_pair_of_seed_zero() -> None:
+    models, scores = [], {}
+    for name, facts in (("run", {"variant": "vanilla", "seed": 0}), ("theirs", {})):
+        path = Path(name)
+        models.append(Pretrained(path, path, facts=facts, digest="", trusted=True, name=name))
+        scores[path] = {"choice": TaskScores({"acc": Score(0.5, 0.1, True, (1.0, 0.0))}, 2)}
+    comparison = compare_tasks(group_runs(models, "vanilla"), scores)
+    assert [one.gap for one in comparison.contrasts] == [None]
+    assert [one.items for one in comparison.item_tests] == [2]  # as the only two models
+
+
 def test_few_seeds_have_no_p_values() -> None:
     text = page_text(fabricated(2).document().page)
     assert "| n < 5 | n < 5 | n < 5 | n < 5 | n = 2 < 5: significance is not claimed |" in text

@@ -96,6 +96,12 @@ def test_both_validation_sets_of_mnli(tmp_path: Path) -> None:
         ("x.jsonl", '{"sentence": "a", "label": true}\n', "'True' is not a label"),
         ("x.jsonl", '{"sentence": "a", "label": -1}\n', "'-1' is not a label of sst2"),
         ("x.jsonl", '{"sentence"\n', "line 1 is not JSON"),
+        ("x.jsonl", '{"sentence": ' + "[" * 10**5, r"line 1 is not JSON \(it nests too deeply\)"),
+        (
+            "x.jsonl",
+            '{"sentence": "\\ud800", "label": 1}',
+            r"sentence is '\\ud800', which is not te",
+        ),
         ("x.jsonl", "[1]\n", "line 1 is not a JSON object"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
         ("x.csv", "a,1", "give a file that ends in .jsonl, .parquet"),

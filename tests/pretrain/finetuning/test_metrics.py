@@ -54,6 +54,13 @@ def test_a_model_that_has_learned_nothing() -> None:
     assert constant_score(TASKS["cola"], labels) == 0
 
 
+@pytest.mark.filterwarnings("error")
+def test_examples_of_one_label_are_measured_without_a_warning() -> None:
+    ones = np.ones(10, int)
+    assert measure(TASKS["cola"], ones, ones) == {"matthews": 0}
+    assert measure(TASKS["mrpc"], 0 * ones, 0 * ones) == {"accuracy": 1, "f1": 0}
+
+
 def test_the_standard_error_of_sst2() -> None:
     labels = np.ones(872, int)
     found = np.array([1] * 798 + [0] * 74)
