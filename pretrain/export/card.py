@@ -98,8 +98,8 @@ def _frozen(facts: Mapping[str, Any]) -> str:
         )
     if frozen["as_trained"]:
         sentences.append(
-            "Query and Key rows that were trained and then frozen as they were are named in "
-            "`export.json` (`frozen_rows`), with their digests."
+            "Query and Key rows that were trained and then frozen are named in `export.json` "
+            "(`frozen_rows`), with their digests."
         )
     if frozen["output"]:
         sentences.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ def refuse_existing(out: Path) -> None:
     Raises:
         UserError: it does.
     """
-    if out.exists() or out.is_symlink():
+    if os.path.lexists(out):
         raise UserError(f"--out {out} exists already; remove it, or name another directory")
 
 

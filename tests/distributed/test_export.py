@@ -123,7 +123,7 @@ def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
     assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
     card = (runs / "out/orthogonal/README.md").read_text()
     assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
-    drawn, kept, output = "never trained are", "then frozen as they were", "output projections"
+    drawn, kept, output = "never trained are", "and then frozen are", "output projections"
     said = {
         "orthogonal": [drawn],
         "biased": [kept],

@@ -14,7 +14,7 @@ import pytest
 
 from pretrain.errors import UserError
 from pretrain.export import run_exports
-from pretrain.export.directories import made_beside
+from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.run_exports import exported
 from pretrain.export.verb import sample
 from pretrain.runs.directory import MARKER
@@ -56,6 +56,16 @@ def test_a_directory_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> N
     with pytest.raises(UserError, match="exists already"), made_beside(out):
         (out / "theirs").mkdir(parents=True)
     assert (out / "theirs").is_dir() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
+    out = tmp_path / ("a" * 300)
+    refuse_existing(out)
+    with (
+        pytest.raises(UserError, match=r"cannot write beside --out .*name too long"),
+        made_beside(out),
+    ):
+        pass
 
 
 KILLED = """
