@@ -115,7 +115,11 @@ def require_transformers(verb: str) -> None:
 
 @contextmanager
 def loading(directory: Path) -> Iterator[None]:
-    """Turn whatever transformers and its readers raise of a directory's files into one sentence."""
+    """Turn whatever transformers and its readers raise of a directory's files into one sentence.
+
+    Raises:
+        UserError: with that sentence.
+    """
     try:
         yield
     except Exception as error:
