@@ -3,6 +3,7 @@
 findings.svg     what freezing costs in the GPT-2-like recipe, from the runs.csv that FINDINGS names
 modern.svg       the same in the modern recipe, from those that MODERN names
 equal_cost.svg   the modern recipe at equal tokens, FLOPs, hours and seconds
+when.svg         what freezing costs there by the step at which it comes, from WHEN
 """
 
 from __future__ import annotations
@@ -128,6 +129,29 @@ MODERN_TITLE = (
     "% intervals"
 )
 
+WHEN: Groups = {
+    "Structured rows, frozen from the start or after a share of the steps, to trained on": [
+        Finding(words, "modern/phases/structure", f"{name}-t2000", f"trained_{FROZEN}-t2000")
+        for words, name in (
+            ("from the start", FROZEN),
+            ("after a tenth", f"tenth_{FROZEN}"),
+            ("after a quarter", f"early_{FROZEN}"),
+            ("after a half", f"half_{FROZEN}"),
+        )
+    ],
+    "Dense rows, frozen after a share of the steps, to trained on": [
+        Finding(words, "modern/phases/dense", f"{name}-t2000", f"{RIVAL}-t2000")
+        for words, name in (
+            ("after a tenth", f"tenth_{RIVAL}"),
+            ("after a quarter", f"early_{RIVAL}"),
+            ("after a half", f"half_{RIVAL}"),
+        )
+    ],
+}
+WHEN_TITLE = (
+    "When to freeze: per cent of perplexity after 2 M tokens by the step of the freeze, with 95 % "
+    "intervals"
+)
 
 COSTS_TITLE = (
     "The modern recipe at equal tokens, FLOPs, GPU-hours and seconds: per cent of perplexity after "
@@ -155,6 +179,12 @@ def modern() -> str:
     rows = of_findings(MODERN)
     ratio = "the first to the second"
     return contrasts(MODERN_TITLE, rows, ends=(-10, 35), sides="the first", ratio=ratio)
+
+
+def when() -> str:
+    """The modern recipe after 2 M tokens, frozen earlier or later."""
+    rows = of_findings(WHEN)
+    return contrasts(WHEN_TITLE, rows, ends=(-2, 12), sides="frozen", ratio="frozen to trained on")
 
 
 def equal_costs() -> str:
@@ -254,4 +284,5 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "equal_cost.svg": equal_costs,
     "findings.svg": findings,
     "modern.svg": modern,
+    "when.svg": when,
 }
