@@ -37,7 +37,6 @@ BY_HAND = {
     "data_pipeline/tokenizer/tokenizer.py": "configurations of anybody's tokenizers",
     "pretrain/compare/loss_files.py": "losses that any trainer has written",
     "pretrain/doctor/rendezvous.py": "what ranks tell each other",
-    "pretrain/finetuning/records.py": "lines of a user's text",
     "pretrain/runs/metrics_file.py": "checked line by line, at twice the speed",
     "pretrain/study/models.py": "configurations of anybody's models",
     "pretrain/study/seal.py": "what it has just written itself",
