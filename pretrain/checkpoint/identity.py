@@ -217,7 +217,7 @@ _NAMES = {
     "micro_batch_size": "micro batch",
 }
 _OF_MASKS = ("tensor_model_parallel_size", "sequence_parallel", "micro_batch_size")
-"""What the shapes of dropout masks, and the streams that draw them, depend on."""
+"""Settings on which the dropout masks depend."""
 
 
 def layout_line(changes: list[Change], dropout: float) -> str:
