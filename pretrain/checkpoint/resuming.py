@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from pretrain.checkpoint.branching import branch_points
 from pretrain.checkpoint.format import About, DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity, layout_changes, layout_line
@@ -110,10 +108,13 @@ def _newest_whole(
 ) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint, if any, and a note on each one set aside."""
     notes: list[str] = []
+    aside: set[Path] = set()
     while True:
         with together():
             _check_permissions(run)
-        newest = run.newest_checkpoint()
+        # A client of NFS may see for a minute what another one has renamed.
+        complete = [path for path in run.complete_checkpoints() if path not in aside]
+        newest = next(iter(complete), None)
         require_equal_on_all_ranks(
             "the newest complete checkpoint",
             str(newest),
@@ -127,7 +128,8 @@ def _newest_whole(
         except DamagedCheckpoint as error:
             if not section.fall_back:
                 raise
-            notes.append(_keep_aside(run, newest, error, context))
+            notes.append(_keep_aside(newest, error, context, is_last=len(complete) == 1))
+            aside.add(newest)
 
 
 def _newest_of_trunk(
@@ -203,21 +205,21 @@ def _tells_of_a_save(run: RunDirectory) -> Path | None:
 
 
 def _keep_aside(
-    run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
+    checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext, is_last: bool
 ) -> str:
     """Rename a damaged checkpoint to `step_X.damaged`, or `step_X.damaged-N` (collective).
 
     Returns a note for the user, or refuses if there is no checkpoint before it.
     """
     problem = str(error).partition("; ")[0]
-    if len(run.complete_checkpoints()) == 1:
-        raise UserError(
-            f"{problem}, and there is no checkpoint before it to continue from; restore the file, "
-            "or choose another run.name to start afresh"
-        )
-    aside = free_name(checkpoint, DAMAGED_SUFFIX)
-    dist.barrier()  # every rank has looked
     with together():
+        if is_last:
+            raise UserError(
+                f"{problem}, and there is no checkpoint before it to continue from; restore the "
+                "file, or choose another run.name to start afresh"
+            )
+        aside = free_name(checkpoint, DAMAGED_SUFFIX)
+    with together():  # every rank has looked
         if context.is_first:
             checkpoint.rename(aside)
     return f"damaged and kept aside as {aside.name}: {problem}"

@@ -40,8 +40,8 @@ class Saving:
         about: content of checkpoint.json; None on every rank but the first, which completes the
             checkpoint.
         world_size: number of ranks that write.
-        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and
-            in which the file system must take something.
+        timeout: seconds that rank 0 waits for the other ranks' files once its own is written and
+            the checkpoint may count, and in which the file system must take something.
         when_complete: called once the checkpoint counts, on the thread of rank 0.
 
     Attributes:
@@ -159,6 +159,11 @@ class Saving:
         self._moved = time.perf_counter()
 
     def _complete(self, about: About) -> None:
+        # Where training waits for the save, all files are there by then. A client of NFS that looks
+        # for one too early does not see it for up to a minute, which a preemption may not leave.
+        self._may_count.wait()
+        if self._abandoned.is_set():
+            return
         files = join_parts(
             self.path,
             self._world_size,
@@ -166,7 +171,6 @@ class Saving:
             timeout=self._timeout,
             abandoned=self._abandoned,
         )
-        self._may_count.wait()
         if self._abandoned.is_set():
             return
         if self.good:  # first, so that a complete checkpoint that is known good always has the mark

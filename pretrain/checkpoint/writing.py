@@ -52,6 +52,9 @@ from pretrain.runs.removal import remove_file
 
 CHUNK = 2**24
 """Number of bytes that are hashed and written at a time."""
+SYNCED = 2**28
+"""Bytes after which a file is made durable so far: else a slow file system would take all of it at
+the end, without a sign that it takes any."""
 POLL_SECONDS = 0.05
 
 
@@ -220,6 +223,7 @@ def write_snapshot(
     file = path / rank_file(snapshot.rank)
     digest = hashlib.sha256()
     size = 0
+    durable = 0
     content = snapshot.values.view(torch.uint8).numpy().data
     with naming(file), open(file, "wb", buffering=0) as output:
         chunks = (content[start : start + CHUNK] for start in range(0, len(content), CHUNK))
@@ -231,6 +235,9 @@ def write_snapshot(
             size += len(chunk)
             while chunk:  # one write to a nearly full disk may write a part of it without an error
                 chunk = chunk[output.write(chunk) :]
+            if size - durable >= SYNCED:
+                os.fsync(output.fileno())
+                durable = size
         os.fsync(output.fileno())
     sidecar = Sidecar(StoredFile(size, digest.hexdigest()), dict(snapshot.parameters))
     write_text_atomically(sidecar_of(path, snapshot.rank), json.dumps(asdict(sidecar)))
@@ -299,7 +306,8 @@ def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
         path: the checkpoint's directory.
         files: every other file in it.
     """
-    sync_directory(path)
+    for directory in (path, path.parent):  # the names in it, and its own, which is new
+        sync_directory(directory)
     # Durable, because older checkpoints may be removed from then on.
     replace_file(path / MARKER, entries_json(files).encode())
 

@@ -1,7 +1,9 @@
 """Files of a checkpoint without an engine: written, read in blocks, gaps named."""
 
 import json
+import os
 import threading
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -20,7 +22,9 @@ from pretrain.checkpoint.format import (
 )
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint.writing import Snapshot, join_parts, write_snapshot
+from pretrain.checkpoint import writing
+from pretrain.checkpoint.saving import Saving
+from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 from tests.fabricated_checkpoints import (
@@ -99,6 +103,63 @@ def test_a_rank_that_does_not_write_is_named(tmp_path: Path) -> None:
         join_parts(tmp_path, 2, about(), timeout=0.2, abandoned=threading.Event())
     assert refused.value.passing  # a Slurm job tries again
     assert not (tmp_path / "COMPLETE").exists()
+
+
+def test_other_ranks_files_are_looked_for_once_the_checkpoint_may_count(tmp_path: Path) -> None:
+    """All are there by then if training waits, and NFS hides what was looked for too early."""
+    path = tmp_path / "step_00000001"
+    path.mkdir()
+    write_snapshot(slice_of_full(1, ROWS[1]), path, threading.Event())
+    saving = Saving(
+        path=path,
+        snapshot=slice_of_full(0, ROWS[0]),
+        about=about(),
+        world_size=2,
+        timeout=10,
+        when_complete=lambda path: None,
+    )
+    saving.wait_for_own_part()
+    time.sleep(0.2)
+    assert not (path / "parameters.json").exists()
+    saving.let_count(good=False)
+    saving.join(10)
+    assert saving.error is None and read_index(path)["weight"].gap() is None
+
+
+def test_a_large_file_is_made_durable_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow file system then shows within a part of the timeout that it takes something."""
+    sizes: list[int] = []
+    fsync = os.fsync
+
+    def measured(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(writing, "CHUNK", 32)
+    monkeypatch.setattr(writing, "SYNCED", 64)
+    monkeypatch.setattr(os, "fsync", measured)
+    write_snapshot(slice_of_full(0, CUTS[0][0]), tmp_path, threading.Event())
+    whole = (tmp_path / "rank_00000.safetensors").stat().st_size
+    of_file = sizes[: sizes.index(whole) + 1]
+    steps = [after - before for before, after in zip([0, *of_file], of_file, strict=False)]
+    assert len(steps) > 5 and max(steps[1:]) < 64 + 32
+
+
+def test_the_name_of_a_checkpoint_is_durable_before_it_counts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = read_marker(checkpoint)
+    (checkpoint / "COMPLETE").unlink()
+    synced: dict[Path, bool] = {}
+
+    def note(directory: Path) -> None:
+        synced.setdefault(directory, (checkpoint / "COMPLETE").exists())
+
+    monkeypatch.setattr(writing, "sync_directory", note)
+    declare_complete(checkpoint, files)
+    assert synced == {checkpoint: False, checkpoint.parent: False}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""The search for the newest checkpoint, where a client of the file system sees old names."""
+
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.checkpoint.resuming import _newest_whole
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.ranks.single_process import one_process
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.position import Position
+from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
+from tests.tiny import tiny_overrides
+
+
+class CachedNames(RunDirectory):
+    """A run directory as a client of NFS may see it: without what others have renamed since."""
+
+    @cached_property
+    def _first_seen(self) -> list[Path]:
+        return super().complete_checkpoints()
+
+    def complete_checkpoints(self) -> list[Path]:
+        return list(self._first_seen)
+
+
+def test_a_checkpoint_kept_aside_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CachedNames(tmp_path)
+    for step in (1, 2, 3):
+        parts = [slice_of_full(rank, block) for rank, block in enumerate(ROWS)]
+        write_checkpoint(run.checkpoint(step), parts, about(Position(step)))
+    for step in (2, 3):
+        (run.checkpoint(step) / "parameters.json").write_text("{}")
+    overrides = tiny_overrides(Path("nowhere"), tmp_path, "run", checkpoint__fall_back="true")
+    section = load_config("demo", overrides).checkpoint
+    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
+    with one_process() as context:
+        newest, notes = _newest_whole(run, section, context)
+        assert newest == run.checkpoint(1) and len(notes) == 2
+        (run.checkpoint(1) / "parameters.json").write_text("{}")
+        last = CachedNames(tmp_path)
+        with pytest.raises(UserError, match="there is no checkpoint before it"):
+            _newest_whole(last, section, context)
+    assert (tmp_path / "checkpoints/step_00000003.damaged").is_dir()
