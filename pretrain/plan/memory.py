@@ -269,7 +269,8 @@ def _orthogonalising(work: Workload, held: RankTensors) -> int:
     taken = filter(has_matrices, work.tensors())
     largest = max(each.rows * each.columns for tensor in taken for each in stacks(tensor))
     at_a_time = 4 * min(own, max(AT_A_TIME, largest))  # X, the next X, and two of at most its size
+    if layout.world_size == 1:
+        return at_a_time * element
     share = own // layout.data_parallel_size
     answered = own if layout.zero_stage == 0 else share
-    sent = 3 * share + answered if layout.world_size > 1 else 0
-    return (at_a_time + sent) * element
+    return max(share + at_a_time + answered, 2 * answered) * element

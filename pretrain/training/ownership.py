@@ -251,8 +251,10 @@ class Exchange:
         for copy in self.packed:
             copy.of_buffer(sent).copy_(copy.of_tensor(flats))
         received = _exchanged(sent, self.sent, self.received)
+        del sent  # what is not needed any more makes room for what comes
         answers = torch.empty(sum(self.answers), dtype=dtype, device=device)
         norms = self._orthogonalise([received], [answers], steps, dtype=dtype)
+        del received
         answered = _exchanged(answers, self.answers, self.answered)
         for copy in self.unpacked:
             copy.of_tensor(flats).copy_(copy.of_buffer(answered)).mul_(copy.scale)

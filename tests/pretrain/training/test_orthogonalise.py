@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_patches.recipe.matrices import Stack
+from pretrain.training import ownership
 from pretrain.training.orthogonalise import Copy, joined, newton_schulz
+from pretrain.training.ownership import Exchange, Holding, Matrix, Piece
 
 
 @pytest.mark.parametrize("size", [(3, 5, 9), (2, 9, 5), (1, 512, 520), (1, 530, 514)])
@@ -52,3 +56,25 @@ def test_joined_copies_copy_the_same() -> None:
             copy.of_tensor([back]).copy_(copy.of_buffer(buffer))
         assert torch.equal(back, flat)
         assert buffer[12:18].tolist() == [4.0, 5.0, 12.0, 13.0, 20.0, 21.0]
+
+
+def test_of_an_exchange_is_in_memory_what_is_still_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of two, which have half of each matrix; the other sends ones."""
+    gone: list[weakref.ref[torch.Tensor]] = []
+
+    def exchanged(sent: torch.Tensor, own: list[int], others: list[int]) -> torch.Tensor:
+        assert sent.numel() == sum(own) == 16 and all(buffer() is None for buffer in gone)
+        received = torch.ones(sum(others), dtype=sent.dtype)
+        gone.extend((weakref.ref(sent), weakref.ref(received)))
+        return received
+
+    monkeypatch.setattr(ownership, "_exchanged", exchanged)
+    matrices = [Matrix("weight", Stack(1, 4, 4, height=4), shares=1)] * 2
+    held = [
+        Holding(rank, tuple(Piece(n, start=8 * rank, length=8, flat=0, at=8 * n) for n in (0, 1)))
+        for rank in (0, 1)
+    ]
+    exchange = Exchange(matrices, held, rank=0, replicated=False, factors=[1.0, 2.0])
+    flat = torch.zeros(16)
+    exchange.orthogonalise([flat], steps=5, dtype=torch.float32)
+    assert flat.tolist() == [1.0] * 8 + [2.0] * 8
