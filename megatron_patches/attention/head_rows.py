@@ -163,9 +163,9 @@ class HeadRows(torch.nn.Module):
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
         """Return {name: buffer} of the rows, or factors, that are frozen as they were trained."""
-        return self._trained_tensors() if self.kept else {}
+        return self.trained_tensors() if self.kept else {}
 
-    def _trained_tensors(self) -> dict[str, torch.Tensor]:
+    def trained_tensors(self) -> dict[str, torch.Tensor]:
         """Return {name: tensor} of the rows, or factors, that are frozen at some time."""
         names = TRAINED_ROWS if self.keeps_whole else (EARLY_ROWS,)
         held = {name: getattr(self, name) for name in names}
@@ -180,7 +180,7 @@ class HeadRows(torch.nn.Module):
         Raises:
             MethodError: the rows of a head are linearly dependent.
         """
-        for tensor in self._trained_tensors().values():
+        for tensor in self.trained_tensors().values():
             heads = tensor.detach().double().cpu().unflatten(0, (-1, self.head_dim)).numpy()
             near = [rows for rows in map(nearest_orthonormal, heads) if rows is not None]
             if len(near) < len(heads):
@@ -199,7 +199,7 @@ class HeadRows(torch.nn.Module):
             (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
             factors have for them side by side.
         """
-        held = [tensor.detach().flatten(1) for tensor in self._trained_tensors().values()]
+        held = [tensor.detach().flatten(1) for tensor in self.trained_tensors().values()]
         if not held:
             return
         values = torch.cat(held, dim=1)

@@ -33,7 +33,6 @@ from pretrain.ranks.groups import (
     require_equal_on_all_ranks,
     set_seeds,
     shutdown_distributed,
-    together,
 )
 from pretrain.ranks.watch import Watch, watching
 from pretrain.runs.lock import PAUSE, RunLock
@@ -102,8 +101,7 @@ class Run:
         # A run that is resumed here has not drawn a number yet, and layers ask for the streams.
         set_seeds(self.config.run.seed, step, 0, self.context.tensor_parallel_rank)
         losses = {"loss_before": self._held_out_loss()}
-        with together():  # a rank sees the rows of its own heads
-            self.phased.orthonormalise(step)
+        self.phased.orthonormalise(step)
         losses["loss_after"] = self._held_out_loss()
         texts = (f"{loss:.4f} {when.partition('_')[2]}" for when, loss in losses.items())
         self.say(f"rows are made orthonormal: held-out loss {', '.join(texts)}")

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.errors import MethodError
@@ -112,15 +113,28 @@ class PhasedEngine:
         return True
 
     def orthonormalise(self, step: int) -> None:
-        """Make orthonormal what is frozen from `step` on, in the engine of the phase before.
+        """Make orthonormal what is frozen from `step` on, in the old engine (collective).
+
+        A head takes seconds, so data-parallel ranks share the layers and send each other the rows.
 
         Raises:
-            MethodError: the rows of a head are linearly dependent.
+            UserError: on every rank: the rows of a head are linearly dependent.
         """
         layers = self._config.phase_at(step).newly_kept
-        for module in self.engine.module.modules():
-            if isinstance(module, HeadRows) and module.layer in layers:
+        modules = [
+            module
+            for module in self.engine.module.modules()
+            if isinstance(module, HeadRows) and module.layer in layers
+        ]
+        ranks = self._context.data_parallel_size
+        with together():  # a tensor-parallel rank sees the rows of its own heads
+            for module in modules[self._context.data_parallel_rank :: ranks]:
                 module.orthonormalise()
+        group = self._context.mpu.get_data_parallel_group()
+        for number, module in enumerate(modules if ranks > 1 else ()):
+            source = dist.get_global_rank(group, number % ranks)
+            for rows in module.trained_tensors().values():
+                dist.broadcast(rows.detach(), source, group=group)
 
     def note_orthonormal(self, losses: Mapping[str, float]) -> None:
         """Note the held-out losses before and after in the audit of the phase."""

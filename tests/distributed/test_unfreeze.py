@@ -263,3 +263,21 @@ def test_the_audit_has_the_loss_before_and_after_rows_were_made_orthonormal(
 def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:
     said = "attention.phases applied after steps [3, 6], in this run it would after [6, 12]"
     assert said in found["refused"]
+
+
+def test_data_parallel_ranks_share_the_rows_that_are_made_orthonormal(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    phases = "[{at: 0.3, freeze: all, orthonormal: true}]"
+    overrides = tiny_overrides(
+        tiny_shards,
+        tmp_path,
+        "shared",
+        precision__dtype="bf16",
+        attention__variant="vanilla",
+        attention__phases=phases,
+        schedule__steps=10,
+    )
+    worker = "tests.distributed.workers.unfreeze:orthonormal_rows"
+    found = run_ranks(2, worker, {"overrides": overrides, "step": 4})
+    assert found == {"made": [[0], [1]], "same": [[True, True]] * 2}
