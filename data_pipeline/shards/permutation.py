@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ Layout = Mapping[str, tuple[np.dtype[Any], int]]
 
 AT_ONCE = 4_000_000
 """Numbers of a permutation that are sorted at a time; one takes some 40 bytes meanwhile."""
+HELD = 1 << 26
+"""Numbers whose words are held at a time; one takes some 24 bytes meanwhile."""
+_MOST_DRAWINGS = 32
+"""Times that all words are drawn: beyond, more are held, so that time grows as their number."""
 _DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
 
 # Part of the cache's name: to be raised when the same arguments come to mean another order, or
 # other files.
 _ORDER_VERSION = 3
-# An order of 100 billion tokens takes a few minutes; whoever takes longer than this is stuck.
+# An order of 600 billion tokens takes some ten minutes; whoever takes longer than this is stuck.
 _WAIT_SECONDS = 1800.0
 
 
@@ -55,24 +60,42 @@ def permutation(count: int, *key: int | str) -> Iterator[IndexArray]:
     """Yield, piece by piece, a permutation of range(count) that depends on the key only.
 
     Philox's raw words are sorted, whose bits NumPy guarantees, unlike those of
-    Generator.permutation. With more than `AT_ONCE` the words are drawn once for each range of their
-    values, and only those in the range are kept and sorted, at most about `AT_ONCE`.
+    Generator.permutation. With more than `HELD` the words are drawn once for each range of their
+    values, and only those in the range are kept; of these about `AT_ONCE` are sorted at a time.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-    bits = (max(count - 1, 0) // AT_ONCE).bit_length()
-    for value in range(1 << bits):
-        low, high = (np.uint64(((value + more) << (64 - bits)) - more) for more in (0, 1))
-        philox = np.random.Philox(key=int.from_bytes(digest, "little"))
-        words, numbers = [], []
-        for start in range(0, count, _DRAWN):
-            drawn = philox.random_raw(min(_DRAWN, count - start))
-            kept = np.flatnonzero((drawn >= low) & (drawn <= high))
-            words.append(drawn[kept])
-            numbers.append((start + kept).astype(index_type(count)))
-        joined = np.concatenate(words)
-        words.clear()
-        if len(joined):
-            yield np.concatenate(numbers)[np.argsort(joined, kind="stable")]
+    drawings = min(_MOST_DRAWINGS, -(-count // HELD))
+    for low, high in _ranges(0, 1 << 64, drawings):
+        words, numbers = _drawn(count, digest, low, high)
+        for first, end in _ranges(low, high, 1 + len(words) // AT_ONCE):
+            kept = _inside(words, first, end)
+            if len(kept):
+                yield numbers[kept][np.argsort(words[kept], kind="stable")]
+
+
+def _ranges(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Cut the words from `low` to below `high` into equal ranges, of the same form."""
+    bounds = [low + (high - low) * part // parts for part in range(parts + 1)]
+    yield from pairwise(bounds)
+
+
+def _inside(words: npt.NDArray[np.uint64], low: int, high: int) -> Int64Array:
+    """Return the places of the words from `low` to below `high`, in their order."""
+    return np.flatnonzero((words >= np.uint64(low)) & (words <= np.uint64(high - 1)))
+
+
+def _drawn(
+    count: int, digest: bytes, low: int, high: int
+) -> tuple[npt.NDArray[np.uint64], IndexArray]:
+    """Draw `count` words, and return those from `low` to below `high` with their numbers."""
+    philox = np.random.Philox(key=int.from_bytes(digest, "little"))
+    words, numbers = [], []
+    for start in range(0, count, _DRAWN):
+        drawn = philox.random_raw(min(_DRAWN, count - start))
+        kept = _inside(drawn, low, high)
+        words.append(drawn[kept])
+        numbers.append((start + kept).astype(index_type(count)))
+    return np.concatenate(words), np.concatenate(numbers)
 
 
 def index_type(count: int) -> np.dtype[Any]:

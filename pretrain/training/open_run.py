@@ -311,6 +311,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
+    watch.at("the order of the samples")
     with _first_rank_acting(context):
         if context.is_first:
             data.samples.prepare(position.consumed_samples)
