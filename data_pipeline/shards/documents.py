@@ -36,6 +36,7 @@ class Documents:
         source: only this source's documents; None is all.
         forget_after: reads of documents after which their pages leave the process's memory.
         cache: keeps the documents' addresses; None computes them.
+        first_tokens: only the shards that hold the first so many ids; None is all.
     """
 
     def __init__(
@@ -45,12 +46,17 @@ class Documents:
         source: str | None = None,
         forget_after: int = FORGET_AFTER,
         cache: ArrayCache | None = None,
+        first_tokens: int | None = None,
     ) -> None:
         self._manifest = manifest
         self._shards = manifest.shards_of(split, source)
+        self._first_token: Int64Array = np.cumsum([0] + [shard.tokens for shard in self._shards])
+        if first_tokens is not None:
+            needed = int(np.searchsorted(self._first_token, first_tokens))
+            self._shards = self._shards[:needed]
+            self._first_token = self._first_token[: needed + 1]
         self._pool = ShardPool(manifest, self._shards)
         self._dtype = np.dtype(manifest.dtype)
-        self._first_token: Int64Array = np.cumsum([0] + [shard.tokens for shard in self._shards])
         self.count = sum(shard.documents for shard in self._shards)
         self._forget_after = forget_after
         self._cache = cache

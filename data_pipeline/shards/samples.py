@@ -165,7 +165,9 @@ class ValidationSamples:
             what = f"source {source} of split validation of {one.directory}"
             blocks = block_count(one.tokens("validation", source), sequence_length, what)
             counts.append(min(blocks, share))
-            documents = Documents(one, "validation", source)
+            # Of a large held-out set the rest is not read, nor are its documents kept in memory.
+            needed = counts[-1] * sequence_length + 1
+            documents = Documents(one, "validation", source, first_tokens=needed)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
 

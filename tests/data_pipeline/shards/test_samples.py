@@ -115,14 +115,15 @@ def test_the_order_is_pinned(numbered: Manifest) -> None:
     assert blocks[:, :4].tolist() == expected
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 9, 16])
-def test_the_order_is_the_same_when_few_numbers_are_sorted_at_a_time(
-    numbered: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+@pytest.mark.parametrize(("at_once", "held"), [(1, 40), (3, 300), (9, 1), (16, 2000)])
+def test_the_order_is_the_same_when_few_numbers_are_held_and_sorted_at_a_time(
+    numbered: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, held: int
 ) -> None:
     numbers = np.arange(2 * TrainingSamples(numbered, 8, seed=1).samples_per_epoch)
     expected = TrainingSamples(numbered, 8, seed=1).blocks(numbers)
     whole = np.concatenate(list(permutation(1000, "key")))
     monkeypatch.setattr("data_pipeline.shards.permutation.AT_ONCE", at_once)
+    monkeypatch.setattr("data_pipeline.shards.permutation.HELD", held)
     pieces = list(permutation(1000, "key"))
     assert len(pieces) > 500 // at_once and max(map(len, pieces)) < 3 * at_once + 10
     assert np.array_equal(np.concatenate(pieces), whole)
@@ -130,6 +131,42 @@ def test_the_order_is_the_same_when_few_numbers_are_sorted_at_a_time(
     for cache in (None, tmp_path):
         samples = TrainingSamples(numbered, 8, seed=1, cache_directory=cache)
         assert np.array_equal(samples.blocks(numbers), expected)
+
+
+def test_held_out_shards_behind_the_samples_are_not_read(make_manifest: MakeManifest) -> None:
+    documents = numbered_documents()
+    parts = [documents[:6], documents[6:9], documents[9:]]
+    specs: list[ShardSpec] = [("validation", "a", n, part) for n, part in enumerate(parts)]
+    manifest = make_manifest(specs)
+    whole = ValidationSamples([manifest], "a", 8, 1000)
+    expected = whole.blocks(np.arange(len(whole)))
+    tokens = [shard.tokens for shard in manifest.shards]
+    for lost in (1, 2):
+        Path(f"{manifest.prefix(manifest.shards[-lost])}.idx").unlink()
+        count = (sum(tokens[:-lost]) - 1) // 8
+        few = ValidationSamples([manifest], "a", 8, count)
+        assert np.array_equal(few.blocks(np.arange(count)), expected[:count])
+
+
+def test_an_order_of_ten_times_as_many_samples_draws_ten_times_as_many_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+
+    class Counting(np.random.Philox):
+        def random_raw(self, size: int) -> np.ndarray:
+            drawn.append(size)
+            return super().random_raw(size)
+
+    monkeypatch.setattr("numpy.random.Philox", Counting)
+    monkeypatch.setattr("data_pipeline.shards.permutation.AT_ONCE", 10)
+    monkeypatch.setattr("data_pipeline.shards.permutation.HELD", 100, raising=False)
+    words = []
+    for count in (10_000, 100_000):
+        drawn.clear()
+        list(permutation(count, "key"))
+        words.append(sum(drawn))
+    assert words[1] == 10 * words[0]
 
 
 def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_path: Path) -> None:
