@@ -61,6 +61,15 @@ ora_fail() {
 # Working directory, site file, environment; traps. Called once by every script.
 ora_start() {
   [ -n "${SLURM_JOB_ID:-}" ] || ora_fail "no Slurm job: submit this script with sbatch"
+  # The raw number of an array's last task is also the name of the whole array.
+  ORA_JOB=$SLURM_JOB_ID
+  [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || ORA_JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+  # Before what the site does, which may take minutes: without a trap a signal ends this shell.
+  trap ora_on_usr1 USR1
+  trap ora_on_term TERM
+  trap ora_stop_passing EXIT
+  # The ranks need all that is exported here, also in a job of `sbatch --export=NONE` or `--export=VAR=…`.
+  export SLURM_EXPORT_ENV=ALL
   local code site=${ORA_SITE:-$ORA_ROOT/slurm/site.sh}
   code=$(cd "$ORA_CODE" && pwd) || ora_fail "ORA_CODE=$ORA_CODE is not a directory on $(hostname)"
   ORA_CODE=$code
@@ -91,11 +100,6 @@ ora_start() {
   export ORA_MAX_EXCLUDED_NODES=${ORA_MAX_EXCLUDED_NODES:-4}
   # srun does not take this over from sbatch.
   if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
-  # The raw number of an array's last task is also the name of the whole array.
-  ORA_JOB=$SLURM_JOB_ID
-  [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || ORA_JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-  trap ora_on_usr1 USR1
-  trap ora_on_term TERM
   ora_say "$SLURM_JOB_NAME: job $ORA_JOB, restart ${SLURM_RESTART_COUNT:-0}, on ${SLURM_JOB_NODELIST:-?}"
   ora_say_code
 }
@@ -118,10 +122,13 @@ ora_on_every_node() {
     bash -c "$(declare -f ora_every_node); ora_every_node"
 }
 
-# One Python process on this node. Where Python is in a container that only srun can start, srun starts it.
+# One Python process on this node. Where Python is in a container that only srun can start, srun starts it; the SIGUSR1 that
+# is passed on to all steps is not for this one.
 ora_python() {
   if [ ${#ORA_SRUN_WORDS[@]} -gt 0 ]; then
-    srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --quiet "${ORA_SRUN_WORDS[@]}" "${ORA_COMMAND[@]}" "$@"
+    # shellcheck disable=SC2016
+    srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --quiet "${ORA_SRUN_WORDS[@]}" \
+      bash -c 'trap "" USR1; exec "$@"' python "${ORA_COMMAND[@]}" "$@"
   else
     "${ORA_COMMAND[@]}" "$@"
   fi

@@ -57,3 +57,5 @@
 # : "${ORA_RANKS_PER_NODE:=8}"
 # : "${ORA_THREADS_PER_RANK:=8}"
 # : "${ORA_DOCTOR_OPTIONS:=}"
+# Where Slurm gives an exclusive job a part of the nodes' memory (ranks end with exit code 137), ask for all of it:
+#   sbatch --mem=0 slurm/pretrain_large.sh        python slurm/submit.py large --sbatch pretrain="--mem=0"

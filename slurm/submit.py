@@ -158,7 +158,8 @@ def log_directories(jobs: Sequence[Job]) -> list[Path]:
 
 def _sbatch_words(job: Job, ids: dict[str, str]) -> list[str]:
     """Sbatch's arguments for a job whose predecessors have these ids."""
-    words = [f"--job-name=ora-{job.name}"]
+    # A job's settings are variables, which SBATCH_EXPORT=NONE would keep from it.
+    words = [f"--job-name=ora-{job.name}", "--export=ALL"]
     if job.after:
         after = ":".join(ids[name] for name in job.after)
         words += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]

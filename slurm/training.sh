@@ -60,10 +60,10 @@ ora_meeting_point() {
 ora_ranks() {
   local log=$1
   shift
-  # From node 0 on, where the ranks meet. A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on
-  # again later.
+  # From node 0 on, where the ranks meet, node after node whatever SLURM_DISTRIBUTION says: tensor-parallel ranks are
+  # neighbours. A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on again later.
   # shellcheck disable=SC2016
-  srun --nodes="$ORA_USED_NODES" --relative=0 --ntasks="$((ORA_USED_NODES * ORA_USED_PER_NODE))" \
+  srun --nodes="$ORA_USED_NODES" --relative=0 --distribution=block --ntasks="$((ORA_USED_NODES * ORA_USED_PER_NODE))" \
     --ntasks-per-node="$ORA_USED_PER_NODE" "${ORA_END_WORDS[@]}" --open-mode=append --output="$log" \
     ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
     bash -c 'trap "" USR1; exec "$@"' rank "${ORA_COMMAND[@]}" "$@" &

@@ -60,6 +60,7 @@ def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> Non
     assert {"--array=0-7%8", "ORA_NUM_TASKS=8", "ORA_SHARDS=data/slimpajama"} <= set(
         chain["tokenize"]
     )
+    assert all("--export=ALL" in words for words in chain.values())  # whatever SBATCH_EXPORT says
     run = chain["large_orthogonal"]
     assert {"--nodes=2-4", "--comment=a b", "ORA_CONFIG=large"} <= set(run)
     assert run[run.index("slurm/pretrain_large.sh") + 1 :] == [

@@ -133,6 +133,17 @@ def test_a_requeued_job_meets_at_another_port(tmp_path: Path) -> None:
     assert len(set(ports)) == 4 and all(10_000 <= port < 30_000 for port in ports)
 
 
+def test_a_decision_survives_the_signal_that_is_passed_on_to_all_steps(tmp_path: Path) -> None:
+    """Of a job whose Python is in a container that srun starts."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    srun.chmod(0o755)
+    script = """ORA_SRUN_WORDS=(--container-image=x)
+        ORA_COMMAND=(bash -c 'kill -USR1 $$; echo requeue')
+        ora_python -m pretrain.job end-tokenizing"""
+    assert in_shell(tmp_path, "", script).stdout == "requeue\n"
+
+
 def test_outside_a_job_the_scripts_say_so() -> None:
     done = subprocess.run(
         ["bash", "slurm/pretrain_small.sh"], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -161,6 +172,29 @@ def test_every_script_that_trains_reads_the_directory_of_the_runs(
     )
     words = (tmp_path / "words").read_text().splitlines()
     assert words.index("run.directory=/scratch/runs") < words.index("run.seed=7")
+
+
+def test_a_signal_while_the_site_prepares_is_kept_and_steps_get_the_whole_environment(
+    tmp_path: Path,
+) -> None:
+    """A program in place of Python says whether srun would hand the environment on."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\necho given $SLURM_EXPORT_ENV >&2\nexit 3\n")
+    python.chmod(0o755)
+    site = tmp_path / "site.sh"
+    site.write_text("ora_environment() { kill -USR1 $$; }\n")
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_JOB_NUM_NODES": "1"}
+    own = {"ORA_SITE": str(site), "ORA_CODE": str(ROOT), "ORA_PYTHON": str(python)}
+    done = subprocess.run(
+        ["bash", "slurm/pretrain_small.sh"],
+        cwd=ROOT,
+        env={**os.environ, **job, **own, "SLURM_EXPORT_ENV": "NONE"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3 and "given ALL\n" in done.stderr, done.stderr
+    assert "SIGUSR1: the time limit or a preemption is near" in done.stderr
 
 
 def pinned(checkout: Path, *arguments: str) -> Path:
