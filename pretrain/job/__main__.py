@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -289,15 +289,27 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
         The shape, and the sentence about what is left idle; None if all is used, or nothing fits.
     """
     reason = batches.misfit(given.ranks)
+    best = _largest_part(given, batches)
+    if reason is None or best is None:
+        return given, None
+    sentence = f"trains on {best} of the job's {given}: {reason}"
+    more = _largest_part(given, replace(batches, micro_batch=1)) or best
+    if more.ranks > best.ranks:
+        share = batches.global_batch * batches.tensor_parallel // more.ranks
+        size = max(n for n in range(1, batches.micro_batch + 1) if share % n == 0)
+        sentence += f"; with data.micro_batch_size={size} it would on {more}"
+    return best, sentence
+
+
+def _largest_part(given: Shape, batches: Batches) -> Shape | None:
+    """Return the best possible part of a job's ranks, as `shape_to_use` ranks them; or None."""
     parts = product(range(1, given.nodes + 1), range(1, given.ranks_per_node + 1))
     possible = [shape for shape in starmap(Shape, parts) if batches.misfit(shape.ranks) is None]
-    if reason is None or not possible:
-        return given, None
-
-    best = max(
-        possible, key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes)
+    return max(
+        possible,
+        key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes),
+        default=None,
     )
-    return best, f"trains on {best} of the job's {given}: {reason}"
 
 
 def _trained_steps(run: Path) -> int:

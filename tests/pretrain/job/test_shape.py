@@ -79,6 +79,12 @@ def test_what_is_said_of_the_rest() -> None:
         "trains on 4 ranks (1 x 4) of the job's 7 ranks (1 x 7): 7 is not a multiple of "
         "parallel.tensor_model_parallel_size=2"
     )
+    # A smaller micro batch, where more ranks can share the batch then: `large` on eight nodes.
+    assert shape_to_use(Shape(8, 8), Batches(400, 25, 1))[1] == (
+        "trains on 16 ranks (2 x 8) of the job's 64 ranks (8 x 8): data.global_batch_size=400 is "
+        "not divisible by data.micro_batch_size=25 times 64 data-parallel ranks; with "
+        "data.micro_batch_size=10 it would on 40 ranks (5 x 8)"
+    )
 
 
 def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
