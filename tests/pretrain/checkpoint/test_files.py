@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from pretrain.checkpoint import writing
 from pretrain.checkpoint.format import (
     Block,
     StoredParameter,
@@ -21,9 +22,8 @@ from pretrain.checkpoint.format import (
     read_marker,
 )
 from pretrain.checkpoint.loading import StoredCheckpoint
-from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint import writing
 from pretrain.checkpoint.saving import Saving
+from pretrain.checkpoint.verify import verify
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
