@@ -73,16 +73,40 @@ def _visible(inputs: torch.Tensor, boundary: int | None) -> torch.Tensor:
 
 
 def spread_of_scores(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Return each query's standard deviation over the keys that it sees, `[batch, heads, query]`.
+    """Return each query's standard deviation over the keys that it sees, `[…, query]`.
 
     Args:
-        scores: `[batch, heads, query, key]`.
+        scores: `[…, query, key]`.
         visible: which of them count; broadcast.
     """
     seen = visible.sum(dim=-1).double()
     mean = scores.where(visible, 0.0).sum(dim=-1, dtype=torch.float64) / seen
     squares = (scores.double() - mean[..., None]).square()
     return (squares.where(visible, 0.0).sum(dim=-1) / seen).sqrt()
+
+
+def _measured(
+    probabilities: torch.Tensor, scores: torch.Tensor | None, visible: torch.Tensor
+) -> torch.Tensor:
+    """Return the entropy, the spread and the largest score of a head, float64 `[3]`.
+
+    Heads are measured one by one, because this takes eight times their probabilities' memory.
+
+    Args:
+        probabilities: `[batch, query, key]`.
+        scores: likewise; None: a synthesizer's, known up to a constant of each query.
+        visible: likewise: which of them count.
+    """
+    above = probabilities > 0
+    logs = probabilities.log().where(above, 0.0)
+    entropy = -(probabilities * logs).sum(dim=-1)
+    if scores is None:
+        largest = torch.tensor(torch.nan)
+        spread = spread_of_scores(logs, above)
+    else:
+        largest = scores.where(visible, -torch.inf).max()
+        spread = spread_of_scores(scores, visible)
+    return torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))])
 
 
 def attention_scores(
@@ -105,18 +129,11 @@ def attention_scores(
     layers: list[torch.Tensor] = []
 
     def observe(_: int, probabilities: torch.Tensor, scores: torch.Tensor | None) -> None:
-        above = probabilities > 0
-        logs = probabilities.log().where(above, 0.0)
-        entropy = -(probabilities * logs).sum(dim=-1)
-        if scores is None:  # a synthesizer's, up to a constant of each query
-            largest = torch.tensor(torch.nan)
-            spread = spread_of_scores(logs, above)
-        else:
-            largest = scores.where(visible, -torch.inf).max()
-            spread = spread_of_scores(scores, visible)
-        layers.append(
-            torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))])
-        )
+        heads = probabilities.unbind(1)
+        known = [None] * len(heads) if scores is None else scores.unbind(1)
+        each = [_measured(head, own, visible[:, 0]) for head, own in zip(heads, known, strict=True)]
+        means, largest = torch.stack(each).split((2, 1), dim=1)
+        layers.append(torch.cat((means.mean(dim=0), largest.amax(dim=0))))
 
     engine.eval()
     with torch.no_grad(), compiling_nothing(), attention_observed(engine.module, observe):
