@@ -29,14 +29,14 @@ AT_ONCE = 4_000_000
 """Numbers of a permutation that are sorted at a time; one takes some 40 bytes meanwhile."""
 HELD = 1 << 26
 """Numbers whose words are held at a time; one takes some 24 bytes meanwhile."""
-_MOST_DRAWINGS = 32
+_MOST_DRAWINGS = 8
 """Times that all words are drawn: beyond, more are held, so that time grows as their number."""
 _DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
 
 # Part of the cache's name: to be raised when the same arguments come to mean another order, or
 # other files.
 _ORDER_VERSION = 3
-# An order of 600 billion tokens takes some ten minutes; whoever takes longer than this is stuck.
+# An order of 100 billion tokens takes a few minutes; whoever takes longer than this is stuck.
 _WAIT_SECONDS = 1800.0
 
 

@@ -134,7 +134,7 @@ def test_a_requeued_job_meets_at_another_port(tmp_path: Path) -> None:
 
 
 def test_a_decision_survives_the_signal_that_is_passed_on_to_all_steps(tmp_path: Path) -> None:
-    """Of a job whose Python is in a container that srun starts."""
+    """Python is in a container that srun starts."""
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
     srun.chmod(0o755)

@@ -66,7 +66,7 @@ def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def orthonormal_rows(payload: dict[str, Any]) -> dict[str, Any]:
-    """Which layers each data-parallel rank has made orthonormal, and whether all have the rows."""
+    """Layers that each data-parallel rank has made orthonormal; whether all ranks have the rows."""
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
     resolved = resolve(load_config("demo", payload["overrides"]), context.world_size)
     phased = PhasedEngine(resolved, context)

@@ -38,6 +38,7 @@ def test_a_checkpoint_kept_aside_is_not_looked_at_again(
         (run.checkpoint(step) / "parameters.json").write_text("{}")
     overrides = tiny_overrides(Path("nowhere"), tmp_path, "run", checkpoint__fall_back="true")
     section = load_config("demo", overrides).checkpoint
+    # Megatron-core on a CPU has it replaced; the test leaves it as it was.
     monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
     with one_process() as context:
         newest, notes = _newest_whole(run, section, context)
