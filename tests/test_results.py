@@ -93,10 +93,10 @@ def test_every_shipped_grid_is_in_a_page_and_every_report_in_a_folder_of_its_own
 
 @pytest.mark.distributed  # no processes, but all grids are planned
 @pytest.mark.parametrize("page", PAGES, ids=NAMED)
-def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page) -> None:
+def test_every_cell_that_is_named_is_in_its_grid_with_the_seeds_of_the_page(page: Page) -> None:
     runs = runs_of(page)
     for selection in page.runs:
-        seeds = len(shipped_grid(selection.grid).content.seeds or [])
+        seeds = len(page.seeds or shipped_grid(selection.grid).content.seeds or [])
         own = [run for run in runs if run.grid == selection.grid]
         counted = {cell: len(list(group)) for cell, group in groupby(own, lambda run: run.cell)}
         assert set(selection.cells) <= set(counted) and set(counted.values()) == {seeds}
@@ -132,6 +132,16 @@ def test_compare_finds_the_baseline_of_every_report(page: Page) -> None:
         assert subjects or len(shapes) == 1
         seeds = {tuple(run.seed for run in group.runs) for group in groups.groups}
         assert len(seeds) == 1
+
+
+def test_a_page_of_some_seeds_waits_for_no_others() -> None:
+    runs = runs_of(NAMED["modern/long"])
+    assert {run.path.name.rpartition("-seed_")[2] for run in runs} == {"21", "22", "23", "24", "25"}
+    assert {run.cell for run in runs if run.grid == "documentation_modern_long"} == {
+        f"{variant}_conv4-t{steps}"
+        for variant in ("vanilla", "monarch_shared")
+        for steps in (8000, 16000)
+    }
 
 
 def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:

@@ -52,11 +52,18 @@ class Page:
     """A folder of docs/results.
 
     A page without runs has reports that train models of their own; one without reports is a search.
+
+    Attributes:
+        name: Its name.
+        runs: Its runs.
+        reports: Its reports.
+        seeds: Seeds of its runs; none: all of their grids.
     """
 
     name: str
     runs: tuple[Runs, ...]
     reports: tuple[Report, ...]
+    seeds: tuple[int, ...] = ()
 
 
 def of_grid(name: str, *reports: Report, grid: str = "") -> Page:
@@ -164,7 +171,9 @@ def runs_of(page: Page) -> list[PlacedRun]:
         grid = read_grid(selection.grid)
         names: dict[str, list[str]] = {}
         for run in expand(grid):
-            names.setdefault(run.name.rpartition("-seed_")[0], []).append(run.name)
+            cell, _, seed = run.name.rpartition("-seed_")
+            if not page.seeds or int(seed) in page.seeds:
+                names.setdefault(cell, []).append(run.name)
         for cell in selection.cells or names:
             for name in names[cell]:
                 found.append(PlacedRun(selection.grid, cell, grid.content.directory / name))
