@@ -94,6 +94,17 @@ def test_a_modern_config_has_the_script_and_the_corpus_of_its_size() -> None:
     assert "ORA_SOURCE=slimpajama" in chain["download"]
 
 
+def test_large_fetches_what_it_trains_on_unless_told_otherwise() -> None:
+    script = "slurm/download.sh"
+    by_default = submissions(submit("large", "--dry-run").stdout)["download"]
+    assert by_default[by_default.index(script) + 1 :] == ["--fraction", "0.2"]
+    asked = ("--args=download=--fraction 0.5", "--dry-run")
+    more = submissions(submit("large", *asked).stdout)["download"]
+    assert more[more.index(script) + 1 :] == ["--fraction", "0.2", "--fraction", "0.5"]
+    everything = submissions(submit("large", "--source=slimpajama", "--dry-run").stdout)["download"]
+    assert everything[-1] == script
+
+
 def test_the_dry_run_says_in_words_what_would_be_submitted(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("export SBATCH_PARTITION=gpu\n: ${ORA_RUN_DIRECTORY:=/scratch/runs}\n")
