@@ -157,6 +157,7 @@ def download(
             out,
             wanted,
             report=line.update,
+            note=line.note,
             revision=revision,
             workers=workers,
         )

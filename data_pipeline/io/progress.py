@@ -144,6 +144,14 @@ class ProgressLine(_Line):
 class DownloadLine(_Line):
     """Progress of a download."""
 
+    def note(self, text: str) -> None:
+        """Show a line that stays.
+
+        Args:
+            text: the line.
+        """
+        self._console.print(shown_in_line(text), highlight=False, soft_wrap=True, markup=False)
+
     def update(self, files: int, done: int, total: int) -> None:
         """Show how much is there and checked.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -29,9 +30,14 @@ UNFINISHED_NAME = "download.unfinished.json"
 # `tokenize` is given the download's directory, or one of a split or a chunk below it.
 _LEVELS = 3
 _READ_BYTES = 1 << 22
+# Seconds before a file is asked for again: of thousands some meet a busy hub or a lost connection,
+# which may be away for seven minutes.
+_WAITS = (1, 5, 20, 60, 120, 240)
+_BUSY = (408, 429)
 
 # (files done, bytes done, bytes in all)
 _Report = Callable[[int, int, int], None]
+_Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ def download(
     directory: Path,
     wanted: Wanted,
     report: _Report,
+    note: _Note,
     revision: str | None = None,
     workers: int = 8,
 ) -> Download:
@@ -182,6 +189,7 @@ def download(
         directory: where the files go.
         wanted: which files.
         report: called with (files done, bytes done, bytes in all).
+        note: called with a line about a file that is asked for again.
         revision: branch, tag or commit, resolved to a commit once; None is the commit that the
             directory was begun with, else `main`.
         workers: files at a time.
@@ -209,28 +217,32 @@ def download(
     if before is not None:
         result = _extended(before, result, directory)
     _write_download(directory / UNFINISHED_NAME, result)
+    ended = threading.Event()
+
+    def ask(file: RemoteFile) -> None:
+        huggingface_hub.hf_hub_download(
+            source.repository,
+            file.name,
+            repo_type="dataset",
+            revision=commit,
+            local_dir=directory,
+            # What is there under this name is not what the hub lists.
+            force_download=(directory / file.name).exists(),
+        )
 
     def fetch(file: RemoteFile) -> None:
         path = directory / file.name
         if path.exists() and _problem(path, file) is None:
             return
         with _sentences(source.repository, commit):
-            # force: what is there under this name is not what the hub lists.
-            huggingface_hub.hf_hub_download(
-                source.repository,
-                file.name,
-                repo_type="dataset",
-                revision=commit,
-                local_dir=directory,
-                force_download=path.exists(),
-            )
+            repeat(ask, file, note, ended)
         if problem := _problem(path, file):
             path.unlink(missing_ok=True)
             raise DataError(
                 f"{problem} in the listing of {source.repository}; it was removed, download again"
             )
 
-    _all(fetch, list(result.files), workers, report)
+    _all(fetch, list(result.files), workers, report, ended=ended)
     _write_download(directory / DOWNLOAD_NAME, result)
     (directory / UNFINISHED_NAME).unlink(missing_ok=True)
     return result
@@ -276,6 +288,49 @@ def find_origin(root: Path) -> dict[str, Any] | None:
         if found := read_download(directory):
             return found.origin()
     return None
+
+
+def repeat(
+    ask: Callable[[RemoteFile], None], file: RemoteFile, note: _Note, ended: threading.Event
+) -> None:
+    """Ask for a file until it is there, through errors that pass; the last is raised.
+
+    Args:
+        ask: fetches the file.
+        file: the file.
+        note: called with a line before each wait.
+        ended: set when nothing more is to be waited for.
+    """
+    for wait in _WAITS:
+        try:
+            return ask(file)
+        except Exception as error:
+            if not passes(error):
+                raise
+            reason = _reason(error.__cause__ or error)
+            note(f"{file.name}: {reason}; asking for it again in {wait} s")
+            if ended.wait(wait):
+                raise
+    return ask(file)
+
+
+def passes(error: Exception) -> bool:
+    """Return whether an error may be gone in a minute: of the network, or of a busy hub.
+
+    Args:
+        error: of the hub's client.
+    """
+    from huggingface_hub import errors
+
+    causes = [one for one in (error, error.__cause__) if one is not None]
+    if any(isinstance(one, errors.OfflineModeIsEnabled) for one in causes):
+        return False
+    answers = [one.response for one in causes if getattr(one, "response", None) is not None]
+    if answers:
+        return answers[0].status_code in _BUSY or answers[0].status_code >= 500
+    # hf_xet, which fetches large files, knows no other error than RuntimeError.
+    lost = (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError)
+    return any(isinstance(one, lost) for one in causes)
 
 
 def _write_download(path: Path, download: Download) -> None:
@@ -333,10 +388,28 @@ def _git_blob_id(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
+def _reason(error: BaseException) -> str:
+    """Return an error's own words in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _all(
-    action: Callable[[RemoteFile], None], files: list[RemoteFile], workers: int, report: _Report
+    action: Callable[[RemoteFile], None],
+    files: list[RemoteFile],
+    workers: int,
+    report: _Report,
+    *,
+    ended: threading.Event,
 ) -> None:
-    """Call action(file) for all files on some threads; the first error ends the work."""
+    """Call action(file) for all files on some threads; the first error ends the work.
+
+    Args:
+        action: waits by `ended`, so that it ends with the work.
+        files: all of them.
+        workers: number of threads.
+        report: called with (files done, bytes done, bytes in all).
+        ended: set when the work ends.
+    """
     total = sum(file.size for file in files)
     done = size = 0
     with ThreadPoolExecutor(workers) as pool:
@@ -348,6 +421,7 @@ def _all(
                 size += futures[future].size
                 report(done, size, total)
         finally:
+            ended.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -373,9 +447,13 @@ def _sentences(repository: str, revision: str) -> Iterator[None]:
         raise DataError(
             f"--hub-id {repository} is not a name like organisation/data-set"
         ) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except RuntimeError as error:
         raise DataError(
-            f"cannot download {repository}: {reason}; what is finished is kept: run the same "
-            f"command again"
+            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
+            f"same command again, with HF_HUB_DISABLE_XET=1 if that does not help"
+        ) from error
+    except (errors.HTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"cannot download {repository}: {_reason(error)}; what is finished is kept: run the "
+            f"same command again"
         ) from error

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pyarrow.parquet
 import pytest
 import zstandard
+from huggingface_hub import errors
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.hub import SOURCES, RemoteFile, Wanted
+from data_pipeline.sources.hub import SOURCES, RemoteFile, Wanted, passes, repeat
 from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
 from tests.data_pipeline.helpers import Outcome, Workshop, run, run_apart, wait_until
 from tests.data_pipeline.sources.hub_server import COMMIT, REPOSITORY, Hub, serve
@@ -135,6 +139,61 @@ def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
     first, second = hub.requests
     assert first == f"{name}@0" and int(second.rpartition("@")[2]) >= 10 << 20
+
+
+@pytest.mark.distributed
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    name = "train/chunk2/example_train_1.jsonl.zst"
+    hub.busy[name] = 1
+    done = download(hub, "--out", tmp_path / "out", "--include", "train/chunk2/*")
+    assert done.code == 0, done.err
+    assert f"{name}: " in done.err and "503" in done.err and "again in 1 s" in done.err
+    assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
+
+
+def test_errors_that_pass_are_those_of_network_and_hub() -> None:
+    def answered(status: int) -> Exception:
+        response = httpx2.Response(status, request=httpx2.Request("GET", "http://hub"))
+        return errors.HfHubHTTPError(f"{status}", response=response)
+
+    def caused(cause: Exception) -> Exception:
+        error = errors.LocalEntryNotFoundError("is it on?")
+        error.__cause__ = cause
+        return error
+
+    passing = (
+        answered(429),
+        answered(503),
+        httpx2.ReadTimeout("slow"),
+        caused(httpx2.ConnectError("no route")),
+        RuntimeError("Data processing error: CAS service error"),
+        ConnectionResetError(),
+    )
+    lasting = (
+        answered(404),
+        answered(403),
+        caused(answered(403)),
+        caused(errors.FileMetadataError("no ETag")),
+        errors.OfflineModeIsEnabled("offline"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("a bad name"),
+    )
+    assert [passes(error) for error in passing] == [True] * len(passing)
+    assert [passes(error) for error in lasting] == [False] * len(lasting)
+
+
+def test_a_file_is_asked_for_until_the_work_ends() -> None:
+    file = RemoteFile("train/a.zst", 1, "", "")
+    ended = threading.Event()
+    said: list[str] = []
+
+    def ask(file: RemoteFile) -> None:
+        ended.set()  # another file has failed for good, or Ctrl-C
+        raise RuntimeError("Data processing error: no route")
+
+    with pytest.raises(RuntimeError, match="no route"):
+        repeat(ask, file, said.append, ended)
+    assert said == ["train/a.zst: Data processing error: no route; asking for it again in 1 s"]
 
 
 @pytest.mark.distributed

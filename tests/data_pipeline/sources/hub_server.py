@@ -25,8 +25,9 @@ class Hub:
     """The data set's files, its name, and how the server misbehaves.
 
     broken: these files are served with other bytes than listed; cut: served to half, then the
-    connection breaks, so many times; hold_after: after so many files nothing is served until
-    `released`; requests: the files that were asked for, each as NAME@FIRST_BYTE.
+    connection breaks, so many times; busy: answered with 503 so many times; hold_after: after so
+    many files nothing is served until `released`; requests: the files that were asked for, each as
+    NAME@FIRST_BYTE.
     """
 
     files: dict[str, bytes]
@@ -35,6 +36,7 @@ class Hub:
     commit: str = COMMIT
     broken: set[str] = field(default_factory=set)
     cut: dict[str, int] = field(default_factory=dict)
+    busy: dict[str, int] = field(default_factory=dict)
     hold_after: int | None = None
     released: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
@@ -121,6 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in self.hub.files:
             self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"}, body)
+            return
+        if body and self.hub.busy.get(name, 0) > 0:
+            self.hub.busy[name] -= 1
+            self._json({"error": "Service Unavailable"}, 503)
             return
         content = self.hub.files[name]
         entry = self.hub.entry(name)
