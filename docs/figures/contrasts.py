@@ -3,6 +3,7 @@
 findings.svg     what freezing costs in the GPT-2-like recipe, from the runs.csv that FINDINGS names
 modern.svg       the same in the modern recipe, from those that MODERN names
 equal_cost.svg   the modern recipe at equal tokens, FLOPs, hours and seconds
+longer.svg       frozen structured rows at these costs by length, to 16 M tokens
 when.svg         what freezing costs there by the step at which it comes, from WHEN
 """
 
@@ -92,13 +93,17 @@ FOUND = (
 )
 PRICE = "modern/price"
 LENGTHS = {500: "0.5 M tokens", 1000: "1 M", 2000: "2 M", 4000: "4 M"}
+LONG = "modern/long"
+LONGER = {8000: "8 M", 16000: "16 M"}
 
 
-def over_length(design: str, baseline: str, page: str = "modern") -> list[Finding]:
+def over_length(
+    design: str, baseline: str, page: str = "modern", lengths: dict[int, str] = LENGTHS
+) -> list[Finding]:
     """A contrast of the modern study after each number of steps."""
     return [
         Finding(length, page, f"{design}-t{steps}", f"{baseline}-t{steps}")
-        for steps, length in LENGTHS.items()
+        for steps, length in lengths.items()
     ]
 
 
@@ -106,6 +111,10 @@ MODERN: Groups = {
     "Rows frozen from the start, to trained attention": [
         Finding("Muon, 0.5 M tokens", PRICE, "orthogonal", "vanilla"),
         Finding("AdamW, 0.5 M", f"{PRICE}/adamw", "orthogonal_adamw", "vanilla_adamw"),
+    ],
+    "Structured rows frozen from the start, to dense rows trained": [
+        *over_length(FROZEN, RIVAL),
+        *over_length(FROZEN, RIVAL, LONG, LONGER),
     ],
     "Structured rows frozen from the start, to the same rows trained": over_length(
         FROZEN, f"trained_{FROZEN}"
@@ -125,7 +134,7 @@ MODERN: Groups = {
     ),
 }
 MODERN_TITLE = (
-    "The modern recipe: per cent of perplexity at equal tokens in seven contrasts, with 95 "
+    "The modern recipe: per cent of perplexity at equal tokens in eight contrasts, with 95 "
     "% intervals"
 )
 
@@ -167,6 +176,11 @@ COMPARED = {
     "Structured rows frozen from the start, to multi-query attention": (FROZEN, MULTI_QUERY),
 }
 
+LONGER_TITLE = (
+    "Structured rows frozen from the start, to dense rows trained: per cent of perplexity by "
+    "length at equal tokens, FLOPs, GPU-hours and seconds, with 95 % intervals"
+)
+
 
 def findings() -> str:
     """The GPT-2-like recipe."""
@@ -199,6 +213,25 @@ def equal_costs() -> str:
             rows.setdefault(heading, []).append((f"equal {cost}", paired(*spent)))
     ratio = "the first to the second"
     return contrasts(COSTS_TITLE, rows, ends=(-10, 10), sides="the first", ratio=ratio)
+
+
+def longer() -> str:
+    """The same of rows that are frozen from the start, by length."""
+    files = [equal_cost.RUNS, RESULTS / LONG / "runs.csv"]
+    losses = equal_cost.read_losses(files)
+    rows: Rows = {}
+    for cost in equal_cost.COSTS:
+        rows[f"At equal {cost}"] = [
+            (
+                length,
+                paired(
+                    equal_cost.at_equal_cost(losses, FROZEN, 1024 * steps, cost),
+                    equal_cost.at_equal_cost(losses, DENSE, 1024 * steps, cost),
+                ),
+            )
+            for steps, length in (LENGTHS | LONGER).items()
+        ]
+    return contrasts(LONGER_TITLE, rows, ends=(-10, 10), sides="frozen", ratio="frozen to trained")
 
 
 def of_findings(groups: Groups) -> Rows:
@@ -283,6 +316,7 @@ def paired(losses: dict[int, float], baseline: dict[int, float]) -> Gap:
 DRAWINGS: dict[str, Callable[[], str]] = {
     "equal_cost.svg": equal_costs,
     "findings.svg": findings,
+    "longer.svg": longer,
     "modern.svg": modern,
     "when.svg": when,
 }
