@@ -325,9 +325,10 @@ def passes(error: Exception) -> bool:
     causes = [one for one in (error, error.__cause__) if one is not None]
     if any(isinstance(one, errors.OfflineModeIsEnabled) for one in causes):
         return False
-    answers = [one.response for one in causes if getattr(one, "response", None) is not None]
+    answers = [answer for one in causes if (answer := getattr(one, "response", None)) is not None]
     if answers:
-        return answers[0].status_code in _BUSY or answers[0].status_code >= 500
+        status: int = answers[0].status_code
+        return status in _BUSY or status >= 500
     # hf_xet, which fetches large files, knows no other error than RuntimeError.
     lost = (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError)
     return any(isinstance(one, lost) for one in causes)
