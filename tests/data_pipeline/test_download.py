@@ -145,7 +145,8 @@ def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     name = "train/chunk2/example_train_1.jsonl.zst"
     hub.busy[name] = 1
-    done = download(hub, "--out", tmp_path / "out", "--include", "train/chunk2/*")
+    wanted = ("--out", tmp_path / "out", "--include", "train/chunk2/*")
+    done = download(hub, *wanted)
     assert done.code == 0, done.err
     assert f"{name}: " in done.err and "503" in done.err and "again in 1 s" in done.err
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
