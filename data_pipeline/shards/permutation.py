@@ -36,7 +36,7 @@ _DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
 # Part of the cache's name: to be raised when the same arguments come to mean another order, or
 # other files.
 _ORDER_VERSION = 3
-# An order of 100 billion tokens takes a few minutes; whoever takes longer than this is stuck.
+# Whoever makes an order for longer than this is taken to be stuck.
 _WAIT_SECONDS = 1800.0
 
 
