@@ -123,18 +123,20 @@ class Telemetry:
         if self._event_file is not None:
             self._event_file.sync()
 
-    def close(self, final: Mapping[str, float] | None = None) -> None:
+    def close(self, final: Mapping[str, float] | None = None, *, failed: bool = False) -> None:
         """Close the files and the progress bar; further calls do nothing.
 
-        `final`, given when the run is finished, holds the results for TensorBoard's HPARAMS page,
-        which shows the last scalar of a tag: those that were not logged are written here.
+        Args:
+            final: results of a finished run for TensorBoard's HPARAMS page, which shows the last
+                scalar of a tag: those that were not logged are written here.
+            failed: an error ends the run.
         """
         if self._closed:
             return
         self._closed = True
         self._display.close()
         if self._wandb is not None:
-            self._wandb.close()
+            self._wandb.close(failed=failed)
         if self._event_file is not None:
             if final is not None and not self._summarised:
                 own = {

@@ -75,9 +75,13 @@ class WandbRun:
         """
         self._try(lambda: self._run.log(dict(values), step=step))
 
-    def close(self, exit_code: int = 0) -> None:
-        """Hand over what is not yet sent. Other than 0: the run shows as crashed."""
-        self._try(lambda: self._run.finish(exit_code=exit_code))
+    def close(self, *, failed: bool) -> None:
+        """Hand over what is not yet sent.
+
+        Args:
+            failed: an error ended the run, which wandb then shows as failed, not as finished.
+        """
+        self._try(lambda: self._run.finish(exit_code=int(failed)))
         self._run = None
 
     def _try(self, action: Callable[[], None]) -> None:

@@ -259,7 +259,7 @@ def _opened(run: Run) -> Iterator[Run]:
         run.batches.close()
         if run.telemetry is not None:
             with suppress(OSError):  # after a good end it is closed already
-                run.telemetry.close()
+                run.telemetry.close(failed=True)
     run.phased.close()
 
 

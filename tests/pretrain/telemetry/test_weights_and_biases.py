@@ -47,6 +47,7 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
     attempts = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert len(attempts) == 2 and {path.stem for path in attempts} == {f"run-{identity}"}
     found = [history for path in attempts for history in histories(path)]
+    assert [exit_code(path) for path in attempts] == [0, 0]
     assert [history["_step"] for history in found] == [1, 2, 3, 3, 4]
     by_step = {history["_step"]: history for history in found}
     for record in read_strictly(run):
@@ -54,11 +55,40 @@ def test_offline_files_hold_the_run_and_its_resume_under_one_id(
             assert by_step[record["step"]][tag] == record[tag], tag
 
 
-def histories(path: Path) -> Iterator[dict[str, Any]]:
-    """The history records of a .wandb file.
+@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install '.[wandb]'")
+def test_a_run_that_an_error_ends_is_not_shown_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    telemetry = open_telemetry(tmp_path, wandb=True)
+    telemetry.log(make_record(1))
+    telemetry.close(failed=True)
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert exit_code(path) == 1
 
-    LevelDB's log format, with wandb's protocol buffers in it.
-    """
+
+def exit_code(path: Path) -> int:
+    (code,) = [
+        record.exit.exit_code
+        for record in records(path)
+        if record.WhichOneof("record_type") == "exit"
+    ]
+    return int(code)
+
+
+def histories(path: Path) -> Iterator[dict[str, Any]]:
+    """The history records of a .wandb file."""
+    for record in records(path):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            names = ("/".join(item.nested_key) if item.nested_key else item.key for item in items)
+            yield {
+                name: json.loads(item.value_json) for name, item in zip(names, items, strict=True)
+            }
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format, with wandb's protocol buffers in it."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content = path.read_bytes()
@@ -72,14 +102,5 @@ def histories(path: Path) -> Iterator[dict[str, Any]]:
         parts += content[place + HEADER : place + HEADER + length]
         place += HEADER + length
         if kind in (1, 4):  # whole, or the last part
-            record = Record.FromString(parts)
+            yield Record.FromString(parts)
             parts = b""
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                names = (
-                    "/".join(item.nested_key) if item.nested_key else item.key for item in items
-                )
-                yield {
-                    name: json.loads(item.value_json)
-                    for name, item in zip(names, items, strict=True)
-                }
