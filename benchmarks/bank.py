@@ -127,9 +127,8 @@ def main() -> None:
         for construction in CONSTRUCTIONS:
             too_large = construction == "cayley" and shape[0] > 1024  # cubic in hidden_size
             no_power = construction == "hadamard" and not is_power_of_two(shape[0])
-            if (
-                construction not in FACTORED and not too_large and not no_power
-            ):  # those are made by the layer
+            # Factored rows are made by the layer.
+            if construction not in FACTORED and not too_large and not no_power:
                 row[construction] = (
                     least_seconds(partial(make_heads, *shape, construction), 5) / HEADS_TIMED
                 )

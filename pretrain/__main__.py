@@ -119,9 +119,8 @@ def _program(
 ) -> None:
     """Options before the verb."""
     if context.invoked_subcommand in ("checkpoint", "compare", "ladder", "sweep", "trial"):
-        gc.set_threshold(
-            50_000, 20, 100
-        )  # of thousands of runs; where tensors are about, garbage is large
+        # Many small objects of thousands of runs; where tensors are about, garbage is large.
+        gc.set_threshold(50_000, 20, 100)
 
 
 LocalRanksOption = Annotated[
@@ -145,17 +144,15 @@ def train(
     outlive_output()
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
-    signals = (
-        StopSignals().install()
-    )  # before torch is imported: an early signal must not kill the rank
+    # Before torch is imported: an early signal must not kill the rank.
+    signals = StopSignals().install()
     gc.disable()  # collections among the modules that follow take half a second and free nothing
     from pretrain.config.load import load_config
     from pretrain.data.open import check_inputs
 
     loaded = load_config(config, overrides or [])
-    check_inputs(
-        loaded, LaunchEnvironment.read().world_size
-    )  # quick; the imports below take seconds
+    # First what is quick: the imports below take seconds.
+    check_inputs(loaded, LaunchEnvironment.read().world_size)
     ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
     from megatron_patches.engine.compat import prepare_imports
 
@@ -305,9 +302,8 @@ def _doctor_on_this_rank(request: Request) -> int:
     from pretrain.config.load import load_config
 
     prepare_imports()
-    with suppress(
-        UserError, MethodError
-    ):  # a config that is refused is among what the doctor reports
+    # A config that is refused is among what the doctor reports.
+    with suppress(UserError, MethodError):
         ask_for(load_config(request.config, request.overrides).run.device)
     from pretrain.doctor.rank import run_doctor
 

@@ -74,9 +74,8 @@ def compare(
     print_comparison(comparison, Console(width=get_terminal_size((100, 24)).columns))
     if left_out:
         typer.echo(left_out)
-    tensorboard = str(
-        Path(sys.executable).with_name("tensorboard")
-    )  # a shell outside .venv has no other
+    # A shell outside the environment finds no other.
+    tensorboard = str(Path(sys.executable).with_name("tensorboard"))
     tensorboard = (
         "tensorboard"
         if which("tensorboard")

@@ -17,10 +17,8 @@ CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama",
 CORPORA |= {f"{config}_modern": corpus for config, corpus in CORPORA.items()}
 ENOUGH = {"slimpajama": ("--fraction", "0.2")}
 """{corpus: what its configs need of it}: 125 of 627 B tokens, for 100 B and what is held out."""
-DEMO_TOKENIZER = (
-    "--vocab-size",
-    "4096",
-)  # the demo corpus is too small for the others' 32,000 pieces
+# The demo corpus is too small for the others' 32,000 pieces.
+DEMO_TOKENIZER = ("--vocab-size", "4096")
 
 
 OWN_KEYS = {

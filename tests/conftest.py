@@ -37,9 +37,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     process.
     """
     gc.disable()
-    if not session.config.pluginmanager.hasplugin(
-        "dsession"
-    ):  # the process that only hands out tests
+    # Not in the process that only hands out tests.
+    if not session.config.pluginmanager.hasplugin("dsession"):
         from megatron_patches.engine.compat import prepare_imports
 
         prepare_imports()

@@ -163,9 +163,8 @@ def _start_server() -> str:
         os.close(stdin)
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n", "the server of warm ranks did not start"
-        _SERVERS.append(
-            server
-        )  # it may outlive this process, and Python warns of one that nobody holds
+        # It may outlive this process, and Python warns of one that nobody holds.
+        _SERVERS.append(server)
     return str(address)
 
 

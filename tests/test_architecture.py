@@ -323,9 +323,8 @@ def test_the_loop_names_no_variant() -> None:
         found = {node.value for node in texts if id(node) not in docstrings} & set(VARIANTS)
         # The default baseline of `compare`, and of tasks.
         named = {"pretrain/compare_verbs.py": {"vanilla"}, "evaluation/verbs.py": {"vanilla"}}
-        named["export/architectures.py"] = {
-            "hybrid"
-        }  # transformers' word for a layer with two kinds of cache
+        # Transformers' word for a layer with two kinds of cache.
+        named["export/architectures.py"] = {"hybrid"}
         allowed = named.get("/".join(path.parts[-2:]), named.get("/".join(path.parts[-3:]), set()))
         assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
     assert "variant" not in (ROOT / "pretrain/training/loop.py").read_text()

@@ -1,6 +1,7 @@
 """How the code reads: no golf, and docstrings with sections where there is something to tell."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,9 @@ MANY_POSITIONAL = {
 other names in other versions of torch, and a launch of a Triton kernel, `two_products[grid](…)`,
 takes its strides as `*tensor.stride()`, which cannot follow a keyword.
 """
+
+STRANDED = re.compile(r"^ *[\])}]+[:,]?( as \w+:)? +# (?!fmt:|type:)")
+"""A comment behind the last bracket of a statement that the formatter has cut for its sake."""
 
 
 def files() -> list[Path]:
@@ -153,6 +157,17 @@ def test_golf_is_seen(text: str) -> None:
 @pytest.mark.parametrize("text", ["a, b = b, a", "a, b = f(c)", "f(a, b, c, d, e=1)", "f(*rows)"])
 def test_plain_code_is_not_golf(text: str) -> None:
     assert not any(map(golf, ast.walk(ast.parse(text))))
+
+
+def test_a_comment_stands_above_a_statement_that_it_is_too_long_for() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if STRANDED.match(line)
+    ]
+    assert found == []
+    assert STRANDED.match("    )  # far from what it is about")
 
 
 def test_public_docstrings_have_sections() -> None:

@@ -97,9 +97,8 @@ def _launch(job: socket.socket) -> NoReturn:
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for port in ports:
-            with suppress(
-                BrokenPipeError
-            ):  # of a command that has been refused by now, and asked for none
+            # A command that has been refused by now has asked for none.
+            with suppress(BrokenPipeError):
                 os.write(port, f"{store.port}\n".encode())
         code = _wait(ranks, job)
     except BaseException:
@@ -185,9 +184,8 @@ def _wait(ranks: list[int], job: socket.socket) -> int:
             if ended and not code:
                 code = ended if ended > 0 else 128 - ended
                 deadline = time.monotonic() + GRACE_SECONDS
-        elif (
-            select.select([job], [], [], 0.02)[0] or time.monotonic() > deadline
-        ):  # nobody waits, or enough
+        elif select.select([job], [], [], 0.02)[0] or time.monotonic() > deadline:
+            # Nobody waits, or enough.
             for rank in running:
                 os.kill(rank, signal.SIGKILL)
             deadline = float("inf")

@@ -133,9 +133,8 @@ def compile_layers(part: int, context: StageContext) -> StageResult:
     if context.small:
         words = ["--variants", "orthogonal"]
     found = context.measure(f"compile_{part}", LAYERS, "compile", *words)
-    near = (
-        0.02 if context.on_gpu else 1e-5
-    )  # bf16: eight bits, and kernels that round at other places
+    # bf16 has eight bits, and the kernels round at other places.
+    near = 0.02 if context.on_gpu else 1e-5
     checks = {
         name: entry["breaks"] == 0
         and entry["graphs"] > 0

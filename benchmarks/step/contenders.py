@@ -158,9 +158,8 @@ class Plain:
         device, self.context = context.device, context
         model = PlainGPT(config).to(device)
         for weight in model.parameters():
-            if (
-                weight.dim() > 1
-            ):  # as ours start: what is multiplied decides how much power a GPU draws
+            # As ours start: what is multiplied decides how much power a GPU draws.
+            if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=config.model.init_std)
         if compiled:
             for block in model.blocks:

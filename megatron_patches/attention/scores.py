@@ -105,9 +105,8 @@ class CausalDotProductAttention(MegatronModule):
                 return self._within_documents(
                     query, key, value=value, documents=attention_mask, dropout=dropout
                 )
-            attention_mask = (
-                attention_mask.mask()
-            )  # a graph cannot loop over lengths that it does not know
+            # A graph cannot loop over lengths that it does not know.
+            attention_mask = attention_mask.mask()
         grouped = query.size(2) != key.size(2)
         if grouped and attention_mask is not None:
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.

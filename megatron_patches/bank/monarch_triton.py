@@ -88,9 +88,9 @@ def two_products(  # noqa: D417, its arguments are told in groups
         p = start + tl.arange(0, CHUNK)
         here = (p[:, None, None] < P) & (t[None, :, None] < num_tokens) & (k[None, None, :] < K)
         row = x + t[None, :, None].to(tl.int64) * x_row
-        inputs = tl.load(
+        inputs = tl.load(  # [p, t, k]
             row + p[:, None, None] * K + k[None, None, :], mask=here, other=0.0
-        )  # [p, t, k]
+        )
         left = tl.load(  # [p, k, r]
             first
             + p[:, None, None] * first_p

@@ -47,9 +47,8 @@ def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) 
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     rows = np.ones((num_rows, 1))
-    for bit in range(
-        hidden_size.bit_length() - 1
-    ):  # H_2n = [[H_n, H_n], [H_n, -H_n]], bit by bit of the row
+    # H_2n = [[H_n, H_n], [H_n, -H_n]], bit by bit of the row.
+    for bit in range(hidden_size.bit_length() - 1):
         flip = 1.0 - 2.0 * (chosen[:, None] >> bit & 1)
         rows = np.concatenate([rows, rows * flip], axis=1)
     return rows * (signs / math.sqrt(hidden_size))

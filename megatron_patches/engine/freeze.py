@@ -273,9 +273,8 @@ def _zero_partitions(engine: Any) -> list[torch.Tensor]:
 
     Fp32 partitions under ZeRO, else the parameters.
     """
-    if hasattr(
-        engine.optimizer, "fp32_partitioned_groups_flat"
-    ):  # stage 3 steps through sub-groups
+    # Stage 3 steps through sub-groups.
+    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return [p for group in inner.param_groups for p in group["params"]]
@@ -285,15 +284,13 @@ def _gradients(
     engine: Any, trainable: list[torch.Tensor], partitions: list[torch.Tensor]
 ) -> dict[str, Any]:
     optimizer = engine.optimizer
-    if hasattr(
-        optimizer, "fp32_groups_gradients_flat"
-    ):  # BF16 optimizer: ZeRO-1 with fp32 accumulation
+    # BF16 optimizer: ZeRO-1 with fp32 accumulation.
+    if hasattr(optimizer, "fp32_groups_gradients_flat"):
         return _size(optimizer.fp32_groups_gradients_flat) | {"implied": False}
     if getattr(optimizer, "grad_partitions_flat_buffer", None) is not None:  # stage 3
         return _size([optimizer.grad_partitions_flat_buffer]) | {"implied": False}
-    if (
-        engine.zero_optimization_stage() == 2
-    ):  # stage 2 keeps this rank's partition, in the accumulation type
+    # Stage 2 keeps this rank's partition, in the accumulation type.
+    if engine.zero_optimization_stage() == 2:
         elements = sum(p.numel() for p in partitions)
         return {
             "elements": elements,
@@ -325,6 +322,5 @@ def _size(tensors: list[Any]) -> dict[str, Any]:
 
 
 def _numel(tensor: Any) -> int:
-    return getattr(
-        tensor, "ds_numel", tensor.numel()
-    )  # stage 3 leaves an empty placeholder in the module
+    # Stage 3 leaves an empty placeholder in the module.
+    return getattr(tensor, "ds_numel", tensor.numel())

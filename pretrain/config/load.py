@@ -97,9 +97,8 @@ def config_from_draft(draft: Draft) -> Config:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
         raise UserError(validation_sentence(error, draft)) from None
-    except (
-        UnicodeEncodeError
-    ) as error:  # pydantic cannot hold a sentence with half of a surrogate pair
+    except UnicodeEncodeError as error:
+        # pydantic cannot hold a sentence with half of a surrogate pair.
         raise UserError(utf8(error.object).decode()) from None
     try:
         check_tree(config)
@@ -231,9 +230,8 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     path = tuple(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")
-    if isinstance(
-        cause, ValueError
-    ):  # raised by our own validators: already a sentence that names its keys
+    # Raised by our own validators: already a sentence that names its keys.
+    if isinstance(cause, ValueError):
         return f"{_where(draft, path) if path else ''}{cause}"
     # All of data.blend.0.weight, but not of optimizer.betas.1.
     key = ".".join(path if len(path) > 3 else path[:2])

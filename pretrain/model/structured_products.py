@@ -136,9 +136,8 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
     """
     rows = factors.left.size(0) * factors.left.size(1)
     inputs = factors.right.size(0) * factors.right.size(2)
-    generator = torch.Generator(factors.left.device).manual_seed(
-        0
-    )  # the run's own is left as it is
+    # The run's own is left as it is.
+    generator = torch.Generator(factors.left.device).manual_seed(0)
     x, total, grad = (
         torch.randn(
             tokens, width, generator=generator, device=factors.left.device, dtype=factors.left.dtype

@@ -25,9 +25,8 @@ def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) ->
         # Without it cuBLAS takes its workspace from a pool, and so chooses among algorithms by
         # chance.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if (
-        deterministic != torch.are_deterministic_algorithms_enabled()
-    ):  # torch imports its compiler for that
+    # Only where it differs: torch imports its compiler for that.
+    if deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(deterministic)
     # Filling new memory would only show reads of what nobody wrote, at the price of a pass over it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

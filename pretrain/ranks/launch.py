@@ -119,9 +119,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], requests: _Requests) -> int:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        with suppress(
-            subprocess.TimeoutExpired
-        ):  # one that waits for a dead file system does not end
+        # One that waits for a dead file system does not end.
+        with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
     return code
 

@@ -71,13 +71,11 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
-        self.collectives = (
-            path / "nccl_trace_rank_"
-        )  # of every rank's flight recorder file; the rank follows
+        # The beginning of the name of a rank's flight recorder file; the rank follows.
+        self.collectives = path / "nccl_trace_rank_"
         self.checkpoints = path / "checkpoints"
-        self.latest = (
-            self.checkpoints / "latest"
-        )  # the newest checkpoint's name; the markers decide
+        # The newest checkpoint's name; the markers decide.
+        self.latest = self.checkpoints / "latest"
         self.state_file = path / "state"
         self.summary = path / "summary.json"
         self.exports = path / "exports"  # under the checkpoints' names

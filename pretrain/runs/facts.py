@@ -46,9 +46,8 @@ YAML_ERRORS = (
 )
 """Exceptions of PyYAML for a text that is not YAML, or whose values are not of their tags."""
 
-_SHALLOW = (
-    1 << 14
-)  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
+# Characters: libyaml has no limit of depth, and overflows its stack in a longer text.
+_SHALLOW = 1 << 14
 
 LARGEST_YAML = 1 << 18
 """Characters of a file of settings: a few thousand are usual, and the parser is slow."""

@@ -51,9 +51,8 @@ class StepDisplay:
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("left", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=whole),
-            TextColumn(
-                "{task.fields[numbers]}", table_column=cut
-            ),  # where a terminal is too narrow
+            # Cut where a terminal is too narrow.
+            TextColumn("{task.fields[numbers]}", table_column=cut),
             console=self._console,
         )
         self._task = self._bar.add_task(

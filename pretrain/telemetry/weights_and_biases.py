@@ -89,8 +89,7 @@ class WandbRun:
             return
         try:
             action()
-        except (
-            Exception
-        ) as error:  # whatever a service outside does, it must not end a training of days
+        except Exception as error:
+            # Whatever a service outside does, it must not end a training of days.
             self._run = None
             self._say(f"telemetry: wandb gets no more numbers ({type(error).__name__}: {error})")

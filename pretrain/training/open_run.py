@@ -250,9 +250,8 @@ def _opened(run: Run) -> Iterator[Run]:
     try:
         yield run
     except (UserError, DataError, MethodError):
-        run.checkpoints.close(
-            wait=True
-        )  # all ranks raise these together, so all finish what they write
+        # All ranks raise these together, so all finish what they write.
+        run.checkpoints.close(wait=True)
         raise
     finally:
         run.checkpoints.close(wait=False)

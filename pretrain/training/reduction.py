@@ -32,9 +32,8 @@ def reduces_whole_gradients(engine: Any) -> bool:
 
     Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
     """
-    whole = (
-        engine.optimizer is engine.basic_optimizer
-    )  # DeepSpeed has put none of its own around it
+    # DeepSpeed has put none of its own around it.
+    whole = engine.optimizer is engine.basic_optimizer
     flat = getattr(engine.optimizer, "immediate_grad_update", False)
     plain = engine.postscale_gradients() and engine.gradient_predivide_factor() == 1.0
     return (whole or flat) and plain and engine.communication_data_type == torch.float32

@@ -66,9 +66,8 @@ class GuardedUpdate:
         if self._decided is not None:
             return self._decided
         none = torch.zeros((), dtype=torch.float64, device=allowed.device)
-        return Update(
-            made=none, gradient_norm=none + torch.inf
-        )  # DeepSpeed has skipped the update by itself
+        # DeepSpeed has skipped the update by itself.
+        return Update(made=none, gradient_norm=none + torch.inf)
 
     def _before_update(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self._allowed is None:

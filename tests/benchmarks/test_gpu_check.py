@@ -46,9 +46,8 @@ def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     assert report["gpu"] == "none"
 
     curves = stages["parity"]["found"]["orthogonal"]
-    assert (
-        curves["cpu"] == curves["gpu"] and len(curves["cpu"]) == 5
-    )  # without a GPU it is the CPU twice
+    # Without a GPU it is the CPU twice.
+    assert curves["cpu"] == curves["gpu"] and len(curves["cpu"]) == 5
     steps = stages["large_2048"]["found"]
     assert min(steps["seconds"].values()) > 0
     assert steps["ratio"]["plain"].keys() == {"orthogonal", "vanilla", "orthogonal again"}

@@ -164,12 +164,10 @@ def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
     for rank in report["ranks"]:
         gradients = rank["after"]["gradients"]
         own = sum(part["elements"] for part in rank["after"]["zero_partitions"])
-        assert (
-            gradients["bytes"] == 4 * gradients["elements"]
-        )  # fp32 accumulation, in bf16 training too
-        if (
-            stage == 1
-        ):  # the whole shard on every rank; the BF16 optimizer pads it like the partitions
+        # Accumulated in fp32, in bf16 training too.
+        assert gradients["bytes"] == 4 * gradients["elements"]
+        # The whole shard on every rank; the BF16 optimizer pads it like the partitions.
+        if stage == 1:
             padding = DATA_PARALLEL * own - shard if dtype == "bf16" else 0
             assert gradients["elements"] == shard + padding
         else:
@@ -226,9 +224,8 @@ def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(
     assert min(report["plain_norms"]) > 5 * CLIP
     assert report["norms"] == pytest.approx(report["plain_norms"], rel=1e-5)
     assert report["losses"] == pytest.approx(report["plain_losses"], rel=1e-5)
-    assert report["plain_step_sizes"][0] == pytest.approx(
-        2.0 * CLIP, rel=0.01
-    )  # clipping did shorten the steps
+    # Clipping did shorten the steps.
+    assert report["plain_step_sizes"][0] == pytest.approx(2.0 * CLIP, rel=0.01)
     assert report["worst_update"] < 1e-4
 
 

@@ -234,9 +234,8 @@ def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(6))
 def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
-    large = chains(
-        [*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS)
-    )  # takes a second
+    # Planning takes a second.
+    large = chains([*product(DESIGNS, ("fp32", "bf16"))] * 3, layouts(16), len(LINKS))
     some = large[number::6]
     found = trained.train(some)
     losses = trained.uninterrupted(some)

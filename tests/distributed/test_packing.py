@@ -15,13 +15,13 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 VARIANTS, POSITIONS = ("vanilla", "orthogonal"), ("learned", "rope")
-LAYOUTS = [
+LAYOUTS = [  # (tensor parallel, query groups, sequence parallel)
     (1, 4, False),
     (1, 2, False),
     (2, 4, False),
     (2, 4, True),
     (2, 2, True),
-]  # TP, groups, SP
+]
 TRAININGS = [  # (ranks, tensor parallel, sequence parallel, micro batch size)
     (1, 1, False, 1),
     (1, 1, False, 8),

@@ -45,9 +45,8 @@ def test_overlapped_or_not_the_training_is_the_same_bit_for_bit(
     for quantity in ("losses", "norms", "weights"):
         assert overlapped[quantity] == after[quantity], quantity
     one, other, *replicas = overlapped["weights"]
-    assert (
-        replicas == [one, other] and one != other
-    )  # each tensor-parallel rank's part, on both replicas
+    # Each tensor-parallel rank's part, on both replicas.
+    assert replicas == [one, other] and one != other
     assert overlapped["losses"][-1] < overlapped["losses"][0]
 
 

@@ -89,9 +89,8 @@ def test_kill_between_and_during_saves_then_resume(
     overrides = overrides_for(tiny_shards, tmp_path, "killed", stage, ranks=4)
 
     hold = held_before(EVERY + 2)
-    with started(
-        overrides, 4, tmp_path / "first.log", hold
-    ) as launcher:  # one rank dies between two saves
+    # One rank dies between two saves.
+    with started(overrides, 4, tmp_path / "first.log", hold) as launcher:
         wait_until(
             lambda: EVERY + 1 in logged_steps(run), launcher, "a step after the first checkpoint"
         )

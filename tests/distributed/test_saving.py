@@ -30,10 +30,8 @@ LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and ste
 }
 KILLED = {  # where: the newest checkpoint then, and what is left of the other
     "step_00000002/rank_00001.safetensors": (0, True),
-    "step_00000002/rank_00000.written.": (
-        0,
-        True,
-    ),  # the temporary file's name goes on after the dot
+    # The temporary file's name goes on after the dot.
+    "step_00000002/rank_00000.written.": (0, True),
     "step_00000002/COMPLETE.": (0, True),
     "checkpoints/latest.": (2, False),  # step 2 is complete
     "step_00000004/rank_00000.safetensors": (2, True),
@@ -183,9 +181,8 @@ def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_
     planned = overrides(tiny_shards, tmp_path, "many", **changes)
     samples = run_ranks(1, WORKER + "many_saves", {"overrides": planned})
     threads, files = zip(*samples[3:], strict=True)
-    assert (
-        max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2
-    )  # a save may be under way, or not
+    # A save may be under way, or not.
+    assert max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2
     resident = [
         record["memory/host_rss"] for record in read_metrics(tmp_path / "many/metrics.jsonl")
     ]

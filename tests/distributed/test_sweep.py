@@ -147,9 +147,8 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
             second.send_signal(signal.SIGTERM)
             assert second.wait(timeout=60) == 128 + signal.SIGTERM, other.read_text()
         assert "1 of 1 runs are left (1 busy)" in other.read_text()
-        os.killpg(
-            sweep.pid, signal.SIGINT
-        )  # as a terminal's Ctrl-C: once for every process of its group
+        # As a terminal's Ctrl-C: once for every process of its group.
+        os.killpg(sweep.pid, signal.SIGINT)
         assert sweep.wait(timeout=300) == 128 + signal.SIGINT, log.read_text()
     for run, step in zip(runs[:2], stopped_at, strict=True):
         assert (run / "state").read_text() == "stopped\n"

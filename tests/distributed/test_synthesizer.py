@@ -108,10 +108,8 @@ def test_one_product_applies_the_scores_to_the_whole_batch(
         assert shapes.count(per_batch) == (0 if case["masked"] else 1), (case, shapes)
         assert shapes.count(per_sample) == (1 if case["masked"] else 0), (case, shapes)
         making_scores = 1 if case["variant"] == "synthesizer_factorized" else 0
-        assert len(shapes) == 3 + making_scores, (
-            case,
-            shapes,
-        )  # V, the mixing, the output projection
+        # V, the mixing, the output projection.
+        assert len(shapes) == 3 + making_scores, (case, shapes)
 
 
 def test_the_future_has_probability_exactly_0(found: dict[int, dict[str, Any]], ranks: int) -> None:

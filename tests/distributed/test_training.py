@@ -114,9 +114,8 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(
 ) -> None:
     assert single["runs"]["full"] == "finished"
     tags = [set(record) - {"step", "tokens", "samples"} for record in records(runs / "full")]
-    saved = tags_of(
-        When.SAVED, When.WRITTEN
-    )  # the second save waited for the first, the run for the last
+    # The second save waited for the first, the run for the last.
+    saved = tags_of(When.SAVED, When.WRITTEN)
     assert tags[0] - tags_of(When.WRITTEN) == ALWAYS | tags_of(When.SAVED)
     assert tags[1:] == [ALWAYS | saved | VALIDATED] * 2
     events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
@@ -136,9 +135,8 @@ def test_the_formulas_count_what_the_engine_held(
     assert theory.size == run.size
     for part in ("weight", "frozen", "gradient", "optimizer_state"):
         assert getattr(theory.states, f"{part}_bytes") == getattr(run.states, f"{part}_bytes"), part
-    headers = (
-        run.states.checkpoint_bytes - theory.states.checkpoint_bytes
-    )  # and names, the run's identity
+    # Headers, names, the run's identity.
+    headers = run.states.checkpoint_bytes - theory.states.checkpoint_bytes
     assert 0 < headers < 40_000
 
 
@@ -236,9 +234,8 @@ def test_frozen_and_trainable_models_with_equal_weights_agree(
     report = single["models"]["equal_weights"][str(groups)]
     assert report["loss"] < 1e-6
     assert report["gradient"] < 1e-6
-    assert (
-        report["shared_gradients"] == 2 + 2 * 8 + 2
-    )  # embeddings; V, output, MLP and norms of 2 layers; last norm
+    # Embeddings; V, output, MLP and norms of 2 layers; last norm.
+    assert report["shared_gradients"] == 2 + 2 * 8 + 2
 
 
 @pytest.mark.parametrize("groups", [4, 2])

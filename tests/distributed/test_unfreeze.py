@@ -185,9 +185,8 @@ def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(
         first + per_layer * sum(step > last for last in LAST_STEPS) for step in range(1, STEPS + 1)
     ]
     rates = curve["optim/lr"]
-    assert (
-        rates[3] / rates[2] < 0.5 and rates[6] / rates[5] < 0.4
-    )  # 0.5 and 0.2 / 0.5, and the cosine
+    # The factors 0.5 and 0.2 / 0.5, times the cosine's fall.
+    assert rates[3] / rates[2] < 0.5 and rates[6] / rates[5] < 0.4
 
 
 @pytest.mark.parametrize("case", WATCHED)

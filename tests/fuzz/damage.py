@@ -87,9 +87,8 @@ def odd_json(draw: st.DrawFn, value: Any) -> Any:
         elif kind == "near" and type(place[key]) in (int, float) and abs(place[key]) < 1e300:
             place[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
         else:
-            place[key] = copy.deepcopy(
-                draw(odd_values)
-            )  # the next change is not to the list itself
+            # The next change is not to the list itself.
+            place[key] = copy.deepcopy(draw(odd_values))
     return root[0]
 
 

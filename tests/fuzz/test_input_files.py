@@ -133,9 +133,8 @@ def test_no_loss_of_a_packed_file_is_silent(folder: Path, name: str, data: st.Da
         return
     documents, rejects = found
     if len(documents) < len(RECORDS) and changed:
-        whole_frames = (
-            name.endswith(".zst") and not rejects
-        )  # a frame may be removed, or there twice, whole
+        # A frame may be removed, or there twice, whole.
+        whole_frames = name.endswith(".zst") and not rejects
         assert rejects or whole_frames or len(changed) < len(PACKED[name])
     texts = {record["text"] for record in RECORDS}
     if not rejects and not name.endswith(".parquet"):

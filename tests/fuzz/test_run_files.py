@@ -52,9 +52,8 @@ def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
         steps = [record["step"] for record in found]
         assert all(type(step) is int and step > 0 for step in steps)
         assert all(first < second for first, second in pairwise(steps))
-        assert str(last_record(path)) == str(
-            found[-1] if found else {}
-        )  # as text: NaN is not itself
+        # As text: NaN is not itself.
+        assert str(last_record(path)) == str(found[-1] if found else {})
     kept = right_or_refused(lambda: cut_back(path, resume_step, keep=3))
     left = path.read_bytes()
     assert left == content if kept == REFUSED else content.startswith(left)

@@ -102,9 +102,8 @@ class ClusterFiles:
             controller_address="10.77.0.254" if self.isolated else "127.0.0.1",
             port=ports[0],
             user=pwd.getpwuid(os.geteuid()).pw_name,
-            first_job=random.randrange(
-                1000, 60000
-            ),  # the ranks' port follows from it: not twice the same
+            # The ranks' port follows from it: not twice the same.
+            first_job=random.randrange(1000, 60000),
             nodes="\n".join(lines),
         )
 

@@ -173,10 +173,8 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
     encode(documents)
     for batch in (
         [*documents, Document("wrong", "b", "f:11")],  # the first of a source
-        [
-            Document("</s>", "a", "f:0"),
-            Document("wrong", "a", "f:1"),
-        ],  # the first that gigatoken is given
+        # The first that gigatoken is given.
+        [Document("</s>", "a", "f:0"), Document("wrong", "a", "f:1")],
         [Document("wrong " * 40_000, "a", "f:0")],  # too long to be compared whole
         [*documents * 100, Document("wrong", "a", "f:1000")],  # one of the sample
     ):

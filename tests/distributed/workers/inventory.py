@@ -69,9 +69,8 @@ def _live(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
     Of a buffer the dimension that is cut leaves no trace but its shape.
     """
     groups = optimizer.param_groups
-    members = getattr(
-        optimizer, "bit16_groups", [group["params"] for group in groups]
-    )  # ZeRO-1 flattens them
+    # ZeRO-1 flattens the optimizer's own.
+    members = getattr(optimizer, "bit16_groups", [group["params"] for group in groups])
     decay = {
         id(parameter): group["weight_decay"] > 0
         for group, some in zip(groups, members, strict=True)

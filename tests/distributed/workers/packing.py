@@ -47,9 +47,8 @@ def _case(
     )
     model = build_model(config, context)
     reduce_partial_gradients(model, context.tensor_parallel_group)
-    set_seeds(
-        config.run.seed, 1, 0, context.tensor_parallel_rank
-    )  # no dropout, but megatron-core asks
+    # No dropout, but megatron-core asks.
+    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
     packed = [*FIRST, *SECOND]
     changed = [*FIRST]
     changed[1] += 1

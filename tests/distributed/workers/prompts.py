@@ -47,9 +47,8 @@ def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, 
         ended = False
         sure = True
         while not ended and sure and len(ids) < len(prompt) + prompts.tokens:
-            with (
-                torch.no_grad()
-            ):  # one prompt alone, nothing behind it, the logits of all its positions
+            # One prompt alone, nothing behind it, the logits of all its positions.
+            with torch.no_grad():
                 logits = model(torch.tensor([ids]), torch.arange(len(ids))[None], None)[0, -1]
             first, second = logits.topk(2).values.tolist()
             chosen = int(logits.argmax())

@@ -71,9 +71,8 @@ def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
         if attention.q_layernorm is not None:
             block.norm_query.load_state_dict(attention.q_layernorm.state_dict())
             block.norm_key.load_state_dict(attention.k_layernorm.state_dict())
-        by_head = attention.linear_qkv.weight.unflatten(
-            0, (block.heads, 3, -1)
-        )  # theirs: head by head
+        # Theirs lie head by head.
+        by_head = attention.linear_qkv.weight.unflatten(0, (block.heads, 3, -1))
         _fill(block.query_key_value, by_head.transpose(0, 1).flatten(0, 2))
         block.projection.weight.copy_(attention.linear_proj.weight)
         _fill(block.up, layer.mlp.linear_fc1.weight)
@@ -116,9 +115,8 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         )
         reference.step()
         optimizer.step()
-        norm_error = max(
-            norm_error, abs(seen[-1] / float(norm) - 1)
-        )  # a later hook finds this step's norm
+        # A later hook finds this step's norm.
+        norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))
         pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
         worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
     before = [parameter.clone() for parameter in ours.parameters()]

@@ -159,9 +159,8 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
 
         together = applied(added, {name: products[name] + products_2[name] for name in products})
         linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
-        assert linear == (declared.linear or name == "short_convolution"), (
-            name
-        )  # which mixes tokens
+        # A convolution is linear but mixes tokens.
+        assert linear == (declared.linear or name == "short_convolution"), name
     assert not ADAPTERS["short_convolution"].linear
 
 

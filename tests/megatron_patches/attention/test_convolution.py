@@ -34,9 +34,8 @@ def plain(inputs: torch.Tensor, taps: torch.Tensor, starts: torch.Tensor) -> tor
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize("form", ["sample", "documents", "mask"])
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32]
-)  # in fp32 whole samples go by oneDNN
+# In fp32 whole samples go by oneDNN.
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_values_and_gradients_are_those_of_the_formula(
     length: int, taps: int, form: str, dtype: torch.dtype
 ) -> None:

@@ -29,9 +29,8 @@ class Case:
 
 CASES = (
     Case(tokens=18, a=8, b=8, m=16),  # queries and keys of 64 = 8 · 8
-    Case(
-        tokens=33, a=24, b=20, m=30
-    ),  # no power of two; of 20 blocks a subset each; two groups, two chunks
+    # No power of two; of 20 blocks a subset each; two groups, two chunks.
+    Case(tokens=33, a=24, b=20, m=30),
     Case(tokens=18, a=8, b=6, m=12),
     Case(tokens=17, a=32, b=4, m=8),  # blocks larger than pieces
     Case(tokens=3, a=2, b=7, m=3),  # smaller than every tile
@@ -49,9 +48,8 @@ def tensors(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     found = {
         "right": right.contiguous(),
         "left": torch.linalg.qr(drawn(case.m, case.a, case.a))[0],
-        "x": drawn(case.tokens, 2 * case.a * case.b)[
-            :, : case.a * case.b
-        ],  # rows with a gap behind them
+        # Rows with a gap behind them.
+        "x": drawn(case.tokens, 2 * case.a * case.b)[:, : case.a * case.b],
         "grad": drawn(case.tokens, case.m * case.a),
         "total": drawn(case.tokens, case.a * case.b),
     }

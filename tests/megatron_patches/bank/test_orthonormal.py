@@ -45,9 +45,8 @@ def sha256(rows: FloatArray) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
-BY_HEAD = tuple(
-    name for name in CONSTRUCTIONS if name not in FACTORED
-)  # those are in test_factors.py
+# Those are in test_factors.py.
+BY_HEAD = tuple(name for name in CONSTRUCTIONS if name not in FACTORED)
 POSSIBLE = [
     (construction, *shape)
     for construction in BY_HEAD

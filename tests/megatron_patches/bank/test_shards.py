@@ -65,9 +65,8 @@ def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
     shard = layer_shard(MULTI_HEAD, 0, role="query", rank=0, tensor_parallel_size=2, dtype=dtype)
     as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     assert digest(shard) == hashlib.sha256(shard.view(as_integers).numpy().tobytes()).hexdigest()
-    assert digest(shard.t().contiguous().t()) == digest(
-        shard
-    )  # how it lies in memory does not matter
+    # How it lies in memory does not matter.
+    assert digest(shard.t().contiguous().t()) == digest(shard)
     changed = shard.clone()
     changed.view(as_integers)[5, 7] ^= 1  # one bit
     assert digest(changed) != digest(shard)

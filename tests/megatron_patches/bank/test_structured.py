@@ -56,9 +56,8 @@ def test_rows_are_rows_of_the_textbook_matrix_behind_random_signs(construction: 
         assert len(set(chosen)) == 16
         assert 16 <= (signs > 0).sum() <= 48
         found[head] = signs.tobytes(), tuple(chosen)
-    assert (
-        len({signs for signs, _ in found.values()}) == 4
-    )  # signs and rows of each head are its own
+    # Signs and rows of each head are its own.
+    assert len({signs for signs, _ in found.values()}) == 4
     assert len({rows for _, rows in found.values()}) == 4
 
 

@@ -41,9 +41,8 @@ def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     section, _, own = key.partition(".")
     for other in record.excludes:
         assert {own, *record.excludes} == {other, *KEYS[f"{section}.{other}"].excludes}
-    assert (
-        record.on_resume is OnResume.EFFECTIVE if record.trunk else True
-    )  # what is refused is so anyway
+    # What is refused is so anyway.
+    assert record.on_resume is OnResume.EFFECTIVE if record.trunk else True
 
 
 def test_a_key_without_a_record_is_noticed() -> None:

@@ -53,9 +53,8 @@ def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
     )
     assert recipe == ScoreRecipe(seed=5, num_attention_heads=12, sequence_length=512, rank=8)
     assert ScoreRecipe(**recipe.as_dict()) == recipe
-    assert recipe.std**2 * recipe.std**2 * 8 == pytest.approx(
-        1
-    )  # the variance of a sum of 8 products
+    # The variance of a sum of 8 products.
+    assert recipe.std**2 * recipe.std**2 * 8 == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,8 @@ ALLOWED = {
     "sweep/running.py": {FINISHED},  # … and how the sweep's own attempt ended
     "sweep/trial.py": {FINISHED},
     "sweep/verb.py": {FINISHED},
-    "export/source_model.py": {
-        "config.yaml"
-    },  # beside the weights that it makes, in no run directory
+    # Beside the weights that it makes, in no run directory.
+    "export/source_model.py": {"config.yaml"},
 }
 
 

@@ -19,9 +19,8 @@ from tests.pretrain.telemetry.records import make_record, open_telemetry, read_s
 def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     """TensorBoard takes them from any run, and filters no numbers where another run has text."""
     seen = {}
-    for variant in [
-        name for name in VARIANTS if VARIANTS[name].init != "pretrained"
-    ]:  # that needs a file
+    # `pretrained` needs a file.
+    for variant in [name for name in VARIANTS if VARIANTS[name].init != "pretrained"]:
         overrides = [f"attention.variant={variant}", "model.head_dim=16"]
         values = hparams(load_config("demo", overrides).values)
         seen[variant] = {key: isinstance(value, str) for key, value in values.items()}
