@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.ranks.devices import ask_for
+from pretrain.runs.storage import refuse_unwritable
 from pretrain.sweep.verb import By, MarginOption, Match, Question
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def compare(
 
     Example: python -m pretrain compare runs/* --baseline vanilla --out comparison
     """
+    refuse_unwritable(out)
     from pretrain.runs.finished import leave_out_others
 
     directories, left_out = leave_out_others(runs)

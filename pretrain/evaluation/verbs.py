@@ -10,6 +10,7 @@ import typer
 
 from pretrain.errors import UserError
 from pretrain.finetuning.verbs import glue
+from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
@@ -81,6 +82,7 @@ def tasks(
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UserError("--tasks names no task; give some, such as --tasks lambada_openai,arc_easy")
+    refuse_unwritable(out)
     from pretrain.ranks.devices import use_cuda
     from pretrain.runs.finished import leave_out_others
     from pretrain.study.models import require_transformers
@@ -157,6 +159,7 @@ def diversity(
 
     Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
     """
+    refuse_unwritable(out)
     read = _read_runs(runs)
     from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer, observe_maps
     from pretrain.evaluation.heads.diversity import (
@@ -197,6 +200,7 @@ def length(
 
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
+    refuse_unwritable(out)
     read = _read_runs(runs)
     from pretrain.evaluation.heads.length import length_report, measure_lengths
     from pretrain.study.report import finish
@@ -217,6 +221,7 @@ def anatomy(
 
     Example: python -m pretrain evaluate anatomy runs/vanilla-* runs/orthogonal-* --out runs/anatomy
     """
+    refuse_unwritable(out)
     from pretrain.study.seeds import group_runs
 
     groups = group_runs(_read_runs(runs), baseline)
@@ -252,6 +257,7 @@ def approximation(
 
     Example: python -m pretrain evaluate approximation --out runs/approximation
     """
+    refuse_unwritable(out)
     from megatron_patches.engine.compat import prepare_imports
 
     prepare_imports()

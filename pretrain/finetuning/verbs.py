@@ -12,6 +12,7 @@ import typer
 
 from data_pipeline.errors import how_to_install
 from pretrain.errors import UserError
+from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
@@ -75,6 +76,7 @@ def glue(
     """
     from pretrain.finetuning.classification_data import find_tasks, read_task
 
+    refuse_unwritable(out)
     data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
     typer.echo("importing transformers, which takes a while")
     require_packages("evaluate glue", "accelerate", "sklearn")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pretrain.runs.storage import refuse_unwritable
+
 RunArgument = Annotated[Path, typer.Argument(help="Run directory.")]
 
 
@@ -27,6 +29,7 @@ def replay(
 
     Example: python -m pretrain replay demo/runs/orthogonal --step 123
     """
+    refuse_unwritable(out)
     from pretrain.replay.prepare import look_up, replayed
     from pretrain.replay.report import replay_document
     from pretrain.study.report import finish
@@ -48,6 +51,7 @@ def diff(
 
     Example: python -m pretrain diff demo/runs/vanilla demo/runs/orthogonal
     """
+    refuse_unwritable(out)
     from megatron_patches.engine.compat import prepare_imports
     from pretrain.study.report import finish
     from pretrain.study.seeds import refuse_twice

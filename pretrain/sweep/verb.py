@@ -20,6 +20,7 @@ import typer
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
 from pretrain.runs.directory import RunDirectory
+from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun
@@ -220,6 +221,7 @@ def trial(
 
     Example: python -m pretrain trial grid.yaml --question within --margin 3 --jobs 2
     """
+    refuse_unwritable(out)
     from pretrain.sweep.running import SignalRelay, run_sweep
 
     outlive_output()

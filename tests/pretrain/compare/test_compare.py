@@ -434,7 +434,10 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = compare(*paths, "--out", tmp_path / "file")
     assert refused.returncode == 2
-    assert refused.stderr == f"error: --out {tmp_path / 'file'} cannot be written: File exists\n"
+    assert refused.stderr == (
+        f"error: --out {tmp_path / 'file'} cannot be written: {tmp_path / 'file'} is not a "
+        "directory; name another directory\n"
+    )
     refused = compare(*paths, "--baseline", "none", "--out", out)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --baseline none is none of")
