@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_pipeline.io.files import refuse_unwritable
 from pretrain.ranks.devices import ask_for
-from pretrain.runs.storage import refuse_unwritable
 from pretrain.sweep.verb import By, MarginOption, Match, Question
 
 if TYPE_CHECKING:

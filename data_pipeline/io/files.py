@@ -43,6 +43,28 @@ def refusing(what: str) -> Iterator[None]:
         raise DataError(f"cannot {what}: {error.strerror or error}") from error
 
 
+def refuse_unwritable(out: Path, directory: Path | None = None) -> None:
+    """Refuse a place that cannot be written, before the work whose result goes there.
+
+    Args:
+        out: of the option --out.
+        directory: where the files go, which is made with what is missing of its path; None: `out`.
+
+    Raises:
+        DataError: it is a file, lies in one, or takes no new files.
+    """
+    place = (directory or out).absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not os.path.isdir(place):
+        reason = f"{place} is not a directory"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        reason = f"{place} takes no new files (its permissions, or it is mounted read-only)"
+    else:
+        return
+    raise DataError(f"--out {out} cannot be written: {reason}; name another directory")
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as hex; DataError if the file cannot be read."""
     with refusing(f"read {path}"):

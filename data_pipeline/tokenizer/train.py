@@ -32,6 +32,7 @@ from data_pipeline.io.files import (
     REMAKE,
     as_json,
     read_json,
+    refuse_unwritable,
     sha256_file,
     to_json,
     write_atomically,
@@ -179,6 +180,8 @@ def train_tokenizer(
         raise DataError(f"--out {prefix} is a directory; give the beginning of a file's name")
     model_path = prefix.with_name(f"{prefix.name}.model")
     report_path = prefix.with_name(f"{prefix.name}.json")
+    if not model_path.exists():
+        refuse_unwritable(prefix, prefix.parent)
     files = _chosen(files, settings)
     # Besides the options: what another version's trainer made is not up to date.
     trainer = dict(_LOSSLESS)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from data_pipeline.io.files import refuse_unwritable
 from pretrain.errors import UserError
 from pretrain.finetuning.verbs import glue
-from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import how_to_install
+from data_pipeline.io.files import refuse_unwritable
 from pretrain.errors import UserError
-from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pretrain.runs.storage import refuse_unwritable
+from data_pipeline.io.files import refuse_unwritable
 
 RunArgument = Annotated[Path, typer.Argument(help="Run directory.")]
 

@@ -1,4 +1,4 @@
-"""What a file system refuses, in sentences: the file, the bytes needed, the bytes free."""
+"""Sentences about a file system's refusal: the file, the bytes needed, the bytes free."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-
-from pretrain.errors import UserError
 
 _REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -51,27 +49,6 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
         f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command continues "
         "from the newest complete checkpoint"
     )
-
-
-def refuse_unwritable(out: Path) -> None:
-    """Refuse the directory of a report that cannot be written, before the work that it is about.
-
-    Args:
-        out: the directory; what is missing of its path would be made.
-
-    Raises:
-        UserError: it is a file, lies in one, or takes no new files.
-    """
-    place = out.absolute()
-    while not os.path.lexists(place):
-        place = place.parent
-    if not os.path.isdir(place):
-        reason = f"{place} is not a directory"
-    elif not os.access(place, os.W_OK | os.X_OK):
-        reason = f"{place} takes no new files (its permissions, or it is mounted read-only)"
-    else:
-        return
-    raise UserError(f"--out {out} cannot be written: {reason}; name another directory")
 
 
 def stands(directory: Path, seconds: float = 5.0) -> bool:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_pipeline.io.files import refuse_unwritable
 from pretrain.errors import UserError
 from pretrain.ranks.output import outlive_output
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.storage import refuse_unwritable
 
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun

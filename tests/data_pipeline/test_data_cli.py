@@ -71,6 +71,10 @@ MISTAKES = [
     (f"{TOKENIZE} --source Books --exclude-source Books", "source 'Books' is given to both"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 5000000000", "at least 1 and below 2^31"),
     ("train-tokenizer CORPUS --out .", "--out . is a directory; give the beginning of a file"),
+    (
+        "train-tokenizer CORPUS --out TMP/bad.jsonl/t",
+        "--out TMP/bad.jsonl/t cannot be written: TMP/bad.jsonl is not a directory; name another",
+    ),
     (f"{TOKENIZE} --eod-token a", "of text; choose another --eod-token, or another tokenizer"),
     (f"{TOKENIZE} --shard-bytes {2**63 - 1}", "must be at least 1 and below"),
     (f"{TOKENIZE} --max-reject-rate 2", "--max-reject-rate 2.0 must be from 0 to 1"),

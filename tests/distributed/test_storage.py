@@ -6,7 +6,6 @@ On a real one: a small tmpfs that fills up (for root only).
 """
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import deterministic_metrics
+from tests.mounts import mounted
 from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
@@ -53,15 +53,8 @@ def undisturbed(overrides: Overrides, tmp_path_factory: pytest.TempPathFactory) 
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
-    try:
+    with mounted(place, "size=16m"):
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 CHECKPOINT = (  # or a record, where the checkpoint before it has left no room even for that

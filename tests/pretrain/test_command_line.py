@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from pretrain.__main__ import _report
+from pretrain.__main__ import _report, app
 from pretrain.errors import UserError
 from tests.command_line import assert_refused, train
 from tests.ranks import ROOT, rank_environment
@@ -151,3 +152,31 @@ def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) ->
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "has no typer" in done.stderr and "source .venv/bin/activate" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare RUN",
+        "diff RUN RUN",
+        "evaluate anatomy RUN",
+        "evaluate approximation",
+        "evaluate diversity RUN",
+        "evaluate glue RUN --data RUN --tasks rte",
+        "evaluate length RUN",
+        "evaluate tasks RUN --tasks arc_easy",
+        "replay RUN",
+        "trial RUN",
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    line: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "below"):
+        words = line.replace("RUN", str(tmp_path / "none")).split()
+        done = CliRunner().invoke(app, [*words, "--out", str(out)])
+        assert str(done.exception) == (
+            f"--out {out} cannot be written: {file} is not a directory; name another directory"
+        )

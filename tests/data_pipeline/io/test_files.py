@@ -11,11 +11,13 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
     hash_file,
     is_abandoned,
+    refuse_unwritable,
     replace_file,
     sha256_file,
     temporary_path,
     write_atomically,
 )
+from tests.mounts import mounted
 
 
 def test_a_replaced_file_has_the_new_content_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -68,3 +70,14 @@ def test_the_hash_of_a_file(tmp_path: Path) -> None:
         hash_file(tmp_path / "missing")
     with pytest.raises(DataError, match=r"^cannot read .*missing: No such file"):
         sha256_file(tmp_path / "missing")
+
+
+def test_a_directory_that_is_not_there_yet_can_be_written(tmp_path: Path) -> None:
+    refuse_unwritable(tmp_path / "not" / "there")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_takes_no_files_is_refused(tmp_path: Path) -> None:
+    with mounted(tmp_path, "ro"), pytest.raises(DataError) as refused:
+        refuse_unwritable(tmp_path / "not" / "there")
+    assert f"{tmp_path} takes no new files (its permissions, or it is mount" in str(refused.value)

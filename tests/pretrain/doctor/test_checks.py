@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from pretrain.doctor.collectives import WrongSum, check_all_reduce
 from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, require_gpus
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
+from tests.mounts import mounted
 from tests.tiny import tiny_overrides
 
 
@@ -44,24 +43,16 @@ def test_only_complete_checkpoints_make_room_for_others(tmp_path: Path) -> None:
     assert disk_facts(config)["needed"] == needed - 1000
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a tmpfs")
 def test_a_full_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True
-    )
-    if mount.returncode:
-        pytest.skip(f"mount: {mount.stderr.decode().strip()}")
-    try:
+    with mounted(disk, "size=4m"):
         config = load_config("demo", tiny_overrides(tmp_path / "shards", disk, "full"))
         disk_facts(config)
         (disk / "other").write_bytes(bytes(3 << 20))
         with pytest.raises(Unfit, match="free, and this run's checkpoints need"):
             disk_facts(config)
         assert [path.name for path in disk.iterdir()] == ["other"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_the_bank_check_takes_the_first_frozen_head(tmp_path: Path) -> None:

@@ -5,30 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from pretrain.__main__ import app
-from pretrain.errors import UserError
-from pretrain.runs.storage import refuse_unwritable, storage_sentence
+from pretrain.runs.storage import storage_sentence
+from tests.mounts import mounted
 from tests.ranks import ROOT
 from tools.faults.inflict import STANDS, build_shim, failing_storage
-
-
-@contextmanager
-def mounted(place: Path, options: str) -> Iterator[None]:
-    """Mount a file system in memory there; skip the test where that is not allowed."""
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    if (done := subprocess.run(command, capture_output=True)).returncode:
-        pytest.skip(f"no tmpfs may be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 @pytest.mark.distributed
@@ -60,42 +44,3 @@ def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> N
     )
     assert done.stdout == "[True, False, False]\n", done.stderr
     assert list(standing.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "compare RUN",
-        "diff RUN RUN",
-        "evaluate anatomy RUN",
-        "evaluate approximation",
-        "evaluate diversity RUN",
-        "evaluate glue RUN --data RUN --tasks rte",
-        "evaluate length RUN",
-        "evaluate tasks RUN --tasks arc_easy",
-        "replay RUN",
-        "trial RUN",
-    ],
-)
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(
-    line: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for out in (file, file / "below"):
-        words = line.replace("RUN", str(tmp_path / "none")).split()
-        done = CliRunner().invoke(app, [*words, "--out", str(out)])
-        assert str(done.exception) == (
-            f"--out {out} cannot be written: {file} is not a directory; name another directory"
-        )
-
-
-def test_a_directory_that_is_not_there_yet_can_be_written(tmp_path: Path) -> None:
-    refuse_unwritable(tmp_path / "not" / "there")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_takes_no_files_is_refused(tmp_path: Path) -> None:
-    with mounted(tmp_path, "ro"), pytest.raises(UserError) as refused:
-        refuse_unwritable(tmp_path / "not" / "there")
-    assert f"{tmp_path} takes no new files (its permissions, or it is mount" in str(refused.value)
