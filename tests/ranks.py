@@ -113,10 +113,11 @@ def _on_warm_ranks(
         try:
             answer = job.makefile().readline()
         except TimeoutError:
+            # Closing the socket ends the ranks.
             raise TimeoutError(
                 f"{ranks} ranks did not end within {timeout} s: {arguments}\n"
                 f"{output.read_text()}\n{errors.read_text()}"
-            ) from None  # closing the socket ends the ranks
+            ) from None
         assert answer, f"the server of warm ranks is gone: {errors.read_text()}"
         return subprocess.CompletedProcess(
             arguments, int(answer), output.read_text(), errors.read_text()

@@ -40,9 +40,8 @@ class YamlProblem(ValueError):
 class _Loader(yaml.SafeLoader):
     """Resolves scalars as YAML 1.2 does."""
 
-    yaml_implicit_resolvers: ClassVar[
-        dict[str, Any]
-    ] = {}  # PyYAML's own way to configure a loader class
+    # PyYAML's own way to configure a loader class.
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse a key that is given twice, of which PyYAML would take the last.
