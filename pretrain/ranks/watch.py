@@ -102,7 +102,7 @@ class Watch:
         self._rank = launch.rank
         self._ranks = range(launch.world_size)
         self._timeout = timeout_seconds
-        self._every = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
+        self.seconds_between_signs = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
         self._host = node_name()
         self._passed, self._place = 0, "its start"
         self._signs: dict[int, Sign] = {}
@@ -116,7 +116,7 @@ class Watch:
         if len(self._ranks) > 1:
             store: Any = _get_default_store()
             store = store.clone()  # a client of its own, with its own timeout
-            store.set_timeout(timedelta(seconds=max(1.0, self._every)))
+            store.set_timeout(timedelta(seconds=max(1.0, self.seconds_between_signs)))
             self._whole_store = store
             # A process that trains several times, as tests do, meets at the same store.
             self._store = dist.PrefixStore(f"watch/{store.add(f'watch/{self._rank}', 1)}", store)
@@ -125,6 +125,10 @@ class Watch:
     def at(self, place: str) -> None:
         """Post where this rank is from now on. All ranks post the same, in the same order."""
         self._passed, self._place = self._passed + 1, place
+
+    def note_progress(self) -> None:
+        """Take it that another rank works for which this one waits: it is not idle."""
+        self._idle.seconds = 0.0
 
     def close(self) -> None:
         """End the watch in good order."""
@@ -141,7 +145,7 @@ class Watch:
         if len(self._ranks) > 1 and any(word in said for word in _GONE):
             self._end(self._lost(), LOST)
         if len(self._ranks) > 1 and any(word in said for word in _IN_VAIN):
-            seconds = (LATE + 1) * self._every
+            seconds = (LATE + 1) * self.seconds_between_signs
             if self._rank not in LOOKOUTS:
                 self._look(0.0)
                 time.sleep(seconds)
@@ -158,7 +162,7 @@ class Watch:
             number += 1
             # A process that was suspended itself has not seen the silence of others meanwhile.
             now = time.monotonic()
-            passed = min(now - before, 2 * self._every)
+            passed = min(now - before, 2 * self.seconds_between_signs)
             before = now
             self._idle.look(passed)
             if place != self._passed:
@@ -169,15 +173,15 @@ class Watch:
             if self._idle.seconds > PATIENCE * self._timeout and not self._ended.is_set():
                 self._end(self._own_wait())
             if (
-                max(self._silent.values()) > self._timeout + self._every
+                max(self._silent.values()) > self._timeout + self.seconds_between_signs
                 and not self._ended.is_set()
             ):
                 self._end(self.sentence())
-            self._ended.wait(self._every)
+            self._ended.wait(self.seconds_between_signs)
 
     def _post(self, number: int, passed: float) -> None:
         """Post where this rank is, and look at the others."""
-        idle = self._idle.seconds > LATE * self._every
+        idle = self._idle.seconds > LATE * self.seconds_between_signs
         held = str(file_in_use(self._of) or "") if idle else ""
         sign = Sign(number, self._host, self._passed, self._place, held=held)
         try:
@@ -221,7 +225,7 @@ class Watch:
 
     def _late(self) -> list[int]:
         """Return the ranks that have given no sign for too long."""
-        late = LATE * self._every
+        late = LATE * self.seconds_between_signs
         return [
             rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank
         ]

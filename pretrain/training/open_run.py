@@ -25,6 +25,7 @@ from pretrain.data.open import Inputs, RunData, check_inputs, open_data
 from pretrain.data.prompts import Prompts
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.first_rank import others_waiting
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 from pretrain.ranks.groups import (
     ParallelContext,
@@ -272,7 +273,7 @@ def _lock(run: Path, context: ParallelContext, watch: Watch) -> RunLock | None:
     while True:
         watch.at("the lock of the run directory")
         refused = False
-        with _first_rank_acting(context):
+        with _first_rank_acting(context, watch):
             refused = context.is_first and not lock.take()
         if agree([float(refused)], context.device)[0] == 0:
             return lock if context.is_first else None
@@ -294,7 +295,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
         "the training data", blend.fingerprint, "give every node the same shards"
     )
     for manifest in blend.manifests:
-        with _first_rank_acting(context):
+        with _first_rank_acting(context, watch):
             if context.is_first:
                 check_shards(manifest)
     data = open_data(config.data, blend, seed=config.data_seed, cache=config.sample_cache)
@@ -311,11 +312,11 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     errors = DeferredError(context.device)
     checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
     watch.at("the order of the samples")
-    with _first_rank_acting(context):
+    with _first_rank_acting(context, watch):
         if context.is_first:
             data.samples.prepare(position.consumed_samples)
     telemetry = None
-    with _first_rank_acting(context, config.run_path):
+    with _first_rank_acting(context, watch, config.run_path):
         if context.is_first:
             telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
             for line in checkpoints.tidy():
@@ -339,14 +340,18 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
 
 
 @contextmanager
-def _first_rank_acting(context: ParallelContext, place: Path = Path()) -> Iterator[None]:
+def _first_rank_acting(
+    context: ParallelContext, watch: Watch, place: Path = Path()
+) -> Iterator[None]:
     """Raise on every rank what the user must fix and rank 0 meets in the block (collective).
 
-    `place`: the directory that rank 0 writes to, for errors that do not name a file.
+    The others wait meanwhile. `place`: the directory that rank 0 writes to, for errors that do not
+    name a file.
     """
     failure: list[Exception | None] = [None]
     try:
-        yield
+        with others_waiting(context, watch):
+            yield
     except (UserError, DataError) as error:
         failure = [error]
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.ranks.idle import PATIENCE
 from tests.command_line import logged_steps, started, wait_until
 from tests.ranks import function_on_warm_ranks, run_ranks
 from tests.tiny import tiny_overrides
@@ -86,6 +87,21 @@ def test_a_file_that_does_not_answer_is_named(
     assert re.match(r"error: rank [01] on \S+ .*at finding the newest checkpoint", error), error
     why = held or f"{pipe} does not answer; look at its file system"
     assert f": {why}; then the same command" in error
+
+
+def test_ranks_wait_for_rank_0_for_longer_than_a_collective_may_take() -> None:
+    """And idle for longer than a rank may wait for a file."""
+    payload = {"timeout": 2, "seconds": 2 * PATIENCE + 1}
+    assert run_ranks(2, WORKER + "rank_0_works_long", payload) > payload["seconds"]
+
+
+def test_a_rank_0_that_hangs_at_work_for_which_others_wait_is_found(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    payload = {"timeout": 2, "pipe": str(tmp_path / "pipe")}
+    done = function_on_warm_ranks(2, WORKER + "rank_0_hangs_at_work", payload, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    assert re.match(r"error: rank 0 on \S+ .*at the order of the samples.*pipe does not ans", error)
 
 
 def test_of_two_ranks_that_end_for_different_waits_one_speaks() -> None:

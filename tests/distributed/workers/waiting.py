@@ -16,6 +16,7 @@ from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks import watch as watch_module
 from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.first_rank import others_waiting
 from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.ranks.watch import end_process, watching
@@ -45,6 +46,33 @@ def all_read_a_pipe(payload: dict[str, Any]) -> None:
         if launch.rank in payload["readers"]:
             Path(payload["pipe"]).read_bytes()
         dist.barrier()
+
+
+def rank_0_works_long(payload: dict[str, Any]) -> float:
+    """Rank 0 works for longer than a collective may wait; the seconds until all have met again."""
+    launch = LaunchEnvironment.read()
+    timeout = payload["timeout"]
+    context = initialize_distributed(launch, 1, timeout_seconds=timeout)
+    started = time.monotonic()
+    with watching(launch, timeout) as watch, others_waiting(context, watch):
+        end = started + payload["seconds"]
+        while context.is_first and time.monotonic() < end:
+            sum(range(100_000))
+            time.sleep(0.02)
+    dist.barrier()
+    shutdown_distributed(context)
+    return time.monotonic() - started
+
+
+def rank_0_hangs_at_work(payload: dict[str, Any]) -> None:
+    """Rank 0 reads a file that never answers, in work for which rank 1 waits."""
+    launch = LaunchEnvironment.read()
+    timeout = payload["timeout"]
+    context = initialize_distributed(launch, 1, timeout_seconds=timeout)
+    with watching(launch, timeout) as watch, others_waiting(context, watch):
+        watch.at("the order of the samples")
+        if context.is_first:
+            Path(payload["pipe"]).read_bytes()
 
 
 def two_end(payload: dict[str, Any]) -> None:

@@ -1,0 +1,79 @@
+"""Work of rank 0 for which the others wait, however long it takes while it makes progress.
+
+The order of the samples takes time in proportion to their number, 79 s for 100 billion tokens
+(docs/data-format.md), and a collective waits for parallel.timeout_seconds at most. So rank 0 tells
+the others, from a thread, that it is still at it. A rank 0 that hangs is found by its own watch,
+and one that is gone by the others'.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.watch import Watch
+
+
+@contextmanager
+def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
+    """Hold the other ranks before the block until rank 0 has left it (collective).
+
+    Args:
+        context: this rank's place in the layout.
+        watch: of this rank.
+    """
+    if context.world_size == 1:
+        yield
+    elif context.is_first:
+        teller = _Teller(context.device, watch.seconds_between_signs)
+        try:
+            yield
+        finally:
+            teller.end()
+    else:
+        while _shared(context.device, working=False):
+            watch.note_progress()
+        yield
+
+
+class _Teller:
+    """A thread of rank 0 that says every few seconds that the work goes on."""
+
+    def __init__(self, device: torch.device, every: float) -> None:
+        self._device = device
+        self._every = every
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Say that the work has ended.
+
+        Raises:
+            RuntimeError: another rank is gone.
+        """
+        self._ended.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(self._every):
+                _shared(self._device, working=True)
+            _shared(self._device, working=False)
+        except RuntimeError as error:
+            self._error = error
+
+
+def _shared(device: torch.device, *, working: bool) -> bool:
+    """Return on every rank whether rank 0 is still working (collective)."""
+    said = torch.tensor([working], dtype=torch.uint8, device=device)
+    dist.broadcast(said, src=0)
+    return bool(said.item())
