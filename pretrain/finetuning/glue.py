@@ -98,7 +98,7 @@ class GlueFineTuning:
         }
         self.train = encoded.pop(TRAIN)
         self.judged = {name: split for name, split in encoded.items() if len(split)}
-        packages = ("torch", "transformers", "accelerate", "scikit-learn")
+        packages = ("torch", "transformers", "accelerate")
         self.identity = {
             "program": pretrain.__version__,
             "packages": {name: version(name) for name in packages},

@@ -1,4 +1,4 @@
-"""Metrics of GLUE's tasks, by scikit-learn and scipy, and their standard errors over items.
+"""Metrics of GLUE's tasks, and their standard errors over items.
 
 The standard error is of a fixed model over other items of the same kind: what a validation set of n
 items can tell apart at all. For accuracy it is √(p (1 − p) / n), for the others that of scipy's
@@ -44,11 +44,9 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
         labels: `[items]`.
         predictions: `[items]`.
     """
-    from sklearn.metrics import accuracy_score, f1_score
-
     functions: dict[str, Callable[..., float]] = {
-        "accuracy": accuracy_score,
-        "f1": partial(f1_score, zero_division=0),
+        "accuracy": lambda labels, predictions: np.mean(labels == predictions),
+        "f1": _f1,
         "matthews": partial(_correlation, stats.pearsonr),  # the same for labels 0 and 1
         "pearson": partial(_correlation, stats.pearsonr),
         "spearman": partial(_correlation, stats.spearmanr),
@@ -94,6 +92,13 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
         random_state=0,
     )
     return float(resampled.standard_error)
+
+
+def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return F1 of label 1; 0 where neither has one."""
+    given = np.count_nonzero(labels == 1) + np.count_nonzero(predictions == 1)
+    found = np.count_nonzero((labels == 1) & (predictions == 1))
+    return 2 * found / given if given else 0.0
 
 
 def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:

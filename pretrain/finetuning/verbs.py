@@ -79,7 +79,7 @@ def glue(
     refuse_unwritable(out)
     data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
     typer.echo("importing transformers, which takes a while")
-    require_packages("evaluate glue", "accelerate", "sklearn")
+    require_packages("evaluate glue", "accelerate")
     from pretrain.finetuning.glue import Plan, run_glue
     from pretrain.finetuning.models import group_models, open_pretrained
     from pretrain.finetuning.report import fine_tuned_report
@@ -136,9 +136,8 @@ def require_packages(verb: str, *names: str) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            package = {"sklearn": "scikit-learn"}.get(name, name)
             raise UserError(
-                f"{verb} needs the package {package} ({error}): {how_to_install('eval')}"
+                f"{verb} needs the package {name} ({error}): {how_to_install('eval')}"
             ) from error
 
 

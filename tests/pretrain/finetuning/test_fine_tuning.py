@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("accelerate")
-pytest.importorskip("sklearn")
 
 from pretrain.errors import UserError
 from pretrain.finetuning.models import Pretrained, group_models, open_pretrained

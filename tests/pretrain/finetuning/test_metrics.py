@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from pretrain.finetuning.classification_data import TASKS
-
-pytest.importorskip("sklearn")
-
 from pretrain.finetuning.metrics import (
     constant_score,
     measure,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("accelerate")
-pytest.importorskip("sklearn")
 
 import torch
 from transformers import DataCollatorWithPadding
@@ -41,7 +40,7 @@ QUICK = Settings(learning_rate=5e-3, epochs=4, batch_size=16)
 
 @pytest.fixture(scope="module")
 def models(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
-    require_packages("a test", "accelerate", "sklearn")
+    require_packages("a test", "accelerate")
     directory = tmp_path_factory.mktemp("models")
     tiny_export(directory / "rotary", tiny_shards, "orthogonal")
     tiny_export(directory / "learned", tiny_shards, "orthogonal", rotary=False)
