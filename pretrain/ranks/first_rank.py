@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 
-from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.groups import ParallelContext, agree
 from pretrain.ranks.watch import Watch
 
 
@@ -36,7 +35,7 @@ def others_waiting(context: ParallelContext, watch: Watch) -> Iterator[None]:
         finally:
             teller.end()
     else:
-        while _shared(context.device, working=False):
+        while agree([0.0], context.device)[0] > 0:
             watch.note_progress()
         yield
 
@@ -66,14 +65,7 @@ class _Teller:
     def _run(self) -> None:
         try:
             while not self._ended.wait(self._every):
-                _shared(self._device, working=True)
-            _shared(self._device, working=False)
+                agree([1.0], self._device)
+            agree([0.0], self._device)
         except RuntimeError as error:
             self._error = error
-
-
-def _shared(device: torch.device, *, working: bool) -> bool:
-    """Return on every rank whether rank 0 is still working (collective)."""
-    said = torch.tensor([working], dtype=torch.uint8, device=device)
-    dist.broadcast(said, src=0)
-    return bool(said.item())
