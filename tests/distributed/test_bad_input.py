@@ -22,6 +22,7 @@ from tests.command_line import (
     started,
     wait_until,
 )
+from tests.ports import free_ports
 from tests.ranks import train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
@@ -102,15 +103,12 @@ _IMPATIENT = {"parallel__timeout_seconds": SECONDS_TO_WAIT}
 
 
 def _one_of_two(rank: int) -> dict[str, str]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]  # free again when the rank starts: nobody listens there
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": 2,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": free_ports(1)[0],
     }
     return {name: str(value) for name, value in place.items()}
 

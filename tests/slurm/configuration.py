@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import random
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_ports
 
 CONFIGURATION = """\
 ClusterName=lab
@@ -85,7 +86,7 @@ class ClusterFiles:
         return f"127.0.0.1 localhost {socket.gethostname()}\n"
 
     def _configuration(self) -> str:
-        ports = _free_ports(len(self.nodes) + 1)
+        ports = free_ports(len(self.nodes) + 1)
         lines = []
         for number, (node, port) in enumerate(zip(self.nodes, ports[1:], strict=True), start=1):
             where = f"NodeHostname={node} NodeAddr=10.77.0.{number}"
@@ -106,18 +107,3 @@ class ClusterFiles:
             first_job=random.randrange(1000, 60000),
             nodes="\n".join(lines),
         )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Find ports from 30000 to 32767, which neither ranks nor outgoing connections use.
-
-    A port that the kernel chose may be another connection's again before the daemon starts.
-    """
-    free = []
-    for port in random.sample(range(30000, 32768), 2768):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            free.append(port)
-        if len(free) == count:
-            break
-    return free
