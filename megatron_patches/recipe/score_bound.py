@@ -84,12 +84,16 @@ def weights_of_layers(
 
 
 def adapter_weights(shape: ModelShape, policy: QKPolicy) -> dict[str, AdapterWeight]:
-    """Return {name: declaration} of the weights of adapters that change queries or keys.
+    """Return {name: declaration} of the weights of adapters that the bound depends on.
+
+    They change queries or keys, which model.qk_norm normalises after them.
 
     Args:
-        shape: sizes of the model.
+        shape: sizes of the model, and its parts.
         policy: kind of attention.
     """
+    if shape.qk_norm:
+        return {}
     sizes = adapter_sizes(shape, policy)
     declared = (one for adapter in policy.corrections for one in adapter.weights(sizes))
     return {one.name: one for one in declared if one.role != "value"}
@@ -122,15 +126,15 @@ def score_bounds(shape: ModelShape, policy: QKPolicy, weights: Weights, heads: i
         heads: query heads of the rank.
     """
     width = math.sqrt(shape.head_dim)
+    if shape.qk_norm:
+        query, key = (width * np.abs(weights[name]).max() for name in QUERY_KEY_NORM)
+        return np.full(heads, query * key / width)
     of_norm = {name[len(NORM) :]: one for name, one in weights.items() if name.startswith(NORM)}
     inputs = NORMS[shape.norm].bound(shape.hidden_size, of_norm)
     rows = np.full(heads, inputs if policy.has_rows else 0.0)
     norms = HeadNorms(inputs, rows, rows)
     for adapter in policy.corrections:
         norms = adapter.bound(norms, weights)
-    if shape.qk_norm:
-        query, key = (width * np.abs(weights[name]).max() for name in QUERY_KEY_NORM)
-        norms = HeadNorms(inputs, np.full(heads, query), np.full(heads, key))
     return norms.query * norms.key / width
 
 

@@ -33,12 +33,13 @@ RUNNING_JOB = "RUNNING"
 
 
 class _Record(TypedDict):
-    """A line of segments.jsonl; the last two are of a beginning, and of nodes left out."""
+    """A line of segments.jsonl; the last three are of a beginning, an end, and nodes left out."""
 
     event: Literal["begin", "end", "exclude"]
     job: str
     restart: Count
     progress: NotRequired[Count]
+    preempted: NotRequired[bool]
     excluded: NotRequired[list[str]]
 
 
@@ -144,9 +145,10 @@ class Segments:
     def stalled(self, job: SlurmJob, reached: int) -> int:
         """Count the job's latest segments that began where the work still is.
 
-        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time
-        limit saved something, a dead node wrote no end. Segments that found a bad node have a limit
-        of their own. A new submission begins at 0: somebody has looked at it.
+        Counted by beginnings, not by exit codes or Slurm's restart count: a time limit saved
+        something, a dead node wrote no end. Segments that were preempted are not the run's fault,
+        and those that found a bad node have a limit of their own. A new submission begins at 0:
+        somebody has looked at it.
 
         Args:
             job: this job.
@@ -154,9 +156,13 @@ class Segments:
         """
         records = self._records(job)
         count = 0
-        bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
+        blameless = {
+            record["restart"]
+            for record in records
+            if record["event"] == "exclude" or record.get("preempted", False)
+        }
         for record in reversed(records):
-            if record["event"] == "begin" and record["restart"] not in bad_nodes:
+            if record["event"] == "begin" and record["restart"] not in blameless:
                 if record.get("progress") != reached:
                     break
                 count += 1
@@ -174,7 +180,11 @@ class Segments:
             UserError: the record cannot be written.
         """
         decision = self._decide(job, ending, max_stalled)
-        facts = {"exit_code": ending.exit_code, "progress": self.work.reached()}
+        facts = {
+            "exit_code": ending.exit_code,
+            "preempted": ending.preempted,
+            "progress": self.work.reached(),
+        }
         made = {"decision": decision.action, "reason": decision.reason}
         self._append("end", job, {**facts, **made})
         return decision

@@ -133,21 +133,16 @@ def design_overrides(
     design: str, shards: Path, runs: Path, name: str, zero_stage: int = 1, **changes: object
 ) -> list[str]:
     """Ten steps of a design; `changes` are section__key=value, as for `tiny_overrides`."""
-    return tiny_overrides(
-        shards,
-        runs,
-        name,
+    values: dict[str, object] = {
         **design_keys(design, "__"),
-        **{
-            "deepspeed__config": f"zero{zero_stage}",
-            "schedule__steps": STEPS,
-            # A high rate would let Adam amplify rounding differences between layouts from step to
-            # step.
-            "optimizer__learning_rate": 3e-4,
-            "data__global_batch_size": 4,
-            "data__sequence_length": 16,
-            "data__validation_samples": 2,
-            "telemetry__tensorboard": "false",
-        }
-        | changes,
-    )
+        "deepspeed__config": f"zero{zero_stage}",
+        "schedule__steps": STEPS,
+        # A high rate would let Adam amplify rounding differences between layouts from step to step.
+        "optimizer__learning_rate": 3e-4,
+        "data__global_batch_size": 4,
+        "data__sequence_length": 16,
+        "data__validation_samples": 2,
+        "telemetry__tensorboard": "false",
+        **changes,
+    }
+    return tiny_overrides(shards, runs, name, **values)

@@ -19,7 +19,12 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, object]]] = {
     "tensor-parallel": (2, 1, {**TP, "parallel__sequence_parallel": True}),
     "zero2": (2, 2, {}),
 }
-DESIGNS = ("monarch_shared_conv", "modern", "orthogonal")
+DESIGNS: dict[str, dict[str, object]] = {
+    "monarch_shared_conv": {},
+    "modern": {},
+    "orthogonal": {},
+    "modern-hybrid": {"attention__frozen_heads": "{1: 0.5}"},  # layer 0 has no adapters
+}
 
 
 def trained(
@@ -33,6 +38,7 @@ def trained(
         "telemetry__attention_every": 1,
         "checkpoint__every": 3,
         "checkpoint__fall_back": True,
+        **DESIGNS[design],
         **keys,
     }
     overrides = design_overrides(

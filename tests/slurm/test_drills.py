@@ -50,6 +50,8 @@ def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
     # checkpoint.
     assert [segment["progress"] for segment in job.segments()] == [0, 4, 6, 8, 10]
     assert "continues from progress 6" in job.log
+    # Slurm forgets a preemption when it requeues: a later crash counts as one.
+    assert [end["preempted"] for end in job.segments("end")] == [True, False, False]
     drills.assert_finished(job)
 
 

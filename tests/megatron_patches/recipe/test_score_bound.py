@@ -24,8 +24,11 @@ from megatron_patches.recipe.score_bound import (
     by_heads,
     held_within,
     is_bounded,
+    largest_bound,
     score_bounds,
+    weights_of_layers,
 )
+from megatron_patches.recipe.tensors import tensors
 from megatron_patches.recipe.variants import policy_for
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 64, 4, 2, 16
@@ -63,7 +66,7 @@ def drawn(policy: QKPolicy, qk_norm: bool, scale: float) -> dict[str, np.ndarray
     heads = {"query": HEADS, "key": GROUPS, None: 1}
     sizes = {
         one.name: (heads[one.role] * one.shape[0], *one.shape[1:])  # type: ignore[index]
-        for one in adapter_weights(shape(qk_norm), policy).values()
+        for one in adapter_weights(shape(), policy).values()
     }
     sizes |= {"input_layernorm.weight": (HIDDEN,), "input_layernorm.bias": (HIDDEN,)}
     sizes |= dict.fromkeys(QUERY_KEY_NORM, (HEAD_DIM,)) if qk_norm else {}
@@ -126,6 +129,19 @@ def test_it_is_reached_at_the_start() -> None:
     query, key, _ = layer.queries_keys_values(inputs)
     score = (query * key).sum(-1)[0, 0, 0] / math.sqrt(HEAD_DIM)
     assert float(score) == pytest.approx(HIDDEN / 4)
+
+
+@pytest.mark.parametrize("heads", [(("0", 0.5),), (("1", 1.0),)])
+def test_model_qk_norm_bounds_heads_with_and_without_adapters(
+    heads: tuple[tuple[str, float], ...],
+) -> None:
+    """Of partly frozen layers only the frozen heads have them, of trained layers none."""
+    policy = policy_for("orthogonal", {"frozen_heads": heads, "adapters": ALL, "low_rank": 3})
+    normalised = shape(qk_norm=True)
+    assert bound_at_start(normalised, policy) == pytest.approx(4)
+    layers = weights_of_layers(tensors(normalised, policy), normalised, policy)
+    values = [{name: np.full(one.shape, 2.0) for name, one in layer.items()} for layer in layers]
+    assert largest_bound(normalised, policy, values, heads=HEADS) == pytest.approx(16)
 
 
 @pytest.mark.parametrize(

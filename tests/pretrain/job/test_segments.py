@@ -94,6 +94,19 @@ def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path
     assert record.stalled(SlurmJob("8", 0, "n1"), 6) == 1
 
 
+def test_preemptions_before_the_first_checkpoint_are_not_a_crash_loop(tmp_path: Path) -> None:
+    record = segments(tmp_path)
+    for number in range(5):  # more often than crashes may
+        record.begin(restart(number), 3)
+        record.end(restart(number), Ending(143, "COMPLETING", preempted=True), 3)
+    assert record.stalled(restart(5), 0) == 0
+    for number in (5, 6):
+        record.begin(restart(number), 3)
+        assert record.end(restart(number), Ending(1, "RUNNING"), 3).action == REQUEUE
+    record.begin(restart(7), 3)
+    assert record.end(restart(7), Ending(1, "RUNNING"), 3).reason.startswith("crash loop: 3 segm")
+
+
 def test_a_job_number_that_comes_again_begins_at_0(tmp_path: Path) -> None:
     record = segments(tmp_path)
     for number in range(2):
