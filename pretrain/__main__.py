@@ -27,7 +27,7 @@ from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_lin
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.compare_verbs import compare, compare_losses
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
-from pretrain.doctor.request import Request
+from pretrain.doctor.request import Difference, Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
 from pretrain.export.verb import export, import_, sample
@@ -200,6 +200,10 @@ def doctor(
         int | None,
         typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says."),
     ] = None,
+    allow: Annotated[
+        list[Difference] | None,
+        typer.Option(help="A difference for which no node is left out; repeatable."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the results and bad nodes as JSON.")
     ] = None,
@@ -213,6 +217,7 @@ def doctor(
         overrides=tuple(overrides or ()),
         timeout=timeout,
         gpus=gpus,
+        allow=tuple(allow or ()),
         report=report,
     )
     if local_ranks:

@@ -85,7 +85,7 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
 
 
 def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> int:
-    problems = find_problems(gathered)
+    problems = find_problems(gathered, request.allow)
     code = exit_code(problems)
     print_report(gathered, problems)
     if request.report is not None:

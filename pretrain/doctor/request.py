@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from pretrain.ranks.devices import VISIBLE, cpu_was_asked_for
+
+
+class Difference(str, Enum):
+    """What may differ between nodes that train together."""
+
+    CLOCK = "clock"
+    DRIVER = "driver"
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,7 @@ class Request:
         overrides: section.key=value.
         timeout: seconds to wait for a rank, and for a check.
         gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
+        allow: differences for which no node is left out.
         report: file for the results as JSON.
     """
 
@@ -25,6 +34,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     timeout: float = 180
     gpus: int | None = None
+    allow: tuple[Difference, ...] = ()
     report: Path | None = None
 
     def arguments(self) -> list[str]:
@@ -35,6 +45,7 @@ class Request:
             "--report": self.report,
         }
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
+        given += [f"--allow={one.value}" for one in self.allow]
         return [*given, "--", self.config, *self.overrides]
 
     def expected_gpus(self) -> int | None:

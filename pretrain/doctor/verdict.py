@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pretrain.doctor.request import Difference
 
 FINE, SITE, BAD_NODES = 0, 2, 3
 
@@ -104,13 +106,18 @@ def bad_nodes(problems: Sequence[Problem]) -> list[str]:
     return sorted({node for problem in problems for node in problem.nodes})
 
 
-def find_problems(gathered: Gathered) -> list[Problem]:
-    """Return all problems, the most informative first."""
+def find_problems(gathered: Gathered, allowed: Collection[Difference] = ()) -> list[Problem]:
+    """Return all problems, the most informative first.
+
+    Args:
+        gathered: facts of all ranks.
+        allowed: differences between nodes that are no problem.
+    """
     return [
         *_absent(gathered),
         *_failures(gathered, gathered.facts),
-        *_differences(gathered),
-        *_clock_skew(gathered),
+        *_differences(gathered, allowed),
+        *(_clock_skew(gathered) if Difference.CLOCK not in allowed else ()),
         *_link_failures(gathered),
         *_failures(gathered, gathered.collectives),
     ]
@@ -160,9 +167,10 @@ def _failures(gathered: Gathered, found: Mapping[int, Mapping[str, Any]]) -> lis
     return problems
 
 
-def _differences(gathered: Gathered) -> list[Problem]:
+def _differences(gathered: Gathered, allowed: Collection[Difference]) -> list[Problem]:
     """Return problems of facts that must be equal on all ranks and are not."""
     names = {name for facts in gathered.facts.values() for name in facts.get("versions", {})}
+    names -= {one.value for one in allowed}
     compared = [("versions", name, f"{name} is") for name in sorted(names)]
     compared += [
         ("gpus", "names", "the GPUs are"),

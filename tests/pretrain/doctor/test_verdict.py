@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pretrain.doctor.request import Difference
 from pretrain.doctor.verdict import (
     BAD_NODES,
     FINE,
@@ -94,3 +95,13 @@ def test_clocks() -> None:
     assert bad == ["n2"] and "its clock is 7.3 s ahead of the others" in sentence
     clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (7.6, 0.001)}
     assert judged(gathered(3, clocks=clocks))[1] == ["n1"]
+
+
+def test_what_may_differ_is_no_reason_to_leave_a_node_out() -> None:
+    state = gathered(3, clocks={"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (0.2, 0.001)})
+    state.facts[4]["versions"]["driver"] = "535.104"
+    assert bad_nodes(find_problems(state)) == ["n2", "n3"]
+    assert bad_nodes(find_problems(state, {Difference.CLOCK})) == ["n3"]
+    assert find_problems(state, {Difference.CLOCK, Difference.DRIVER}) == []
+    state.facts[4]["versions"]["torch"] = "2.12.0"
+    assert bad_nodes(find_problems(state, set(Difference))) == ["n3"]
