@@ -1,0 +1,111 @@
+"""Settings that go together: what is accepted can be shown, planned and bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from megatron_patches.recipe.adapters import ADAPTERS
+from megatron_patches.recipe.score_bound import is_bounded, largest_bound, weights_of_layers
+from megatron_patches.recipe.tensors import tensors
+from megatron_patches.recipe.variants import VARIANTS
+from pretrain.config.load import load_config
+from pretrain.config.show import render_show
+from pretrain.config.tree import Config
+from pretrain.plan.estimate import Request, make_plan
+from tests.fuzz.damage import right_or_refused
+
+LAYERS = ("0", "3", "0-1", "50%-100%", "all")
+BLOCK: dict[str, tuple[str, ...]] = {
+    "model.num_layers": ("1", "2", "6"),
+    "model.num_query_groups": ("2", "4"),
+    "model.head_dim": ("16", "48"),
+    "model.norm": ("layernorm", "rmsnorm"),
+    "model.mlp": ("gelu", "swiglu", "relu2"),
+    "model.position_embedding": ("learned", "rope"),
+    "model.qk_norm": ("true", "false"),
+    "model.tied_embeddings": ("true", "false"),
+    "attention.variant": tuple(VARIANTS),
+}
+AXES: dict[str, tuple[str, ...]] = {
+    "attention.shared": ("true", "false"),
+    "attention.frozen_roles": ("both", "query", "key", "output", "all"),
+    "attention.scope": ("head", "layer"),
+    "attention.construction": ("qr", "svd", "householder", "hadamard", "dct", "monarch"),
+    "attention.frozen_heads": ("{0: 1.0}", "{1: 0.5}", "{50%-100%: 1.0}", "{0: 0.25, 3: 1.0}"),
+    "attention.score_bound": ("0.5", "50"),
+    "attention.convolved": ("both", "key", "value"),
+    "optimizer.kind": ("adamw", "muon"),
+    "optimizer.qk_clip": ("1",),
+    "performance.recompute": ("query_key", "attention", "full"),
+    "performance.cross_entropy": ("in_place", "chunked", "megatron"),
+    "data.reset_at_document_end": ("true",),
+    "parallel.tensor_model_parallel_size": ("1", "4"),
+    "deepspeed.config": ("zero0", "zero1", "zero2", "zero3"),
+}
+some_adapters = st.lists(st.sampled_from(sorted(ADAPTERS)), min_size=1, max_size=3, unique=True)
+phases = st.fixed_dictionaries(
+    {
+        "at": st.sampled_from(["0.25", "0.5"]),
+        "freeze": st.sampled_from(LAYERS),
+    },
+    optional={
+        "roles": st.sampled_from(["query", "key"]),
+        "heads": st.just("0.5"),
+        "orthonormal": st.just("true"),
+    },
+) | st.fixed_dictionaries({"at": st.just("0.5"), "train": st.sampled_from(LAYERS)})
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> list[str]:
+    """Overrides of the demo: a block, and a few of the axes of attention and of training."""
+    chosen = {key: draw(st.sampled_from(values)) for key, values in BLOCK.items()}
+    for key in draw(st.lists(st.sampled_from(sorted(AXES)), max_size=4, unique=True)):
+        chosen[key] = draw(st.sampled_from(AXES[key]))
+    if "attention.convolved" in chosen:
+        chosen["attention.adapters"] = "[short_convolution, channel_scale]"
+    elif draw(st.booleans()):
+        chosen["attention.adapters"] = f"[{', '.join(draw(some_adapters))}]"
+    if draw(st.integers(0, 3)) == 0:
+        entry = draw(phases)
+        chosen["attention.phases"] = (
+            f"[{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}]"
+        )
+    return [f"{key}={value}" for key, value in chosen.items()]
+
+
+@pytest.mark.distributed
+@given(settings())
+@example(
+    [
+        "model.qk_norm=true",
+        "attention.variant=hybrid",
+        "attention.frozen_heads={1: 1.0}",
+        "attention.adapters=[low_rank]",
+    ]
+)
+def test_what_is_accepted_is_described(overrides: list[str]) -> None:
+    config = right_or_refused(lambda: load_config("demo", overrides))
+    if isinstance(config, str):
+        return
+    assert "parameters, trainable" in render_show("demo", overrides)
+    request = Request("demo", tuple(overrides), gpus=4, gpu="h200", baseline="vanilla")
+    right_or_refused(lambda: make_plan(request))
+    assert_bounded(config)
+
+
+def assert_bounded(config: Config) -> None:
+    """Every layer's bound is computed where there is one."""
+    shape, policy = config.shape, config.policy
+    if not is_bounded(shape, policy):
+        return
+    declared = weights_of_layers(tensors(shape, policy), shape, policy)
+    layers: list[Any] = [
+        {name: np.ones(one.shape) for name, one in layer.items()} for layer in declared
+    ]
+    assert 0 < largest_bound(shape, policy, layers, heads=shape.num_attention_heads) < np.inf
