@@ -8,9 +8,9 @@ look-ups and the optimizer are not counted, as is usual.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.phases import last_steps
@@ -107,19 +107,27 @@ def executed_flops_per_token(
     return executed - 2 * multiplications(frozen)
 
 
-def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> int:
-    """Return the sum of `executed_flops_per_token` over the steps of a run, each in its phase.
-
-    Exact.
+def executed_flops_of_phases(shape: ModelShape, policy: QKPolicy) -> list[int]:
+    """Return `executed_flops_per_token` of each phase of the policy's schedule, in whole FLOPs.
 
     Args:
         shape: sizes of the model.
         policy: kind of attention.
+    """
+    phases = range(len(policy.phases) + 1)
+    return [round(executed_flops_per_token(shape, policy, number)) for number in phases]
+
+
+def executed_flops_of_steps(costs: Sequence[int], policy: QKPolicy, steps: int) -> int:
+    """Return the sum of the FLOPs per token over the steps of a run, each in its phase. Exact.
+
+    Args:
+        costs: of the phases, as `executed_flops_of_phases` returns them.
+        policy: kind of attention.
         steps: optimizer steps of the run.
     """
     bounds = pairwise([0, *last_steps(policy.phases, steps), steps])
-    costs = (round(executed_flops_per_token(shape, policy, phase)) for phase in count())
-    return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=False))
+    return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=True))
 
 
 def forward_flops_per_token(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import (
     count_parameters,
-    executed_flops_of_steps,
     model_flops_per_token,
 )
 from megatron_patches.recipe.optimizers import checkpoint_bytes, state_bytes
@@ -53,7 +52,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     except (UserError, MethodError):
         return None
     phases = config.phases
-    executed = executed_flops_of_steps(config.shape, config.policy, config.total_steps)
+    tokens = config.tokens_per_step * config.total_steps
     count = count_parameters(config.shape, config.policy, phases[-1].number)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
@@ -71,7 +70,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
         phases=len(phases),
         size=ModelSize(count.trainable, count.frozen),
         model_flops_per_token=model_flops_per_token(config.shape, config.policy),
-        executed_flops_per_token=executed / config.total_steps,
+        executed_flops_per_token=config.total_flops / tokens,
         states=StateBytes(
             weight_bytes=held * weight * (1 if stage == 3 else replicas),
             frozen_bytes=count.frozen * weight * replicas,

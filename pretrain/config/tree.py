@@ -17,7 +17,7 @@ from data_pipeline.io.forms import LARGEST
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.block import MLPS
-from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
+from megatron_patches.recipe.counting import executed_flops_of_phases, executed_flops_of_steps
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
@@ -93,10 +93,9 @@ class Config(Section):
         # FLOPs rise with the steps: one more moves some step into another phase at most once for
         # each layer, and what training rows costs is a small part of a step.
         wanted = -(-(self.schedule.flops or 0) // self.tokens_per_step)
-        phases = range(len(self.policy.phases) + 1)
-        a_token = int(min(executed_flops_per_token(self.shape, self.policy, n) for n in phases))
-        lengths = range(1, min(LARGEST, -(-wanted // a_token)) + 1)
-        flops = partial(executed_flops_of_steps, self.shape, self.policy)
+        costs = self._flops_of_phases
+        lengths = range(1, min(LARGEST, -(-wanted // min(costs))) + 1)
+        flops = partial(executed_flops_of_steps, costs, self.policy)
         found = bisect_left(lengths, wanted, key=flops)
         return lengths[min(found, len(lengths) - 1)]  # of a length that is refused later
 
@@ -104,8 +103,13 @@ class Config(Section):
     def total_flops(self) -> int:
         """Return the FLOPs that the whole run executes, without recomputation."""
         return self.tokens_per_step * executed_flops_of_steps(
-            self.shape, self.policy, self.total_steps
+            self._flops_of_phases, self.policy, self.total_steps
         )
+
+    @cached_property
+    def _flops_of_phases(self) -> list[int]:
+        """Return the FLOPs that a token costs in each phase."""
+        return executed_flops_of_phases(self.shape, self.policy)
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:
