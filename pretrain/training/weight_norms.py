@@ -90,7 +90,7 @@ class WeightsBefore:
         for own in self.slices:
             if own.name == tensor.name:
                 flat[own.start : own.start + own.length] = own.values(MASTER)
-                flat[-1] += own.length / (rows * columns)
+                flat[-1] += own.length / max(1, rows * columns)  # 0 of a rank without these heads
         dist.all_reduce(flat, group=context.mpu.get_data_parallel_group())
         matrix = (flat[:-1] / flat[-1]).view(rows, columns)
         if tensor.cut == 1:  # then its transpose is cut along its rows, and has the same norm
