@@ -203,11 +203,12 @@ def _check_qk_norm(config: Config) -> None:
             "model.qk_norm=true normalises queries and keys, which attention.variant="
             f"{config.attention.variant} does not have; set it to false"
         )
-    if "qk_norm" in config.policy.adapters:
-        raise UserError(
-            "model.qk_norm=true would normalise what the adapter qk_norm has normalised; set it to "
-            "false, or take qk_norm out of attention.adapters"
-        )
+    for adapter in ("qk_norm", "logit_scale"):
+        if adapter in config.policy.adapters:
+            raise UserError(
+                f"model.qk_norm=true comes after the adapter {adapter} and undoes it; set it to "
+                f"false, or take {adapter} out of attention.adapters"
+            )
 
 
 def _check_score_bound(config: Config) -> None:

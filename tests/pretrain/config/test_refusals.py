@@ -385,6 +385,10 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.qk_norm=true", "attention.adapters"],
         ),
         (
+            ["model.qk_norm=true", "attention.adapters=[low_rank, logit_scale]"],
+            ["comes after the adapter logit_scale and undoes it", "attention.adapters"],
+        ),
+        (
             ["model.qk_norm=true", "attention.variant=synthesizer_random"],
             ["model.qk_norm=true", "synthesizer_random does not have"],
         ),
