@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -183,6 +184,15 @@ def test_training_does_not_depend_on_the_layout(
     assert len(report["loss"]) == STEPS
     for quantity in ("loss", "gradient_norm", "z_loss", "validation"):
         assert report[quantity] == pytest.approx(reference[quantity], rel=2e-5), quantity
+
+
+def test_every_trained_weight_counts(tmp_path: Path) -> None:
+    """None is left out of the loss, nor undone by what comes after it."""
+    runs = [design_overrides(design, tmp_path, tmp_path, name="run") for design in DESIGNS]
+    found = run_ranks(1, "tests.distributed.workers.designs:gradients", {"runs": runs})
+    for design, gradients in zip(DESIGNS, found, strict=True):
+        least = 1e-5 * median(gradients.values())
+        assert min(gradients.values()) > least > 0, (design, gradients)
 
 
 def test_four_tensor_parallel_ranks_compute_what_one_does(tmp_path: Path) -> None:

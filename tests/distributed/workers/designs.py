@@ -79,6 +79,33 @@ def descents(payload: dict[str, Any]) -> list[list[float]]:
     return found
 
 
+def gradients(payload: dict[str, Any]) -> list[dict[str, float]]:
+    """Return each config's {trained weight: root mean square of its gradient}.
+
+    The weights are moved from where they start: behind an adapter that starts at 0 nothing counts.
+    """
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
+    found = [_gradients(context, overrides) for overrides in payload["runs"]]
+    shutdown_distributed(context)
+    return found
+
+
+def _gradients(context: ParallelContext, overrides: list[str]) -> dict[str, float]:
+    config = load_config("demo", overrides)
+    model = build_model(config, context)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
+    loss = token_losses(model, some_tokens(config)).mean()
+    sum(take_auxiliary_losses(model).values(), loss).backward()
+    return {
+        name: 0.0 if one.grad is None else one.grad.square().mean().sqrt().item()
+        for name, one in trained.items()
+    }
+
+
 def _descent(context: ParallelContext, overrides: list[str]) -> list[float]:
     config = load_config("demo", overrides)
     model = build_model(config, context)
