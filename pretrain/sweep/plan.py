@@ -268,6 +268,8 @@ def _compared(config: Config) -> dict[str, dict[str, Any]]:
             del values[section][key]
         elif isinstance(value, Path):
             values[section][key] = str(value.resolve())
+    for member in values["data"]["blend"] or ():
+        member["directory"] = str(Path(member["directory"]).resolve())
     return values
 
 

@@ -369,6 +369,27 @@ def test_what_changes_no_number_makes_no_other_run(
     assert "schedule.branch_from is " in refusal(tmp_path, **content)
 
 
+@pytest.mark.parametrize(
+    ("here", "elsewhere"),
+    [
+        ("data.directory=shards", "data.directory={}/shards"),
+        (
+            "data.blend=[{{directory: shards, weight: 1}}]",
+            "data.blend=[{{directory: {}/shards, weight: 1}}]",
+        ),
+    ],
+)
+def test_another_path_to_the_same_data_makes_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, elsewhere: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (run,) = plan(tmp_path, here.format())
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text(run.config.to_yaml())
+    assert [run.standing for run in plan(tmp_path, elsewhere.format(tmp_path))] == ["partial"]
+    assert "holds another run: data." in refusal(tmp_path, elsewhere.format("/elsewhere"))
+
+
 # What the trainings are told
 
 
