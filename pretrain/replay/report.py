@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.errors import DataError
 from pretrain.config.keys import KEYS
+from pretrain.errors import UserError
 from pretrain.replay.prepare import Past, first_own_step, look_up, replayed
 from pretrain.reporting.tables import Column, Table, table_of
 from pretrain.runs.directory import RunDirectory, step_of
@@ -179,18 +181,19 @@ def diff_document(one: Path, other: Path) -> Document:
             f"{max(begins)}): compare the trunks."
         )
     elif first is not None:
-        alike = [first_own_step(path, first) for path in pair]
-        keep = range(max(equal_until + 1, first - BEFORE, *alike), first + 1)
-        pasts = [look_up(path, first, keep.start) for path in pair]
-        with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
-            tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
-        traces = (told["trace"], said["trace"])
-        for past, trace in zip(pasts, traces, strict=True):
-            reproduced.append(f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}")
-        answer = f"{records}; {saved}. {_made_again(*traces, tensors)}"
+        try:
+            words, reproduced, tensors = _repeated(pair, first, equal_until)
+        except (
+            UserError,
+            DataError,
+        ) as error:  # the data have moved, say, or this machine has no GPU
+            words = f"Step {first} was not repeated: {error}."
+        answer = f"{records}; {saved}. {words}"
     page: list[Block] = [f"# {one} and {other}", answer, "## Settings, data and versions", causes]
     if reproduced:
         page += [f"## Step {first} repeated", reproduced, tensors.table() if tensors else ""]
+    elif tensors is not None:
+        page += [f"## Checkpoints of step {tensors.step}", tensors.table()]
     content = {
         "runs": [*map(str, pair)],
         "answer": answer,
@@ -202,14 +205,45 @@ def diff_document(one: Path, other: Path) -> Document:
     return Document(page, content, (answer, causes), content_file="diff.json")
 
 
+def _repeated(
+    pair: Sequence[Path], first: int, equal_until: int
+) -> tuple[str, list[str], Tensors | None]:
+    """Make the steps around the first difference again with both runs.
+
+    Args:
+        pair: run directories.
+        first: the first step that differs.
+        equal_until: the last step whose checkpoints are equal.
+
+    Returns:
+        What that shows, how each agrees with its record, and the first tensors that differ.
+
+    Raises:
+        UserError, DataError: one of them cannot be repeated.
+    """
+    alike = [first_own_step(path, first) for path in pair]
+    # Runs whose weights are equal throughout may differ in what they measured.
+    keep = range(max(min(equal_until, first - 1) + 1, first - BEFORE, *alike), first + 1)
+    pasts = [look_up(path, first, keep.start) for path in pair]
+    with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
+        tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
+    traces = (told["trace"], said["trace"])
+    reproduced = [
+        f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}"
+        for past, trace in zip(pasts, traces, strict=True)
+    ]
+    return _made_again(*traces, tensors), reproduced, tensors
+
+
 def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | None) -> str:
     """Return what two replays show, each [[step, loss, gradient norm], ...]."""
     losses = {row[0]: row for row in told}
     apart = next((row for row in said if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:
         return (
-            "Repeated by this version on this machine, both are equal: the difference came with "
-            "the code, the versions or the machine that trained them."
+            "Repeated by this version on this machine, losses, gradient norms and tensors are "
+            "equal: the difference is of what was measured beside them, or came with the code, the "
+            "versions or the machine that trained them."
         )
     words = "Repeated, losses and gradient norms are equal up to there."
     if apart is not None:

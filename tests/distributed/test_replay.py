@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -170,6 +171,36 @@ def test_a_branch_is_compared_from_where_it_begins(tiny_shards: Path, tmp_path: 
     assert not any(cause.startswith("branched_from") for cause in found["causes"])
     with pytest.raises(UserError, match=f"replay step 3 of its trunk, {trunk}$"):
         look_up(branch, 3)
+
+
+def test_runs_that_differ_in_what_they_measured_are_equal_when_repeated(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    validated = {"data__validate_every": 2, "schedule__steps": 5}
+    pair = [
+        trained(
+            tiny_shards, tmp_path / str(number), "one", data__validation_samples=number, **validated
+        )
+        for number in (4, 8)
+    ]
+    found = diff_document(*pair).content
+    assert found["first_step"] == 2 and "data.validation_samples: 4 and 8" in found["causes"]
+    assert "losses, gradient norms and tensors are equal" in found["answer"]
+
+
+def test_what_cannot_be_repeated_is_compared_all_the_same(one: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(one, tmp_path / "one")
+    records = (own / "metrics.jsonl").read_text().splitlines()
+    third = {**json.loads(records[2]), "loss/train": 1.0}
+    (own / "metrics.jsonl").write_text("\n".join([*records[:2], json.dumps(third), *records[3:]]))
+    config = (own / "config.yaml").read_text()
+    (own / "config.yaml").write_text(
+        re.sub(r"(?m)^  directory: .*shards$", "  directory: gone", config)
+    )
+    found = diff_document(one, own).content
+    assert found["first_step"] == 3 and found["reproduced"] == []
+    assert "the records differ from step 3 on" in found["answer"]
+    assert "Step 3 was not repeated: data directory gone does not exist" in found["answer"]
 
 
 def test_the_stage_that_auto_chose_then_is_taken_again(one: Path, tmp_path: Path) -> None:
