@@ -183,10 +183,7 @@ def diff_document(one: Path, other: Path) -> Document:
     elif first is not None:
         try:
             words, reproduced, tensors = _repeated(pair, first, equal_until)
-        except (
-            UserError,
-            DataError,
-        ) as error:  # the data have moved, say, or this machine has no GPU
+        except (UserError, DataError) as error:  # say, the data have moved
             words = f"Step {first} was not repeated: {error}."
         answer = f"{records}; {saved}. {words}"
     page: list[Block] = [f"# {one} and {other}", answer, "## Settings, data and versions", causes]

@@ -380,14 +380,8 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.z_loss=1e-4", "performance.cross_entropy=megatron"],
             ["model.z_loss=0.0001", "performance.cross_entropy=in_place"],
         ),
-        (
-            ["model.qk_norm=true", "attention.adapters=[qk_norm]"],
-            ["model.qk_norm=true", "attention.adapters"],
-        ),
-        (
-            ["model.qk_norm=true", "attention.adapters=[low_rank, logit_scale]"],
-            ["comes after the adapter logit_scale and undoes it", "attention.adapters"],
-        ),
+        (["model.qk_norm=true", "attention.adapters=[qk_norm]"], ["qk_norm and undoes it"]),
+        (["model.qk_norm=true", "attention.adapters=[logit_scale]"], ["logit_scale and undoes it"]),
         (
             ["model.qk_norm=true", "attention.variant=synthesizer_random"],
             ["model.qk_norm=true", "synthesizer_random does not have"],
