@@ -277,7 +277,7 @@ def _check_factors(config: Config) -> None:
     """Refuse a pattern that names no weight beyond those of the patterns before it."""
     kinds = {"learning_rate_factors": "trained", "weight_decay_factors": "decayed"}
     if not any(getattr(config.optimizer, key) for key in kinds):
-        return  # the names take as long as all other checks
+        return  # making the names is a large part of all checks
     for key, names in names_for_factors(config).items():
         patterns = getattr(config.optimizer, key)
         found = matching(patterns, names)

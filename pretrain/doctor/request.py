@@ -11,7 +11,7 @@ from pretrain.ranks.devices import VISIBLE, cpu_was_asked_for
 
 
 class Difference(str, Enum):
-    """What may differ between nodes that train together."""
+    """Difference between nodes that need not keep them from training together."""
 
     CLOCK = "clock"
     DRIVER = "driver"

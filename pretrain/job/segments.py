@@ -33,7 +33,10 @@ RUNNING_JOB = "RUNNING"
 
 
 class _Record(TypedDict):
-    """A line of segments.jsonl; the last three are of a beginning, an end, and nodes left out."""
+    """A line of segments.jsonl.
+
+    `progress` is of a beginning or an end, `preempted` of an end, `excluded` of nodes left out.
+    """
 
     event: Literal["begin", "end", "exclude"]
     job: str

@@ -1,7 +1,12 @@
-"""Settings that go together: what is accepted can be shown, planned and bounded."""
+"""Settings that go together.
+
+What is accepted can be shown, planned and bounded, and trains to the same losses at any layout.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,11 @@ from pretrain.config.load import load_config
 from pretrain.config.show import render_show
 from pretrain.config.tree import Config
 from pretrain.plan.estimate import Request, make_plan
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import GRADIENT_NORM, LOSS
 from tests.fuzz.damage import right_or_refused
+from tests.ranks import train_on_warm_ranks
+from tests.tiny import tiny_overrides
 
 LAYERS = ("0", "3", "0-1", "50%-100%", "all")
 BLOCK: dict[str, tuple[str, ...]] = {
@@ -109,3 +118,53 @@ def assert_bounded(config: Config) -> None:
         {name: np.ones(one.shape) for name, one in layer.items()} for layer in declared
     ]
     assert 0 < largest_bound(shape, policy, layers, heads=shape.num_attention_heads) < np.inf
+
+
+LAYOUTS = ((1, 1, 3), (2, 1, 0), (2, 2, 0), (2, 2, 2), (4, 4, 1), (4, 2, 3))
+"""(ranks, tensor-parallel ranks, ZeRO stage)."""
+
+
+@pytest.mark.full
+@given(settings(), st.sampled_from(LAYOUTS))
+def test_any_layout_trains_to_the_same_losses(
+    tiny_shards: Path, overrides: list[str], layout: tuple[int, int, int]
+) -> None:
+    """Where the layout is not refused in a sentence."""
+    with tempfile.TemporaryDirectory() as place:
+        alone = losses(tiny_shards, Path(place) / "alone", overrides, (1, 1, 1))
+        if alone is None:
+            return
+        spread = losses(tiny_shards, Path(place) / "spread", overrides, layout)
+        if spread is not None:
+            for step, both in enumerate(zip(alone, spread, strict=True)):
+                one, other = both
+                assert other == pytest.approx(one, rel=1e-4), (overrides, layout, step)
+
+
+def losses(
+    shards: Path, run: Path, overrides: list[str], layout: tuple[int, int, int]
+) -> list[tuple[float, float]] | None:
+    """Return the losses and gradient norms of a training; None if it is refused."""
+    ranks, tensor_parallel, stage = layout
+    chosen = {key.replace(".", "__"): value for key, value in (o.split("=", 1) for o in overrides)}
+    changes: dict[str, object] = {
+        **chosen,
+        # A high rate would let Adam amplify rounding differences between layouts.
+        "optimizer__learning_rate": 3e-4,
+        "data__micro_batch_size": 1,
+        "parallel__tensor_model_parallel_size": tensor_parallel,
+        "parallel__sequence_parallel": tensor_parallel > 1,
+        "deepspeed__config": f"zero{stage}",
+        "telemetry__tensorboard": "false",
+        "telemetry__weights_every": 2,
+        "telemetry__spectral_norms": "['*']",
+    }
+    done = train_on_warm_ranks(tiny_overrides(shards, run.parent, run.name, **changes), ranks)
+    if done.returncode == 2:
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+        return None
+    assert done.returncode == 0, (overrides, layout, done.stderr)
+    return [
+        (record[LOSS.tag], record[GRADIENT_NORM.tag])
+        for record in read_metrics(run / "metrics.jsonl")
+    ]

@@ -135,7 +135,7 @@ def test_it_is_reached_at_the_start() -> None:
 def test_model_qk_norm_bounds_heads_with_and_without_adapters(
     heads: tuple[tuple[str, float], ...],
 ) -> None:
-    """Of partly frozen layers only the frozen heads have them, of trained layers none."""
+    """Adapters belong to frozen heads: a layer has them for all heads, for some or for none."""
     policy = policy_for("orthogonal", {"frozen_heads": heads, "adapters": ALL, "low_rank": 3})
     normalised = shape(qk_norm=True)
     assert bound_at_start(normalised, policy) == pytest.approx(4)
