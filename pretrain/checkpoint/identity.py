@@ -22,6 +22,7 @@ from pretrain.checkpoint.format import About
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change
 from pretrain.config.model import ModelSection
+from pretrain.config.removed import removed_sentence
 from pretrain.config.resolved import Layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -94,6 +95,9 @@ def accept_identity(
             difference of the frozen bank's recipe.
     """
     known = _with_phases(saved.keys)
+    for key, was in known.items():
+        if sentence := removed_sentence(key, was):
+            raise UserError(f"checkpoint {checkpoint}: {sentence}")
     for key, value in live["keys"].items():
         was = known.get(key)
         if key == _PHASES and _STEPS in known and _STEPS in live["keys"]:

@@ -13,6 +13,7 @@ refusals    combinations that cannot be
 load        the way to get a configuration: sources, tree, refusals; sentences about mistakes
 foreign     the same of a run that anybody may have made: it names nothing to write to
 deepspeed   the settings for DeepSpeed
+removed     settings of earlier versions, each with what to use instead
 resolved    a configuration on a number of ranks: layout and DeepSpeed settings, made once
 schedule    learning rate and training phases as functions of the step
 show        the verb of that name

@@ -19,6 +19,7 @@ from megatron_patches.errors import MethodError
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
+from pretrain.config.removed import REMOVED_KEYS, removed_sentence
 from pretrain.config.sources import (
     OVERRIDE,
     Draft,
@@ -91,6 +92,7 @@ def config_from_draft(draft: Draft) -> Config:
         UserError: as `load_config`.
     """
     _read_unfreeze(draft)
+    _refuse_removed(draft)
     _refuse_unknown_keys(draft)
     _unset_excluded(draft)
     try:
@@ -130,6 +132,24 @@ def _read_unfreeze(draft: Draft) -> None:
     for path in [path for path in draft.origins if path[:2] == (name, former)]:
         phases = (name, "phases", *path[2:])
         draft.origins[phases] = draft.origins.pop(path)
+
+
+def _refuse_removed(draft: Draft) -> None:
+    """Refuse settings that are gone, and leave out those of them that changed nothing.
+
+    Raises:
+        UserError: a key or value of an earlier version.
+    """
+    for section, content in draft.values.items():
+        if not isinstance(content, Mapping):
+            continue
+        for key, value in content.items():
+            sentence = removed_sentence(f"{section}.{key}", value)
+            if sentence is not None:
+                raise UserError(f"{_where(draft, (section, key))}{sentence}")
+        draft.values[section] = {
+            key: value for key, value in content.items() if f"{section}.{key}" not in REMOVED_KEYS
+        }
 
 
 def _unset_excluded(draft: Draft) -> None:

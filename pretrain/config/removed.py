@@ -1,0 +1,53 @@
+"""Settings of earlier versions that are gone, each with what to use instead.
+
+A configuration, grid, seal or checkpoint that names one of them is refused with its sentence, unless
+its value is one that changed nothing: then the key is left out, so that runs of earlier versions are
+still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LAST_WITH_THEM = "tag v0.5-lab (commit 20f53ff5)"
+"""The last version that has everything in these tables."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A key that is gone.
+
+    Attributes:
+        instead: What to do without it, as a clause.
+        neutral: Values that changed nothing; with one of them the key is left out.
+    """
+
+    instead: str
+    neutral: tuple[Any, ...] = (None,)
+
+
+REMOVED_KEYS: Mapping[str, Removed] = {}
+"""{`section.key`: what is known of it}"""
+
+REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}
+"""{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
+
+
+def removed_sentence(key: str, value: Any) -> str | None:
+    """Return why a setting is refused whose key or value is gone; None if neither is.
+
+    Args:
+        key: As `section.key`.
+        value: As a file or a checkpoint has it.
+    """
+    removed = REMOVED_KEYS.get(key)
+    if removed is not None and value not in removed.neutral:
+        return f"{key} was removed; {LAST_WITH_THEM} has it: {removed.instead}"
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    for item in items:
+        instead = REMOVED_VALUES.get(key, {}).get(item) if isinstance(item, str) else None
+        if instead is not None:
+            return f"{key}: '{item}' was removed; {LAST_WITH_THEM} has it: {instead}"
+    return None
