@@ -2,7 +2,7 @@
 
     python -m tools.record --out build/before.json       # every part
     python -m tools.record --against build/before.json   # exit code 1 if a value differs
-    python -m tools.record --against tests/recorded/v0.4-lab.json --parts bank,show
+    python -m tools.record --against tests/recorded/v0.5-lab.json --parts bank,show
 
 | part | what is recorded |
 | --- | --- |
@@ -15,7 +15,7 @@
 | plan | the answer of `plan --json` for the same, by heading |
 
 Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the
-same bits on one kind of CPU only: where the recording was made. Designs, variants and constructions
+same bits only on machines that round as that of the recording (`tools.arithmetic`). Designs, variants and constructions
 that only one of the two has, removed or added since, are printed and are no difference.
 """
 
@@ -42,6 +42,7 @@ from typer.testing import CliRunner
 from pretrain.config.sources import shipped_files
 from tests.distributed.designs import DESIGNS, design_overrides
 from tests.ranks import ROOT, run_ranks
+from tools.arithmetic import arithmetic_digest
 from tools.made_corpus import write_made_corpus
 
 CONFIGS = tuple(shipped_files("pretrain.configs", "*.yaml"))
@@ -405,11 +406,11 @@ def record(parts: Iterable[str]) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Return what last bits may depend on: kind of CPU, and versions."""
+    """Return what last bits may depend on: how the machine rounds, and versions."""
     capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{platform.machine()} {capability}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, numpy {np.__version__}"
+        f"{platform.machine()} {capability}, arithmetic {arithmetic_digest()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
     )
 
 

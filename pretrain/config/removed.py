@@ -1,8 +1,7 @@
 """Settings of earlier versions that are gone, each with what to use instead.
 
-A configuration, grid, seal or checkpoint that names one of them is refused with its sentence, unless
-its value is one that changed nothing: then the key is left out, so that runs of earlier versions are
-still read.
+A configuration, grid, seal or checkpoint that names one of them is refused with its sentence. A key
+whose value changed nothing is left out instead, so that runs of earlier versions are still read.
 """
 
 from __future__ import annotations

@@ -59,13 +59,18 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     return answers
 
 
+LARGEST_DIFFERENCE = 1e-5
+"""Of logits near 1 in fp32, after two layers of sums of 32 to 64 products that another order rounds
+otherwise (3.0e-6 was seen with AMX). Two swapped heads differ by more than ten times as much."""
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
     facts = found[name]
     assert facts["model"] == CLASSES[name]
     same_bits = name in ("learned", "penalty", "biased", "qwen3-whole")
     assert facts["dtype"] == ("bf16" if same_bits else "fp32")
-    assert facts["logits"]["difference"] <= 2e-6 and facts["logits"]["same_token"] == 1
+    assert facts["logits"]["difference"] <= LARGEST_DIFFERENCE and facts["logits"]["same_token"] == 1
     assert facts["logits"]["largest"] > 0.5 and facts["logits"]["compared"] == 2 * 32 * 512
     assert facts["tokenizer"]["documents"] > 50
     assert facts["tokenizer"]["different_ids"] == facts["tokenizer"]["different_texts"] == 0
