@@ -1,7 +1,7 @@
-"""Digest of how this machine rounds: last bits are recorded with it, and asked for only where it agrees.
+"""Digest of how this machine rounds: last bits are recorded with it, and asked for where it agrees.
 
-Names of CPUs and of their kernels are too coarse for that: two machines that torch calls AVX512 differ
-where one of them also has AMX, or another number of cache levels. What counts is what comes out.
+Names of CPUs and of their kernels are too coarse for that: two machines that torch calls AVX512
+differ where one of them also has AMX. What counts is what comes out.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@
 | plan | the answer of `plan --json` for the same, by heading |
 
 Banks of `svd`, `householder` and `cayley`, and what is computed by training and exports, have the
-same bits only on machines that round as that of the recording (`tools.arithmetic`). Designs, variants and constructions
-that only one of the two has, removed or added since, are printed and are no difference.
+same bits only on machines that round as that of the recording (`tools.arithmetic`). Designs,
+variants and constructions that only one of the two has, removed or added since, are printed and are
+no difference.
 """
 
 from __future__ import annotations
