@@ -1,9 +1,9 @@
 """Checkpoints of earlier versions are read for good, and their runs continue with the same bits.
 
-tests/recorded has runs that were stopped after four of eight steps, of format 1 as tag v0.4-lab wrote
-it and of format 2 as v0.5-lab did, and what the same code made of the rest: losses, gradient norms,
-and digests of masters and moments. Bits are asked for only on a machine that rounds as that of the
-recording (`tools.arithmetic`); elsewhere the rest agrees up to rounding.
+tests/recorded has runs that were stopped after four of eight steps, of format 1 as tag v0.4-lab
+wrote it and of format 2 as v0.5-lab did, and what the same code made of the rest: losses, gradient
+norms, and digests of masters and moments. Bits are asked for only on a machine that rounds as that
+of the recording (`tools.arithmetic`); elsewhere the rest agrees up to rounding.
 """
 
 import hashlib
