@@ -144,7 +144,7 @@ def download(
     from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
 
-    wanted = hub.Wanted(
+    selection = hub.Wanted(
         splits=tuple(part.strip() for part in splits.split(",")),
         include=tuple(include or ()),
         fraction=fraction,
@@ -155,7 +155,7 @@ def download(
             corpus,
             source,
             out,
-            wanted,
+            selection,
             report=line.update,
             note=line.note,
             revision=revision,

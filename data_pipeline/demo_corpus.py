@@ -69,14 +69,10 @@ class Corpus:
 
 
 def build_corpus(directory: Path, num_files: int) -> Corpus:
-    """Write the corpus, unless the same one is there.
-
-    Args:
-        directory: where the files go.
-        num_files: how many files.
+    """Write the corpus unless the directory holds the same one already.
 
     Raises:
-        DataError: the installation has too little text, or the directory holds something else.
+        DataError: If the installation has too little text, or the directory holds something else.
     """
     if num_files < 1:
         raise DataError(f"--files {num_files} must be at least 1")
@@ -91,20 +87,20 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
         ):
             return Corpus(record["bytes"], record["documents"], built=False)
     elif directory.is_dir():
-        ours = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
+        demo_names = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
         for name in (path.name for path in directory.iterdir()):
-            if not ours.fullmatch(name):
+            if not demo_names.fullmatch(name):
                 raise DataError(
                     f"{directory} holds {name}, which demo-corpus did not make; choose another "
                     f"directory"
                 )
-    made = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
-    write_atomically(record_path, to_json(made_from | made))
-    return Corpus(made["bytes"], made["documents"], built=True)
+    written = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
+    write_atomically(record_path, to_json(made_from | written))
+    return Corpus(written["bytes"], written["documents"], built=True)
 
 
 def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:
-    """Deal the documents out over the files, so that every file has every source; return counts."""
+    """Distribute the documents over the files, every source in every file; return counts."""
     sources = list(dict.fromkeys(source for source, _ in documents))
     sizes = {
         source: sum(len(text.encode()) for kind, text in documents if kind == source)
@@ -129,7 +125,7 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
         outputs[path.name] = sha256_file(path)
     for path in directory.glob("demo-*.jsonl.zst"):
         if path.name not in outputs:
-            path.unlink()  # of an earlier corpus with more files
+            path.unlink()  # left over from a corpus of more files
     counts = {source: sum(kind == source for kind, _ in documents) for source in sources}
     return {"outputs": outputs, "bytes": sizes, "documents": counts}
 
@@ -138,7 +134,7 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
     """Collect (source, text) of every document of the standard library, in a fixed order.
 
     Raises:
-        DataError: the library has no pydoc topics.
+        DataError: If the library has no pydoc topics.
     """
     topics_path = library / "pydoc_data" / "topics.py"
     if not topics_path.is_file():
@@ -159,8 +155,8 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
     ]
     # The trees are not kept: hundreds of them make Python's garbage collector the slowest part.
     read = [(source, list(docstrings(tree))) for path in modules for source, tree in parsed(path)]
-    for _, own in read:
-        documents += [("StdlibDocstrings", text) for text in _documents(own, seen)]
+    for _, module_docstrings in read:
+        documents += [("StdlibDocstrings", text) for text in _documents(module_docstrings, seen)]
     for source, _ in read:
         documents += [
             ("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)
@@ -215,7 +211,7 @@ def _comment_blocks(source: str) -> Iterator[str]:
 
 
 def _documents(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
-    """Join paragraphs that are prose and new to documents of about 1,000 characters."""
+    """Join paragraphs that are prose and new into documents of about 1,000 characters."""
     kept: list[str] = []
     for paragraph in _paragraphs(texts):
         key = " ".join(paragraph.split())

@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 
 class NoTextColumn(DataError):
-    """A table has no column that may hold the text."""
+    """Refusal of a table without a column that may hold the text."""
 
 
 @contextlib.contextmanager
@@ -27,11 +27,11 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import into the DataError that `what` needs the extra.
 
     Args:
-        what: the option or file that needs the package.
-        extra: the extra of this distribution that installs it.
+        what: Option or file that needs the package.
+        extra: Extra of this distribution that installs the package.
 
     Raises:
-        DataError: the import failed.
+        DataError: If the import fails.
     """
     try:
         yield
@@ -44,14 +44,14 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra into the environment this program runs in.
 
-    In a checkout it is the checkout's own extra. Elsewhere it names the extra's packages: this
-    program is on no index, so its name there would be that of whoever registers it.
+    In a checkout, the command installs the checkout's own extra. Elsewhere it names the extra's
+    packages: this program is on no index, where its name would be that of whoever registers it.
     """
     pip = _pip_install()
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
-        there = "" if Path.cwd() == checkout else f"cd {shlex.quote(str(checkout))} && "
-        return f"{there}{pip} --constraint constraints.txt --editable '.[{extra}]'"
+        change_directory = "" if Path.cwd() == checkout else f"cd {shlex.quote(str(checkout))} && "
+        return f"{change_directory}{pip} --constraint constraints.txt --editable '.[{extra}]'"
     try:
         return f"{pip} {shlex.join(_packages_of(extra))}"
     except PackageNotFoundError:  # the files were copied, not installed
@@ -77,14 +77,14 @@ def _packages_of(extra: str) -> list[str]:
     """
     from packaging.requirements import Requirement
 
-    found: dict[str, None] = {}
+    requirements: dict[str, None] = {}
     for text in requires(DISTRIBUTION) or ():
-        one = Requirement(text)
-        if one.marker is None or not one.marker.evaluate({"extra": extra}):
+        requirement = Requirement(text)
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
             continue
-        if one.name == DISTRIBUTION:
-            for included in sorted(one.extras):
-                found |= dict.fromkeys(_packages_of(included))
+        if requirement.name == DISTRIBUTION:
+            for included in sorted(requirement.extras):
+                requirements |= dict.fromkeys(_packages_of(included))
         else:
-            found[f"{one.name}{one.specifier}"] = None
-    return list(found)
+            requirements[f"{requirement.name}{requirement.specifier}"] = None
+    return list(requirements)

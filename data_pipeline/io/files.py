@@ -1,7 +1,7 @@
 """Whole-file helpers: hashing, and writes that are either complete or absent.
 
-`hash_file` and `replace_file` raise OSError, for callers with sentences of their own; the others
-DataError.
+`hash_file` and `replace_file` raise OSError, so that callers can word their own message; the other
+functions raise DataError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from data_pipeline.io.forms import T, in_form, parse_json
 REMAKE = "delete it and make it again"
 TEMPORARY_SUFFIX = ".tmp"
 ABANDONED_AFTER = 600.0
-"""Seconds without a write, and a process of another host is taken to be gone."""
+"""Seconds without a write after which a process of another host counts as gone."""
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
@@ -44,22 +44,24 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def refuse_unwritable(out: Path, directory: Path | None = None) -> None:
-    """Refuse a place that cannot be written, before the work whose result goes there.
+    """Refuse an output path that cannot be written, before any work is done for it.
 
     Args:
-        out: of the option --out.
-        directory: where the files go, which is made with what is missing of its path; None: `out`.
+        out: Value of the option --out.
+        directory: Directory of the files, created with its parents; None means `out`.
 
     Raises:
-        DataError: it is a file, lies in one, or takes no new files.
+        DataError: If the path is a file, lies inside one, or takes no new files.
     """
-    place = (directory or out).absolute()
-    while not os.path.lexists(place):
-        place = place.parent
-    if not os.path.isdir(place):
-        reason = f"{place} is not a directory"
-    elif not os.access(place, os.W_OK | os.X_OK):
-        reason = f"{place} takes no new files (its permissions, or it is mounted read-only)"
+    nearest_existing = (directory or out).absolute()
+    while not os.path.lexists(nearest_existing):
+        nearest_existing = nearest_existing.parent
+    if not os.path.isdir(nearest_existing):
+        reason = f"{nearest_existing} is not a directory"
+    elif not os.access(nearest_existing, os.W_OK | os.X_OK):
+        reason = (
+            f"{nearest_existing} takes no new files (its permissions, or it is mounted read-only)"
+        )
     else:
         return
     raise DataError(f"--out {out} cannot be written: {reason}; name another directory")
@@ -75,8 +77,7 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
     """Return the SHA-256 of a file's bytes as hex.
 
     Args:
-        path: the file.
-        progress: called with the number of bytes of each chunk.
+        progress: Callback that gets the number of bytes of each chunk.
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as stream:
@@ -93,9 +94,10 @@ def temporary_path(path: Path) -> Path:
 
 
 def is_abandoned(temporary: Path) -> bool:
-    """Return whether nobody will end a file of `temporary_path`.
+    """Return whether the process that was writing a temporary file is gone.
 
-    Its process has ended, or is of another host and has written nothing for ABANDONED_AFTER.
+    On this host, the process has ended; on another host, it has written nothing for ABANDONED_AFTER
+    seconds.
     """
     host, _, pid = temporary.name.removesuffix(TEMPORARY_SUFFIX).rpartition("-")
     if host.endswith(f".{socket.gethostname()}") and pid.isdigit():
@@ -108,7 +110,7 @@ def is_abandoned(temporary: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError raised inside: one of writing to an open file does not name it."""
+    """Add `path` to an OSError raised inside: a failed write to an open file names no file."""
     try:
         yield
     except OSError as error:
@@ -131,9 +133,9 @@ def sync_directory(path: Path) -> None:
 
 
 class Draft:
-    """File under a temporary name beside `path`, until `publish` gives it that name.
+    """File written under a temporary name beside `path` until `publish` renames it.
 
-    As a context it is published at the end, or discarded after an error.
+    Used as a context manager, the file is published at the end, or discarded after an error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,20 +146,21 @@ class Draft:
         self.stream: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115
 
     def publish(self) -> None:
-        """End the writing and replace what is at `path`.
+        """Close the file and move it to `path`, replacing any file there.
 
-        The name is durable once the directory is synced.
+        The rename survives a power failure only once the directory is synced.
         """
+        # Content first: a crash after the rename must not leave an empty file under the final name.
         sync(self.stream)
         self.stream.close()
         os.replace(self.temporary, self.path)
 
     def discard(self) -> None:
-        """Remove what was not published."""
+        """Remove the temporary file unless it was published."""
         # On a full disk closing tries once more to write what is buffered.
         with contextlib.suppress(OSError):
             self.stream.close()
-        # The directory itself may be what is missing.
+        # The directory itself may have been removed.
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
 
@@ -173,26 +176,19 @@ class Draft:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file as `replace_file` does, but raise DataError where that fails.
-
-    Args:
-        path: the file.
-        content: its new content.
-        durable: as in `replace_file`.
-    """
+    """Write a small file as `replace_file` does, but raise DataError on failure."""
     with refusing(f"write {path}"):
         replace_file(path, content, durable)
 
 
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file so that a reader sees the old content, the new, or no file: never a part.
+    """Replace a small file: a reader sees the old content, the new, or no file, never a part.
 
     An OSError names `path`, and no temporary file is left.
 
     Args:
-        path: the file.
-        content: its new content.
-        durable: wait until the name too is on the disk; else a power failure may lose it.
+        durable: Whether to wait until the name is on the disk too; otherwise a power failure may
+            lose it.
     """
     with naming(path), Draft(path) as stream:
         stream.write(content)
@@ -211,13 +207,13 @@ def to_json(value: Any) -> bytes:
 
 
 def as_json(record: Any) -> dict[str, Any]:
-    """Return a dataclass as reading its JSON would return it."""
+    """Convert a dataclass to the value that parsing its JSON would return."""
     value: dict[str, Any] = json.loads(json.dumps(asdict(record)))
     return value
 
 
 def to_checked_json(value: dict[str, Any]) -> bytes:
-    """Return `to_json` of the value, with the SHA-256 of everything under the key `checksum`."""
+    """Return `to_json` of the value, with its SHA-256 under the key `checksum`."""
     return to_json(value | {_CHECKSUM: _checksum(value)})
 
 
@@ -225,11 +221,10 @@ def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
     """Read a file that `to_checked_json` made.
 
     Args:
-        path: the file.
-        remedy: what to do about damage, as a clause.
+        remedy: Clause that says what to do about damage.
 
     Raises:
-        DataError: the file is damaged; the message ends in `remedy`.
+        DataError: If the file is damaged; the message ends in `remedy`.
     """
     value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
@@ -241,20 +236,19 @@ def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _checksum(value: dict[str, Any]) -> str:
+    # Sorted and without spaces, so that the checksum does not depend on how the file is laid out.
     content = utf8(json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")))
     return hashlib.sha256(content).hexdigest()
 
 
 def read_form(path: Path, form: TypeAdapter[T], remedy: str = REMAKE) -> T:
-    """Read a JSON file in a form.
+    """Read a JSON file and validate its content.
 
     Args:
-        path: the file.
-        form: as in `in_form`.
-        remedy: what to do about damage, as a clause.
+        remedy: Clause that says what to do about damage.
 
     Raises:
-        DataError: as `read_json` and `in_form`.
+        DataError: As `read_json` and `in_form`.
     """
     return in_form(read_json(path, remedy), form, path, remedy)
 
@@ -263,11 +257,10 @@ def read_json(path: Path, remedy: str = REMAKE) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Args:
-        path: the file.
-        remedy: what to do about damage, as a clause.
+        remedy: Clause that says what to do about damage.
 
     Raises:
-        DataError: that cannot be done; the message ends in `remedy`.
+        DataError: If the file cannot be read or holds no JSON object; the message ends in `remedy`.
     """
     with refusing(f"read {path}"):
         if path.exists() and not path.is_file():  # a pipe would never end

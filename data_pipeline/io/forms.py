@@ -1,4 +1,4 @@
-"""JSON as its standard has it, and the forms that what is read from it must have."""
+"""Strict JSON, and validation of what was read from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from data_pipeline.errors import DataError
 
 LARGEST = 1 << 53
-"""Bound of counts: numpy and JSON have every integer up to here."""
+"""Bound of counts: numpy and JSON represent every integer up to here exactly."""
 Count = Annotated[int, Field(strict=True, ge=0, lt=LARGEST)]
 """A number of steps, samples, tokens or bytes, as it is read from a file."""
 
@@ -32,7 +32,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: not JSON, or nested too deeply, or with a key twice, NaN or infinity.
+        ValueError: If the text is not JSON, nests too deeply, or has a key twice, NaN or infinity.
     """
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
@@ -41,16 +41,14 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def in_form(value: Any, form: TypeAdapter[T], path: Path, remedy: str) -> T:
-    """Return the content of a JSON file in its form.
+    """Validate the content of a JSON file.
 
     Args:
-        value: the content.
-        form: what is read of it, its numbers and flags strict; there may be other keys.
-        path: the file.
-        remedy: what to do about damage, as a clause.
+        form: Type of the content, its numbers and flags strict; other keys are ignored.
+        remedy: Clause that says what to do about damage.
 
     Raises:
-        DataError: it has another form; the message ends in `remedy`.
+        DataError: If the content has another form; the message ends in `remedy`.
     """
     try:
         return form.validate_python(value)
@@ -59,18 +57,13 @@ def in_form(value: Any, form: TypeAdapter[T], path: Path, remedy: str) -> T:
 
 
 def problem(path: Path, error: ValidationError) -> str:
-    """Return a clause on the first thing that differs from a file's form.
-
-    Args:
-        path: the file.
-        error: of the form.
-    """
+    """Describe the first difference from a file's form, as a clause."""
     first = error.errors()[0]
     key = repr(".".join(map(str, first["loc"])))
     if first["type"] == "missing":
         return f"{path} has no key {key}: this version did not write it"
-    said = str(first.get("ctx", {}).get("error") or first["msg"].lower())
-    return f"{path}: {key}: {said}" if first["loc"] else f"{path}: {said}"
+    reason = str(first.get("ctx", {}).get("error") or first["msg"].lower())
+    return f"{path}: {key}: {reason}" if first["loc"] else f"{path}: {reason}"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Paths that begin with ~, which a shell leaves as it is in `--out=~/x` and `run.directory=~/x`."""
+"""Expansion of ~, which a shell leaves alone in `--out=~/x` and `run.directory=~/x`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with ~ or ~NAME at its beginning as the home directory that it stands for."""
+    """Replace ~ or ~NAME at the beginning of a path by the home directory it stands for."""
     return Path(os.path.expanduser(path))
 
 
 def expand_arguments(app: typer.Typer) -> None:
-    """Let every path among the arguments and options of a command line begin with ~."""
+    """Expand ~ in every path among the arguments and options of a command line."""
     for command in app.registered_commands:
         assert command.callback is not None
         command.callback = _with_paths_expanded(command.callback)
@@ -28,6 +28,7 @@ def expand_arguments(app: typer.Typer) -> None:
 
 
 def _with_paths_expanded(verb: Callable[..., Any]) -> Callable[..., Any]:
+    # typer makes the options from the signature, which `wraps` preserves.
     @functools.wraps(verb)
     def call(**arguments: Any) -> Any:
         return verb(**{name: _expanded(value) for name, value in arguments.items()})

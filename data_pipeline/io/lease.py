@@ -1,10 +1,9 @@
 """Leases: locks that are files with a heartbeat, for file systems without `flock` (NFS, Lustre).
 
-Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease that
-was left by a process or a machine that is gone is recognised by its age, by the file server's own
-clock, and on the same machine at once, because the process does not exist any more. Whoever takes
-it over holds a lease of its own meanwhile, named after the very file that was judged, and so
-removes no other.
+Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease whose
+holder is gone is recognised by its age on the file server's clock, and on the same machine at once,
+because the process no longer exists. A process that removes a stale lease first takes a second
+lease, named after the inode and time of the stale file, and therefore cannot remove a newer one.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import naming, refusing, temporary_path
 
 RENEWED_EVERY = 10.0
-# So long without a renewal, and the holder is taken to be gone.
+# Seconds without a renewal after which the holder counts as gone.
 EXPIRES_AFTER = 90.0
-# So long one waits at most for a machine that may be dead.
+# Longest wait, in seconds, for a machine that may be dead.
 GONE_AFTER = EXPIRES_AFTER + 2 * RENEWED_EVERY
 _MARKS = "/proc/self/ns/pid"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -40,8 +39,8 @@ class BusyError(DataError):
     """Refusal of a lease that another process holds.
 
     Args:
-        message: who holds it, and what to do.
-        certain: whether it is a living process of this machine.
+        message: Sentence that names the holder and the remedy.
+        certain: Whether the holder is a living process of this machine.
     """
 
     def __init__(self, message: str, certain: bool) -> None:
@@ -54,13 +53,13 @@ class Holder:
     """Process that holds a lease.
 
     Attributes:
-        host: name of its machine.
-        space: namespace of its process id, a container's or the host's.
-        pid: its process id.
-        job: number of its Slurm job, with the cluster's name where it has one; empty without a job.
-        restarts: how often the job was requeued before.
-        boot: id of the boot, which tells machines of one name apart.
-        started: ticks since the boot at its start, which tell processes of one number apart.
+        host: Name of the machine.
+        space: Namespace of the process id, a container's or the host's.
+        pid: Process id.
+        job: Number of the Slurm job, with the cluster's name if it has one; empty without a job.
+        restarts: Number of times the job was requeued before.
+        boot: Id of the boot, which tells machines of one name apart.
+        started: Ticks from boot to the process's start, which tell processes of one number apart.
     """
 
     host: str
@@ -93,13 +92,13 @@ class Holder:
 
     def is_here(self) -> bool:
         """Return whether the holder is a process of this machine."""
-        here = Holder.this()
-        return (self.host, self.space, self.boot) == (here.host, here.space, here.boot)
+        current = Holder.this()
+        return (self.host, self.space, self.boot) == (current.host, current.space, current.boot)
 
     def is_gone(self) -> bool:
-        """Return whether the holder has certainly ended: here, or before a requeue of this job."""
-        here = Holder.this()
-        if self.job and self.job == here.job and self.restarts < here.restarts:
+        """Return whether the holder has certainly ended, here or before a requeue of this job."""
+        current = Holder.this()
+        if self.job and self.job == current.job and self.restarts < current.restarts:
             return True
         if not self.is_here():
             return False
@@ -108,18 +107,19 @@ class Holder:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass
+            pass  # the process exists and belongs to another user
+        # A zombie holds nothing, and another start means that the kernel reused the process id.
         state, started = _status(self.pid)
         return state == "Z" or started not in ("", self.started)
 
 
 _HOLDER = TypeAdapter(Holder)
 _LONGEST = 1 << 16
-"""Bytes that are read of a lease; a holder has a few hundred."""
+"""Most bytes that are read of a lease; a holder has a few hundred."""
 
 
 def _holder(content: bytes) -> Holder | None:
-    """Return the holder that a lease names; None where the content is no holder."""
+    """Parse the holder that a lease names; None if the content is no holder."""
     try:
         return _HOLDER.validate_json(content, strict=True)
     except ValidationError:
@@ -127,8 +127,9 @@ def _holder(content: bytes) -> Holder | None:
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """Return a process's state, Z for a zombie, and its start; empty if they are not known."""
+    """Return a process's state (Z for a zombie) and its start; empty strings if unknown."""
     try:
+        # Field 2, the command in brackets, may itself contain spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
     except (OSError, IndexError):
@@ -137,7 +138,7 @@ def _status(pid: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Lease file at one moment; `mark` (inode and time) is of no other file and later renewal."""
+    """State of a lease file at one moment; `mark` (inode and time) changes with each renewal."""
 
     holder: Holder
     gone: bool
@@ -148,9 +149,8 @@ class Lease:
     """Context in which this process holds a lease.
 
     Args:
-        path: the lease's file.
-        what: the work, in messages: "making x".
-        wait_seconds: how long another holder is waited for.
+        what: Work under the lease, for messages: "making x".
+        wait_seconds: Seconds to wait for another holder.
     """
 
     def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
@@ -165,7 +165,7 @@ class Lease:
         """Create the lease, after removing one whose holder is gone.
 
         Raises:
-            BusyError: another process holds the lease, and has not let go while this one waited.
+            BusyError: If another process holds the lease and does not release it during the wait.
         """
         deadline = time.monotonic() + self._wait
         pause = 0.01
@@ -197,7 +197,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Return whether another process has taken over: this one was suspended too long."""
+        """Return whether another process took over while this one was suspended."""
         return self._lost
 
     def holder(self) -> Holder | None:
@@ -213,10 +213,10 @@ class Lease:
             return None
 
     def _create(self) -> bool:
-        """Create the lease; False where there is one.
+        """Create the lease file; return False if one exists.
 
         Raises:
-            OSError: naming the file, of which nothing is left.
+            OSError: If writing fails; the error names the file, which is removed.
         """
         holder = json.dumps(vars(Holder.this())).encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,11 +233,12 @@ class Lease:
         return True
 
     def _look(self) -> _Seen | None:
-        """Read the lease and judge its holder; None without one.
+        """Read the lease and judge whether its holder is gone; None if there is no lease.
 
         Raises:
-            DataError: another kind of file is in its place, of which nobody can tell a holder.
+            DataError: If another kind of file has the name, so that no holder can be read.
         """
+        # Neither wait for the other end of a pipe nor follow a link: both are refused below.
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -253,7 +254,7 @@ class Lease:
             content = os.read(descriptor, _LONGEST)
         finally:
             os.close(descriptor)
-        # Not one: created, and not yet written to.
+        # Without a holder, the file was created just now and is not yet written.
         holder = _holder(content) or Holder("an unknown host", "?", 0)
         age = self._server_time() - status.st_mtime
         if age < -RENEWED_EVERY:  # the clock was set back: count from now on
@@ -278,10 +279,13 @@ class Lease:
             probe.unlink(missing_ok=True)
 
     def _remove_stale(self, stale: _Seen) -> bool:
-        """Remove the file that was judged and no other. False: another process is at it."""
-        of_removal = self._path.with_name(f"{self._path.name}.{stale.mark}")
+        """Remove the stale lease if it is unchanged since inspection.
+
+        Return False if another process is removing it.
+        """
+        removal_path = self._path.with_name(f"{self._path.name}.{stale.mark}")
         try:
-            with Lease(of_removal, f"removing {self._path}"):
+            with Lease(removal_path, f"removing {self._path}"):
                 seen = self._look()
                 if seen is not None and seen.mark == stale.mark:
                     self._path.unlink()
@@ -291,6 +295,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_EVERY):
+            # A file server that fails now may answer at the next renewal, before the lease expires.
             with contextlib.suppress(OSError):
                 if not self._is_own():
                     self._lost = True
@@ -298,7 +303,7 @@ class Lease:
                 os.utime(self._path)
 
     def _is_own(self) -> bool:
-        """Return whether this process still holds the lease; OSError if that cannot be read."""
+        """Return whether this process still holds the lease; OSError if unreadable."""
         try:
             return _holder(self._path.read_bytes()) == Holder.this()
         except FileNotFoundError:
@@ -307,16 +312,15 @@ class Lease:
 
 @contextlib.contextmanager
 def held(path: Path, what: str) -> Iterator[None]:
-    """Hold a lease, after waiting only for a holder on another machine, which may be dead.
+    """Hold a lease; wait only for a holder on another machine, which may be dead.
 
     Args:
-        path: the lease's file.
-        what: the work, in messages.
+        what: Work under the lease, for messages.
 
     Raises:
-        BusyError: a living process of this machine holds it, or one of another machine that still
-            renews it.
-        DataError: it cannot be written.
+        BusyError: If a living process of this machine holds the lease, or one of another machine
+            keeps renewing it.
+        DataError: If the lease cannot be written.
     """
     lease = Lease(path, what)
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,8 @@
 """Pool of worker processes in which no failure of a worker goes unnoticed.
 
-Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock
-behind; the parent sees the pipe close. Another worker takes its place, and its task is tried once
-more after the others (for want of memory, perhaps, when fewer are running). Workers end themselves
-when the parent is gone.
+Each worker has its own pipe and shares nothing else, so a killed worker leaves no lock behind. The
+parent sees the pipe close, starts another worker, and retries the task once after all others: if
+memory was short, fewer workers are running then. Workers end themselves when the parent is gone.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """Report of a worker: its work since its last report.
+    """Report of the work that a worker did since its last report.
 
     Attributes:
-        file: the input file that it is at.
-        documents: documents encoded.
-        tokens: ids made.
-        text_bytes: bytes of text, as UTF-8.
-        input_bytes: bytes of the inputs as they lie on disk.
-        skipped_bytes: of inputs that were finished before.
-        joined_tokens: tokens put into shards.
-        tokens_to_join: tokens that will be, reported once.
+        file: Input file being read.
+        documents: Documents encoded.
+        tokens: Ids produced.
+        text_bytes: Bytes of text, as UTF-8.
+        input_bytes: Bytes of the inputs as stored on disk.
+        skipped_bytes: Bytes of inputs that an earlier run had finished.
+        joined_tokens: Tokens written to shards.
+        tokens_to_join: Tokens that will be written to shards, reported once.
     """
 
     file: str
@@ -54,7 +53,7 @@ class Progress:
 _Report = Callable[[Progress], None]
 
 
-# How often a task is tried whose worker dies.
+# Attempts at a task whose worker dies.
 _ATTEMPTS = 2
 
 
@@ -78,18 +77,16 @@ def run_tasks(
     With one worker this process does the work. Otherwise workers are spawned, not forked.
 
     Args:
-        function: does a task; it is pickled once for every worker.
-        tasks: the tasks.
-        workers: how many processes.
-        report: called with what the workers report.
-        look: called with every result as it comes; an error that it raises ends the run.
+        function: Work on one task; pickled once for every worker.
+        report: Callback for the workers' reports.
+        look: Callback for each result as it arrives; an error that it raises ends the run.
 
     Returns:
         The results, in the order of the tasks.
 
     Raises:
-        DataError: a worker raised it or another error, and the others are stopped. Or workers died
-            over a task twice: the others continue to their end, then the message names the input
+        DataError: If a worker raises any error; the other workers are stopped. Also if workers died
+            twice over a task; the other tasks are finished first, and the message names the input
             files.
     """
     if workers == 1 or len(tasks) < 2:
@@ -123,7 +120,7 @@ class _Pool(Generic[_Task, _Result]):
                 self._fill()
                 ready = wait([worker.connection for worker in self._workers])
                 for worker in [worker for worker in self._workers if worker.connection in ready]:
-                    self._hear(worker)
+                    self._receive(worker)
         finally:
             for worker in self._workers:
                 worker.process.terminate()
@@ -149,21 +146,22 @@ class _Pool(Generic[_Task, _Result]):
                 target=_serve, args=(theirs, self.function), daemon=True
             )
             process.start()
+            # Only the worker may hold this end, or the pipe would stay open after its death.
             theirs.close()
             self._workers.append(_Worker(process, ours))
             self._hand_out(self._workers[-1])
 
     def _hand_out(self, worker: _Worker) -> None:
         worker.task = self._waiting.popleft()
-        # A worker that has just died is found by the next receive, which says how.
+        # If the worker has just died, the next receive notices and says how.
         with contextlib.suppress(ConnectionError):
             worker.connection.send(self.tasks[worker.task])
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         try:
             kind, value = worker.connection.recv()
         except (EOFError, ConnectionError):
-            self._bury(worker)
+            self._remove_dead(worker)
             return
         if kind == "error":
             raise DataError(value)
@@ -180,8 +178,8 @@ class _Pool(Generic[_Task, _Result]):
         self._results[worker.task], worker.task = value, None
         self.look(value)
 
-    def _bury(self, worker: _Worker) -> None:
-        """Remove a worker that is gone; its task goes to the end of the line, or is given up."""
+    def _remove_dead(self, worker: _Worker) -> None:
+        """Remove a dead worker; put its task at the end of the queue, or give it up."""
         worker.process.join()
         worker.connection.close()
         self._workers.remove(worker)
@@ -189,20 +187,20 @@ class _Pool(Generic[_Task, _Result]):
         if number is None:  # between two tasks
             return
         code = worker.process.exitcode or 0
-        how = f"ended with exit code {code}"
+        cause = f"ended with exit code {code}"
         if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
+            cause = f"was ended by {signal.Signals(-code).name}"
         self._deaths[number] += 1
         if self._deaths[number] < _ATTEMPTS:
             self._waiting.append(number)
         else:
             self._given_up[number] = (
-                f"the worker that was reading {worker.file} {how}, {_ATTEMPTS} times"
+                f"the worker that was reading {worker.file} {cause}, {_ATTEMPTS} times"
             )
 
 
 def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> None:
-    """Run a worker: tasks from the pipe until it closes."""
+    """Work on tasks from the pipe until it closes."""
     # Ctrl-C reaches the parent, which stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -217,7 +215,7 @@ def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> N
             connection.send(("error", str(error)))
             return
         except MemoryError:
-            raise  # the worker ends, and its task is tried once more
+            raise  # ends this worker, so that the task is tried once more
         except Exception as error:
             connection.send(("fault", f"{type(error).__name__}: {error}"))
             return

@@ -22,11 +22,11 @@ _Self = TypeVar("_Self", bound="_Line")
 
 
 class _Line:
-    """Context that shows on stderr a share of some bytes."""
+    """Context that shows the progress of one job on stderr."""
 
     def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
-        # The text first, and the bar in what 80 columns have left: share and time are worth more.
+        # The text comes first and the bar gets the rest of 80 columns: share and time matter more.
         columns = (
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=8),
@@ -43,7 +43,7 @@ class _Line:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:  # stopped or not, it would leave an empty line in a log
+        if self._console.is_terminal:  # stopping it would leave an empty line in a log
             self._bar.stop()
 
     def seconds(self) -> float:
@@ -54,11 +54,11 @@ class _Line:
         """Show the share, the time left and a text on the bar, or now and then in a log.
 
         Args:
-            text: what the bar shows.
-            done: bytes or tokens that are done; the share is 100 % only when all are.
-            total: bytes or tokens in all.
-            left: the time left, of `time_left`.
-            log: what a log shows in place of `text`.
+            text: Text on the bar.
+            done: Bytes or tokens done; 100 % is shown only when all are.
+            total: Bytes or tokens in all.
+            left: Time left, as `time_left` returns it.
+            log: Text for a log, in place of `text`.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
         described = shown_in_line(f"{share}, {left}: {text}")
@@ -74,25 +74,25 @@ def time_left(seconds: float, done: int, left: int) -> str:
     """Return the time left in words, `ETA 1:02:03`.
 
     Args:
-        seconds: time that the work so far took.
-        done: bytes that are done.
-        left: bytes that are to come.
+        seconds: Seconds that the work took so far.
+        done: Bytes done.
+        left: Bytes left.
     """
     if not done:
         return "ETA unknown"
-    whole = round(left * seconds / done)
-    return f"ETA {whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    whole_seconds = round(left * seconds / done)
+    return f"ETA {whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
 
 
 class ProgressLine(_Line):
     """Progress of tokenising, from the workers' reports.
 
-    The time left follows from the rate over the bytes of the inputs; inputs that were finished
-    before do not count for the rate.
+    The time left is extrapolated from the input bytes read per second; inputs that an earlier run
+    finished do not count for that rate.
 
     Args:
-        total_bytes: bytes of the inputs on disk.
-        log_seconds: time between two lines in a log.
+        total_bytes: Bytes of the inputs on disk.
+        log_seconds: Seconds between two lines in a log.
     """
 
     def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
@@ -145,20 +145,16 @@ class DownloadLine(_Line):
     """Progress of a download."""
 
     def note(self, text: str) -> None:
-        """Show a line that stays.
-
-        Args:
-            text: the line.
-        """
+        """Print a line that stays."""
         self._console.print(shown_in_line(text), highlight=False, soft_wrap=True, markup=False)
 
     def update(self, files: int, done: int, total: int) -> None:
-        """Show how much is there and checked.
+        """Show how much is downloaded and checked.
 
         Args:
-            files: number of files that are.
-            done: their bytes.
-            total: bytes of all files.
+            files: Number of files downloaded and checked.
+            done: Bytes of these files.
+            total: Bytes of all files.
         """
         seconds = self.seconds()
         rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"

@@ -1,8 +1,8 @@
-"""Words on their way out: what a terminal would obey is shown as an escape.
+"""Output without control of the terminal: what a terminal would obey is shown as an escape.
 
 Names and texts come from files that anybody may have made. An ESC in them would move the cursor,
-set a window's title or fill the clipboard, and a bidirectional control shows other letters than
-there are.
+set a window's title or fill the clipboard, and a bidirectional control would reorder the letters
+that are shown.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def shown(text: str) -> str:
-    """Return a text as people should see it, of as many lines as it has."""
+    """Return a text with escapes for what a terminal would obey; its lines stay."""
     if text.isprintable():
         return text
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shown_in_line(text: str) -> str:
-    """Return a name or a sentence as people should see it, in one line."""
+    """Return a name or a sentence as `shown` does, in one line."""
     return shown(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 @contextlib.contextmanager
 def output_or_refusal() -> Iterator[None]:
-    """End with a sentence and exit code 2 where standard output cannot be written, as if full."""
+    """Exit with a sentence and code 2 if standard output cannot be written, as if full."""
     try:
         try:
             yield
@@ -57,16 +57,16 @@ def output_or_refusal() -> Iterator[None]:
 
 
 class WordStream:
-    """Text stream that passes on what it is given as `shown` returns it.
+    """Text stream that escapes everything written to it, as `shown` does.
 
-    What rich draws is made of escape sequences, and goes to the stream below: rich itself asks for
-    that by the name `rich_proxied_file`. Its texts are shown when they are handed to rich.
+    rich draws with escape sequences, so it must write to the stream below, which it looks for under
+    the name `rich_proxied_file`. Texts are escaped when they are handed to rich.
 
     Args:
-        stream: standard output or error.
+        stream: Standard output or error.
 
     Attributes:
-        rich_proxied_file: the stream below.
+        rich_proxied_file: The stream below.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -81,11 +81,11 @@ class WordStream:
         """Write a text.
 
         Args:
-            text: what is written. A carriage return at its beginning, with which a bar renews its
-                line, stays one.
+            text: Text to write. A carriage return at its beginning, with which a bar redraws its
+                line, is kept.
 
         Returns:
-            The number of its characters.
+            Number of characters of `text`.
         """
         begin = "\r" if text.startswith("\r") else ""
         self.rich_proxied_file.write(begin + shown(text[len(begin) :]))
@@ -98,7 +98,7 @@ class WordStream:
 
 
 def guard_output() -> None:
-    """Show on standard output and error, as escapes, what a terminal would obey or cannot show."""
+    """Escape on standard output and error what a terminal would obey or cannot show."""
     _open_what_is_closed()
     sys.stdout = _guarded(sys.stdout)
     sys.stderr = _guarded(sys.stderr)
@@ -107,7 +107,7 @@ def guard_output() -> None:
 def _open_what_is_closed() -> None:
     """Open standard streams that came closed (`>&-`, some daemons) as the null device.
 
-    Otherwise a file that is opened next would take their place, and get what a library prints.
+    Otherwise the next file to be opened would take their place, and receive what a library prints.
     """
     for number in range(3):
         try:
@@ -120,6 +120,7 @@ def _open_what_is_closed() -> None:
 
 
 def _guarded(stream: Any) -> Any:
-    if isinstance(stream, io.TextIOWrapper):  # names may have letters that a terminal lacks
+    # Names may have letters that the terminal's encoding lacks.
+    if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     return stream if isinstance(stream, WordStream) else WordStream(stream)

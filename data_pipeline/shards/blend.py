@@ -40,9 +40,9 @@ class Member:
     """Shard directory with its weight in a blend.
 
     Attributes:
-        manifest: the directory.
-        weight: its weight, in any unit.
-        sources: weights of the sources to take, in any unit; None is all, in proportion to their
+        manifest: Manifest of the directory.
+        weight: Weight, in any unit.
+        sources: Weights of the sources to take, in any unit; None takes all, in proportion to their
             tokens.
     """
 
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Part:
-    """Directory, or one source of it (None is all), with its share of the samples."""
+    """Directory or one source of it (None is all), with its share of the samples."""
 
     manifest: Manifest
     source: str | None
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Return the name of the part in messages."""
+        """Return the name of the part for messages."""
         directory = str(self.manifest.directory)
         return directory if self.source is None else f"{directory} source {self.source}"
 
@@ -100,9 +100,9 @@ class Blend:
         """Open the training samples; DataError if a part has too few tokens for one sample.
 
         Args:
-            sequence_length: tokens that a sample predicts.
-            seed: another seed gives another order.
-            cache_directory: keeps the orders of epochs; None keeps them in memory.
+            sequence_length: Tokens that a sample predicts.
+            seed: Seed of the order.
+            cache_directory: Directory of the cached orders of epochs; None keeps them in memory.
         """
         alone = _is_whole_directory(self.parts)
         members = [
@@ -112,7 +112,9 @@ class Blend:
                 seed,
                 cache_directory=cache_directory,
                 source=part.source,
+                # All parts together keep about as many pages resident as one directory does.
                 forget_after=max(16, FORGET_AFTER // len(self.parts)),
+                # Parts are shuffled independently; a directory alone needs no salt.
                 salt="" if alone else f"{part.manifest.fingerprint} {part.source or ''}",
             )
             for part in self.parts
@@ -125,11 +127,11 @@ class Blend:
         """Open a held-out set for every source that is trained on, by name.
 
         Args:
-            sequence_length: tokens that a sample predicts.
-            max_samples: samples of each set.
+            sequence_length: Tokens that a sample predicts.
+            max_samples: Samples of each set.
 
         Raises:
-            DataError: a set has too few tokens for one sample.
+            DataError: If a set has too few tokens for one sample.
         """
         return {
             source: ValidationSamples(manifests, source, sequence_length, max_samples)
@@ -151,16 +153,16 @@ class Blend:
         }
 
     def train_tokens(self) -> int:
-        """Return the number of training tokens that there are, over all parts."""
+        """Return the training tokens of all parts."""
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)
 
     def unigram_perplexity(self) -> float:
         """Return the held-out perplexity of the training tokens' frequencies.
 
-        The training tokens are in the blend's proportions, those held out as in a validation.
+        Training tokens count in the blend's proportions, held-out tokens as in a validation.
 
         Raises:
-            DataError: there are no held-out tokens.
+            DataError: If there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
         held_out = [
@@ -174,7 +176,7 @@ class Blend:
         limit = _UNIGRAM_TOKENS // len(self.parts)
         train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
         total = sum(int(counts.sum()) for counts in train)
-        # With one part this is its counts themselves.
+        # Of a single part, these are the counts themselves.
         mixed = [
             counts * (total * float(part.share) / int(counts.sum()))
             for part, counts in zip(self.parts, train, strict=True)
@@ -209,7 +211,7 @@ class Blend:
 
 
 class BlendedSamples:
-    """Endless training samples of several parts; of a single part, its samples as they are."""
+    """Endless training samples of several parts; of a single part, its own samples."""
 
     def __init__(self, members: Sequence[TrainingSamples], proportions: Proportions) -> None:
         self.members = list(members)
@@ -242,12 +244,12 @@ class BlendedSamples:
 
 
 def make_blend(members: Sequence[Member]) -> Blend:
-    """Check that shard directories go together, and work out each part's share of the samples.
+    """Check that shard directories fit together and compute each part's share of the samples.
 
     Raises:
-        DataError: no member, a weight that is not above 0, an unknown source, the same data twice,
-            the same text in different splits, or different tokenizers; names both where two
-            disagree.
+        DataError: If there is no member, a weight is not above 0, a source is unknown, the same
+            data comes twice, the same text is in different splits, or tokenizers differ; the
+            message names both directories where two disagree.
     """
     if not members:
         raise DataError("a blend needs at least one shard directory")
@@ -271,6 +273,7 @@ def make_blend(members: Sequence[Member]) -> Blend:
                     f"the blend has the same data twice, as {other.name} and {part.name}; drop one"
                 )
             _check_splits(other, part)
+    # Sorted, so that the samples do not depend on the order in which a user lists the directories.
     return Blend(tuple(sorted(parts, key=lambda p: (p.manifest.fingerprint, p.source or ""))))
 
 
@@ -307,11 +310,11 @@ def _check_splits(a: Part, b: Part) -> None:
         return
     ours = _input_names(a.manifest)
     theirs = _input_names(b.manifest)
-    if both := sorted(ours[key] for key in ours.keys() & theirs.keys()):
+    if shared := sorted(ours[key] for key in ours.keys() & theirs.keys()):
         stated = " and ".join("{:g} / {:g}".format(*pair) for pair in fractions)
         raise DataError(
-            f"{a.name} and {b.name} hold text of the same inputs ({len(both)}, the first is "
-            f"{both[0]}) with different --validation-fraction / --test-fraction ({stated}): what "
+            f"{a.name} and {b.name} hold text of the same inputs ({len(shared)}, the first is "
+            f"{shared[0]}) with different --validation-fraction / --test-fraction ({stated}): what "
             f"one holds out the other trains on; tokenise one of them again with the other's "
             f"fractions, or drop one"
         )
@@ -322,7 +325,7 @@ def _source_names(part: Part) -> set[str]:
 
 
 def _input_names(manifest: Manifest) -> dict[object, str]:
-    """Return the inputs' names by hash; by name and size if an earlier version read parts."""
+    """Return the names of inputs by hash; by name and size if an earlier version read parts."""
     names: dict[object, str] = {}
     for entry in manifest.inputs:
         whole = entry.end - entry.start == entry.size
@@ -351,8 +354,8 @@ def _sources(manifest: Manifest) -> dict[str, Any]:
 def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
     """Return the perplexity of frequencies with add-one smoothing.
 
-    A model that knows how frequent each token is, and nothing else, reaches this value. A language
-    model must be well below it. `train` and `held_out` are [vocab_size], occurrences of each id.
+    A model that knows only how frequent each token is reaches this value; a language model must be
+    well below it. `train` and `held_out` are [vocab_size], occurrences of each id.
     """
     if not held_out.sum():
         raise DataError(
@@ -366,15 +369,17 @@ def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> 
 def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -> Int64Array:
     """Count the occurrences [vocab_size] of each id in about `max_tokens` of some shards.
 
-    Of more tokens than that, the first of each shard count, as many as its share of all.
+    Beyond that limit, only the first tokens of each shard count, in proportion to its size.
     """
     counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
     total = sum(shard.tokens for shard in shards)
     for shard in shards:
         path = Path(f"{manifest.prefix(shard)}.bin")
-        wanted = min(shard.tokens, -(-max_tokens * shard.tokens // total))
+        tokens_to_count = min(shard.tokens, -(-max_tokens * shard.tokens // total))
         with refusing(f"read {path}"), open(path, "rb") as stream:
-            for start in range(0, wanted, _CHUNK_TOKENS):
-                ids = np.fromfile(stream, manifest.dtype, min(_CHUNK_TOKENS, wanted - start))
+            for start in range(0, tokens_to_count, _CHUNK_TOKENS):
+                ids = np.fromfile(
+                    stream, manifest.dtype, min(_CHUNK_TOKENS, tokens_to_count - start)
+                )
                 counts += np.bincount(ids, minlength=len(counts))
     return counts

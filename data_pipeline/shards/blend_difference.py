@@ -1,4 +1,4 @@
-"""Differences between two descriptions of a blend (`Blend.describe`): for refusing a resume."""
+"""Differences between two descriptions of a blend (`Blend.describe`), to refuse a resume."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Description = Mapping[str, Any]
 def data_changes(saved: Description, live: Description) -> list[str]:
     """List the changes of the data between two descriptions.
 
-    Where the directories lie does not count, nor in which order or unit the weights were given.
+    Paths of directories, and the order and unit of the weights, do not count.
 
     Args:
-        saved: the description in a checkpoint.
-        live: the description of the data that there is.
+        saved: Description in a checkpoint.
+        live: Description of the present data.
 
     Returns:
         Changes such as "/data/a source Book has 9,000 tokens, was 8,000"; none if the samples are
@@ -30,31 +30,39 @@ def data_changes(saved: Description, live: Description) -> list[str]:
         )
     changes += [f"{directory['directory']} is no longer there" for directory in removed]
     changes += [f"{directory['directory']} is new" for directory in added]
-    for before, after in pairs:
-        if before["fingerprint"] != after["fingerprint"]:
-            changes += _content_changes(before, after)
-    names = {after["fingerprint"]: after["directory"] for _, after in pairs}
-    renamed = {before["fingerprint"]: after["fingerprint"] for before, after in pairs}
+    for saved_directory, live_directory in pairs:
+        if saved_directory["fingerprint"] != live_directory["fingerprint"]:
+            changes += _content_changes(saved_directory, live_directory)
+    names = {
+        live_directory["fingerprint"]: live_directory["directory"] for _, live_directory in pairs
+    }
+    renamed = {
+        saved_directory["fingerprint"]: live_directory["fingerprint"]
+        for saved_directory, live_directory in pairs
+    }
     return changes + _share_changes(saved["parts"], live["parts"], names, renamed)
 
 
 def _pair(
     saved: list[Description], live: list[Description]
 ) -> tuple[list[tuple[Description, Description]], list[Description], list[Description]]:
-    """Match directories by content, then by path; if one is left on each side, those two."""
-    before = list(saved)
-    after = list(live)
+    """Match directories by content, then by path; a last one on each side is a pair too."""
+    unmatched_saved = list(saved)
+    unmatched_live = list(live)
     pairs = []
     for key in ("fingerprint", "directory"):
-        for one in list(before):
-            match = next((other for other in after if other[key] == one[key]), None)
+        for directory in list(unmatched_saved):
+            match = next(
+                (candidate for candidate in unmatched_live if candidate[key] == directory[key]),
+                None,
+            )
             if match is not None:
-                pairs.append((one, match))
-                before.remove(one)
-                after.remove(match)
-    if len(before) == len(after) == 1:
-        pairs.append((before.pop(), after.pop()))
-    return pairs, before, after
+                pairs.append((directory, match))
+                unmatched_saved.remove(directory)
+                unmatched_live.remove(match)
+    if len(unmatched_saved) == len(unmatched_live) == 1:
+        pairs.append((unmatched_saved.pop(), unmatched_live.pop()))
+    return pairs, unmatched_saved, unmatched_live
 
 
 def _content_changes(before: Description, after: Description) -> list[str]:
@@ -84,7 +92,7 @@ def _share_changes(
     names: Mapping[str, str],
     renamed: Mapping[str, str],
 ) -> list[str]:
-    """List the parts whose share of the samples is another, of directories on both sides only."""
+    """List the parts whose share of the samples changed, of directories on both sides only."""
     old = {(renamed.get(p["fingerprint"]), p["source"]): p["share"] for p in saved}
     new = {(p["fingerprint"], p["source"]): p["share"] for p in live}
     changes = []

@@ -14,29 +14,27 @@ from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array, collect
 from data_pipeline.shards.reading import ShardPool, lengths_of
 
-# A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a
-# touched page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to
-# 512 MiB behind.
+# Each read of a document maps its neighbourhood into the process: 64 KiB around a touched page, or
+# 2 MiB where the kernel caches files in huge pages. So this many reads leave 16 to 512 MiB behind.
 FORGET_AFTER = 256
 
-# Tokens from which on a stretch of a document is copied by itself: that takes as long as gathering
-# so many.
+# Stretches of at least so many tokens are copied one by one: a copy then takes no longer than
+# gathering the tokens.
 _LONG_STRETCH = 64
 
 
 class Documents:
     """All documents of a split, or of one source of it, over all shards, in the manifest's order.
 
-    Nothing is opened before it is needed. A document's address is its first id's place in the ids
-    of all shards, one shard after the other.
+    Shards are opened on first use. A document's address is the index of its first id in the
+    concatenated ids of all shards.
 
     Args:
-        manifest: the shard directory.
-        split: the split.
-        source: only this source's documents; None is all.
-        forget_after: reads of documents after which their pages leave the process's memory.
-        cache: keeps the documents' addresses; None computes them.
-        first_tokens: only the shards that hold the first so many ids; None is all.
+        source: Source whose documents are taken; None takes all.
+        forget_after: Reads of documents after which their pages are dropped from the process's
+            memory.
+        cache: Cache of the addresses; None computes them.
+        first_tokens: Number of leading ids whose shards are taken; None takes all shards.
     """
 
     def __init__(
@@ -68,18 +66,18 @@ class Documents:
     def addresses(self) -> Int64Array:
         """Return [documents + 1] int64: the first id of every document, the end of the last."""
         layout = {"addresses": (np.dtype(np.int64), self.count + 1)}
-        cached = self._cache.get("addresses", layout, self._places) if self._cache else None
-        (addresses,) = cached or collect(layout, self._places())
+        cached = self._cache.get("addresses", layout, self._address_pieces) if self._cache else None
+        (addresses,) = cached or collect(layout, self._address_pieces())
         return addresses.view(np.int64)
 
-    def _places(self) -> Iterator[tuple[str, Int64Array]]:
+    def _address_pieces(self) -> Iterator[tuple[str, Int64Array]]:
         """Yield the pieces of `addresses`, shard after shard."""
         yield "addresses", np.zeros(1, dtype=np.int64)
         for shard, first in zip(self._shards, self._first_token.tolist()[:-1], strict=True):
             yield "addresses", first + np.cumsum(lengths_of(self._manifest, shard), dtype=np.int64)
 
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Read the tokens of every document, [documents] int32, from the shards."""
+        """Read the number of tokens of every document, [documents] int32, from the shards."""
         lengths = np.empty(self.count, dtype=np.int32)
         first = 0
         for shard in self._shards:
@@ -88,12 +86,12 @@ class Documents:
         return lengths
 
     def in_order(self) -> Epoch:
-        """Return an epoch without blocks in which the documents are as they lie in the shards."""
+        """Return an epoch without blocks, with the documents in the order of the shards."""
         documents = np.arange(self.count, dtype=np.int64)
         return Epoch(documents, self.addresses, documents[:0])
 
     def names(self, documents: IndexArray) -> list[str]:
-        """Return the shard's name, and the document's number in the shard, of each document."""
+        """Return `SHARD, document NUMBER` for each document."""
         first = np.cumsum([0] + [shard.documents for shard in self._shards])
         shards = np.searchsorted(first, documents, side="right") - 1
         numbers = np.asarray(documents, dtype=np.int64) - first[shards]
@@ -103,41 +101,45 @@ class Documents:
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
         """Read parts of the epoch's stream.
 
-        The places of the pieces' stretches of documents are computed for all at once. Long
-        stretches are then copied one by one, which is what memory is fastest at; short ones are
-        gathered together, so that many tiny documents cost no loop.
+        Each part consists of stretches of documents. All stretches are located with array
+        operations. Long ones are then copied one by one, which is fastest for memory; short ones
+        are gathered together, so that many tiny documents cost no loop.
 
         Args:
-            epoch: the order of the documents.
+            epoch: Order of the documents.
             starts: [n] positions in the stream.
-            length: ids of a part.
+            length: Ids per part.
 
         Returns:
             [n, length] ids, int64.
         """
+        # [n]: the first document of each part, and the number of documents that the part touches.
         first = np.searchsorted(epoch.ends, starts, side="right") - 1
         counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
+        # [stretches] from here on: the part, and the document's position in the epoch.
         row = np.repeat(np.arange(len(starts)), counts)
-        at = np.repeat(first, counts) + _within(counts)
-        begins = epoch.ends[at]
+        positions = np.repeat(first, counts) + _within(counts)
+        begins = epoch.ends[positions]
         low = np.maximum(begins, starts[row])
-        sizes = np.minimum(epoch.ends[at + 1], starts[row] + length) - low
-        origins = self.addresses[np.asarray(epoch.documents[at], dtype=np.int64)] + (low - begins)
+        sizes = np.minimum(epoch.ends[positions + 1], starts[row] + length) - low
+        origins = self.addresses[np.asarray(epoch.documents[positions], dtype=np.int64)] + (
+            low - begins
+        )
         shard = np.searchsorted(self._first_token, origins, side="right") - 1
         origins -= self._first_token[shard]
         targets = np.cumsum(sizes) - sizes
         flat = np.empty(len(starts) * length, dtype=self._dtype)
-        long = sizes >= _LONG_STRETCH
+        is_long = sizes >= _LONG_STRETCH
         tokens = {number: self._pool.tokens(number) for number in np.unique(shard).tolist()}
         for number, origin, target, size in zip(
-            *(array[long].tolist() for array in (shard, origins, targets, sizes)), strict=True
+            *(array[is_long].tolist() for array in (shard, origins, targets, sizes)), strict=True
         ):
             flat[target : target + size] = tokens[number][origin : origin + size]
-        for number in np.unique(shard[~long]).tolist():
-            mine = ~long & (shard == number)
-            within = _within(sizes[mine])
-            ids = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
-            flat[np.repeat(targets[mine], sizes[mine]) + within] = ids
+        for number in np.unique(shard[~is_long]).tolist():
+            in_shard = ~is_long & (shard == number)
+            within = _within(sizes[in_shard])
+            ids = tokens[number][np.repeat(origins[in_shard], sizes[in_shard]) + within]
+            flat[np.repeat(targets[in_shard], sizes[in_shard]) + within] = ids
         self._forget_now_and_then(len(shard), tokens.keys())
         return flat.astype(np.int64).reshape(len(starts), length)
 
@@ -148,22 +150,22 @@ class Documents:
             self._touched.update(shards)
             if self._reads < self._forget_after:
                 return
-            forget = self._touched
+            shards_to_forget = self._touched
             self._touched = set()
             self._reads = 0
-        self._pool.forget_pages(forget)
+        self._pool.forget_pages(shards_to_forget)
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:
-    """Count the blocks of sequence_length + 1 ids, of which neighbours share one.
+    """Count the blocks of sequence_length + 1 ids; neighbouring blocks share one id.
 
     Args:
-        tokens: ids that there are.
-        sequence_length: tokens that a block predicts.
-        what: whose ids they are, for the message.
+        tokens: Number of ids.
+        sequence_length: Tokens that a block predicts.
+        what: Name of the data, for the message.
 
     Raises:
-        DataError: there is not one.
+        DataError: If there is not one whole block.
     """
     if sequence_length < 1:
         raise DataError(f"sequence_length {sequence_length} must be at least 1")

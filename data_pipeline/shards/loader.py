@@ -1,8 +1,8 @@
 """Threads that read blocks ahead.
 
 Reading ahead is for storage that is slow to answer: a thread that waits for a page holds no lock.
-Where the shards are in the page cache, reading is a small part of a step and there is nothing to
-gain (benchmarks.data.samples).
+If the shards are in the page cache, reading is a small part of a step and there is nothing to gain
+(benchmarks.data.samples).
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from data_pipeline.shards.samples import TrainingSamples
 
 
 class Loader:
-    """Reader of blocks that meanwhile reads those announced for the next calls.
+    """Reader of blocks that prefetches those announced for the next calls.
 
     The blocks depend on the sample numbers only, never on the number of threads or on the
     announcements.
 
     Args:
-        samples: what is read.
-        workers: threads; with 0, blocks are read when they are asked for.
+        workers: Threads; with 0, blocks are read when they are asked for.
     """
 
     def __init__(self, samples: BlendedSamples | TrainingSamples, workers: int) -> None:
@@ -39,7 +38,7 @@ class Loader:
 
         Args:
             numbers: [n] numbers of samples.
-            following: the numbers of the next calls; earlier announcements are dropped.
+            following: Numbers of the next calls; earlier announcements are dropped.
 
         Returns:
             [n, sequence_length + 1] ids, int64.
@@ -47,16 +46,16 @@ class Loader:
         if self._pool is None:
             return self._samples.blocks(numbers)
         parts = self._ahead.pop(numbers.tobytes(), None) or self._submit(self._pool, numbers)
-        wanted = {later.tobytes(): later for later in following}
-        for key in self._ahead.keys() - wanted.keys():
+        announced = {later.tobytes(): later for later in following}
+        for key in self._ahead.keys() - announced.keys():
             for future in self._ahead.pop(key):
                 future.cancel()
-        for key in [key for key in wanted if key not in self._ahead]:
-            self._ahead[key] = self._submit(self._pool, wanted[key])
+        for key in [key for key in announced if key not in self._ahead]:
+            self._ahead[key] = self._submit(self._pool, announced[key])
         return np.concatenate([part.result() for part in parts])
 
     def close(self) -> None:
-        """Stop the threads, and drop the reads that they have not begun."""
+        """Stop the threads and drop the reads that have not begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._ahead.clear()

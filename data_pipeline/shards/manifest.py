@@ -1,6 +1,7 @@
 """Manifest of a shard directory: its contents, and the cheap check that they are unchanged.
 
-Written last: no manifest, not finished. docs/data-format.md lists the files of a shard directory.
+The manifest is written last: a directory without one is not finished. docs/data-format.md lists the
+files of a shard directory.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ REJECTS_NAME = "rejects.jsonl"
 SPLITS = ("train", "validation", "test")
 Split = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 
-# Below this the training start also hashes the token files themselves: a fraction of a second.
+# Below this size, training also hashes the token files at its start: a fraction of a second.
 SMALL_BYTES = 256 << 20
 
 
 class Encoding(TypedDict, total=False):
-    """Counts of documents: {encoding program: documents}, compared ones, those that lost text."""
+    """Documents by {encoding program: documents}, compared ones, and those that lost text."""
 
     engines: dict[str, Count]
     compared_documents: Count
@@ -49,17 +50,17 @@ class InputRecord:
     """Input as it was when it was tokenised.
 
     Attributes:
-        name: its path below the inputs' common directory.
-        size: bytes of the file.
-        start: 0; earlier versions could read bytes [start, end) of a file.
-        end: the size.
-        sha256: of the bytes that were read.
-        lines: lines in them.
-        documents: documents of all splits and sources.
-        rejected: lines that rejects.jsonl names as left out.
-        unusual: lines that rejects.jsonl names as kept.
-        damaged: a sentence on what could not be read.
-        version: the store's name for the content.
+        name: Path below the inputs' common directory.
+        size: Bytes of the file.
+        start: Always 0; earlier versions could read bytes [start, end) of a file.
+        end: The same as `size`; the counterpart of `start`.
+        sha256: SHA-256 of the bytes read.
+        lines: Lines read.
+        documents: Documents of all splits and sources.
+        rejected: Lines that rejects.jsonl names as left out.
+        unusual: Lines that rejects.jsonl names as kept.
+        damaged: Sentence on what could not be read.
+        version: Store's name for the content.
     """
 
     name: str
@@ -80,19 +81,19 @@ class Shard:
     """Pair of .bin and .idx files.
 
     Attributes:
-        name: the file name without ending.
-        number: number of the shard within its split and source, from 0.
-        split: one of SPLITS.
-        source: name of the source.
-        documents: number of documents.
-        tokens: number of ids, end-of-document ids included.
-        text_bytes: bytes of text, as UTF-8.
-        bin_bytes: size of the .bin file.
-        bin_sha256: its hash.
-        idx_bytes: size of the .idx file.
-        idx_sha256: its hash.
-        units: the units of work whose documents the shard holds, in order.
-        unit_documents: how many of each.
+        name: File name without ending.
+        number: Number of the shard within its split and source, from 0.
+        split: One of SPLITS.
+        source: Name of the source.
+        documents: Number of documents.
+        tokens: Number of ids, end-of-document ids included.
+        text_bytes: Bytes of text, as UTF-8.
+        bin_bytes: Size of the .bin file.
+        bin_sha256: SHA-256 of the .bin file.
+        idx_bytes: Size of the .idx file.
+        idx_sha256: SHA-256 of the .idx file.
+        units: Units of work whose documents the shard holds, in order.
+        unit_documents: Number of documents of each unit.
     """
 
     name: Inside
@@ -168,11 +169,11 @@ class Manifest:
         """Return the shards of a split.
 
         Args:
-            split: one of SPLITS.
-            source: only those of this source; None is all.
+            split: One of SPLITS.
+            source: Source of the shards; None returns all.
 
         Raises:
-            DataError: there is no such split.
+            DataError: If there is no such split.
         """
         if split not in SPLITS:
             raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
@@ -184,8 +185,8 @@ class Manifest:
         """Return the tokens of a split, end-of-document ids included.
 
         Args:
-            split: one of SPLITS.
-            source: only those of this source; None is all.
+            split: One of SPLITS.
+            source: Source of the tokens; None counts all.
         """
         return sum(shard.tokens for shard in self.shards_of(split, source))
 
@@ -234,7 +235,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a finished shard directory.
 
     Raises:
-        DataError: the directory or its manifest is missing, unreadable or of another format
+        DataError: If the directory or its manifest is missing, unreadable or of another format
             version.
     """
     path = directory / MANIFEST_NAME
@@ -257,33 +258,33 @@ def read_manifest(directory: Path) -> Manifest:
             f"tokenise again into a new directory"
         )
     manifest = in_form(value | {"directory": directory}, _MANIFEST, path, "tokenise again")
-    follows = {"fingerprint": manifest.fingerprint, "totals": totals(manifest.shards)}
-    divided = all(
+    derived = {"fingerprint": manifest.fingerprint, "totals": totals(manifest.shards)}
+    units_agree = all(
         len(shard.units) == len(shard.unit_documents)
         and sum(shard.unit_documents) == shard.documents
         for shard in manifest.shards
     )
-    if not divided or follows != {key: value.get(key) for key in follows}:
+    if not units_agree or derived != {key: value.get(key) for key in derived}:
         raise DataError(
             f"{path} contradicts itself: its totals, units or fingerprint do not follow from its "
             f"shards"
         )
+    # The checksum comes last: the checks above say more exactly what is wrong.
     read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest
 
 
 def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
-    """Check cheaply that the directory is what its manifest says, as training does at its start.
+    """Check cheaply that a directory matches its manifest, as training does at its start.
 
-    Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin
-    hashes too where the token files are under 256 MiB together.
+    The check compares every file's presence and size, the tokenizer's hash and every .idx hash;
+    also the .bin hashes if the token files have less than 256 MiB together.
 
     Args:
-        manifest: the directory.
-        hash_everything: compare all .bin hashes.
+        hash_everything: Whether to compare all .bin hashes.
 
     Raises:
-        DataError: a file differs; the message names the first.
+        DataError: If a file differs; the message names the first.
     """
     for file in expected_files(manifest, hash_everything):
         if problem := file_problem(*file):
@@ -291,7 +292,7 @@ def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
 
 
 def verify_advice(directory: Path) -> str:
-    """Return what to do about damage that was found in passing, as a clause."""
+    """Return a clause that says what to do about damage found in passing."""
     return f"`python -m data_pipeline verify {directory}` lists all damage and says what to do"
 
 
@@ -303,8 +304,7 @@ def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[Fi
     """Return the state of every file that readers use.
 
     Args:
-        manifest: the directory.
-        hash_everything: state all .bin hashes, however large the files are.
+        hash_everything: Whether to state all .bin hashes, however large the files are.
     """
     hash_bin = hash_everything or sum(shard.bin_bytes for shard in manifest.shards) < SMALL_BYTES
     files: list[FileState] = [(manifest.tokenizer_path, None, manifest.tokenizer.sha256)]
@@ -317,9 +317,8 @@ def shard_files(prefix: Path, shard: Shard, hash_bin: bool) -> list[FileState]:
     """Return the states of PREFIX.idx and PREFIX.bin.
 
     Args:
-        prefix: the shard's path without ending.
-        shard: what the files should be.
-        hash_bin: state the hash of the .bin file.
+        prefix: Path of the shard's files without ending.
+        hash_bin: Whether to state the hash of the .bin file.
     """
     return [
         (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256),
@@ -331,12 +330,11 @@ def file_problem(path: Path, size: int | None, digest: str | None) -> str | None
     """Compare a file with its size and hash.
 
     Args:
-        path: the file.
-        size: its bytes; None compares only the hash.
-        digest: its SHA-256; None compares only the size.
+        size: Expected bytes; None compares only the hash.
+        digest: Expected SHA-256; None compares only the size.
 
     Returns:
-        A difference, as a clause that begins with the path; None if there is none.
+        Clause that begins with the path and describes the difference; None without one.
     """
     if not path.is_file():
         return f"{path} is missing"

@@ -1,8 +1,8 @@
 """Memory maps of files that hold no descriptor.
 
 Python's own `mmap` (and with it numpy.memmap and np.load) duplicates the descriptor and keeps it
-for as long as the map is there (until Python 3.13's `trackfd`), so that a process with a thousand
-maps is out of descriptors. The kernel needs none: here a file is closed as soon as it is mapped.
+as long as the map exists (until Python 3.13's `trackfd`), so a process with a thousand maps runs
+out of descriptors. The kernel needs none: here a file is closed as soon as it is mapped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class FileMap:
     """Read-only map of a file.
 
-    Args:
-        path: the file.
-
     Attributes:
-        content: [size] uint8, the file's bytes. Arrays made from it keep the map alive.
+        content: [size] uint8, the file's bytes. Arrays made from them keep the map alive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,8 +35,8 @@ class FileMap:
             if self._size == 0:
                 self.content: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
                 return
-            how = (_PROT_READ, _MAP_SHARED, descriptor, 0)
-            address = _libc().mmap(None, self._size, *how)
+            arguments = (_PROT_READ, _MAP_SHARED, descriptor, 0)
+            address = _libc().mmap(None, self._size, *arguments)
             if address == _FAILED:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number), str(path))
@@ -48,8 +45,9 @@ class FileMap:
         self._address = address
         buffer = (ctypes.c_uint8 * self._size).from_address(address)
         # Every array over the map refers to this buffer: the map ends when the last of them does.
-        ending = weakref.finalize(buffer, _libc().munmap, address, self._size)
-        ending.atexit = False
+        unmap = weakref.finalize(buffer, _libc().munmap, address, self._size)
+        # At exit the kernel unmaps everything, and other code may still read the arrays.
+        unmap.atexit = False
         self.content = np.frombuffer(memoryview(buffer), dtype=np.uint8)
         self.content.flags.writeable = False
 

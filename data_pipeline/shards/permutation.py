@@ -23,20 +23,20 @@ Int64Array = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.integer]
 
 Layout = Mapping[str, tuple[np.dtype[Any], int]]
-"""The arrays of an order by name: the type and the length of each."""
+"""Arrays of an order by name: the type and the length of each."""
 
 AT_ONCE = 4_000_000
-"""Numbers of a permutation that are sorted at a time; one takes some 40 bytes meanwhile."""
+"""Numbers of a permutation that are sorted at a time, at some 40 bytes each."""
 HELD = 1 << 26
-"""Numbers whose words are held at a time; one takes some 24 bytes meanwhile."""
+"""Numbers whose random words are held at a time, at some 24 bytes each."""
 _MOST_DRAWINGS = 8
-"""Times that all words are drawn: beyond, more are held, so that time grows as their number."""
+"""Most passes over all random words; beyond, each pass holds more, so that time stays linear."""
 _DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
 
-# Part of the cache's name: to be raised when the same arguments come to mean another order, or
+# Part of the cached files' names; raise it when the same arguments come to mean another order or
 # other files.
 _ORDER_VERSION = 3
-# Whoever makes an order for longer than this is taken to be stuck.
+# A process that takes longer than this to make an order counts as stuck.
 _WAIT_SECONDS = 1800.0
 
 
@@ -45,10 +45,10 @@ class Epoch:
     """Order of one epoch.
 
     Attributes:
-        documents: [documents], document numbers in the order of the stream.
-        ends: [documents + 1] int64, place of each document's first id in the stream, and the
+        documents: [documents] document numbers in the order of the stream.
+        ends: [documents + 1] int64, position of each document's first id in the stream, and the
             stream's length.
-        blocks: [blocks], block numbers in the order of the samples.
+        blocks: [blocks] block numbers in the order of the samples.
     """
 
     documents: IndexArray
@@ -59,56 +59,55 @@ class Epoch:
 def permutation(count: int, *key: int | str) -> Iterator[IndexArray]:
     """Yield, piece by piece, a permutation of range(count) that depends on the key only.
 
-    Philox's raw words are sorted, whose bits NumPy guarantees, unlike those of
-    Generator.permutation. With more than `HELD` the words are drawn once for each range of their
-    values, and only those in the range are kept; of these about `AT_ONCE` are sorted at a time.
+    The numbers are sorted by Philox's raw words, whose bits NumPy guarantees, unlike those of
+    Generator.permutation. For more than `HELD` numbers, all words are drawn once for each range of
+    values, and only those in the range are kept; about `AT_ONCE` of them are sorted at a time.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     drawings = min(_MOST_DRAWINGS, -(-count // HELD))
     for low, high in _ranges(0, 1 << 64, drawings):
-        words, numbers = _drawn(count, digest, low, high)
+        words, numbers = _draw_words(count, digest, low, high)
         for first, end in _ranges(low, high, 1 + len(words) // AT_ONCE):
-            kept = _inside(words, first, end)
+            kept = _indices_within(words, first, end)
             if len(kept):
                 yield numbers[kept][np.argsort(words[kept], kind="stable")]
 
 
 def _ranges(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Cut the words from `low` to below `high` into equal ranges, of the same form."""
+    """Split the words from `low` to below `high` into equal ranges."""
     bounds = [low + (high - low) * part // parts for part in range(parts + 1)]
     yield from pairwise(bounds)
 
 
-def _inside(words: npt.NDArray[np.uint64], low: int, high: int) -> Int64Array:
-    """Return the places of the words from `low` to below `high`, in their order."""
+def _indices_within(words: npt.NDArray[np.uint64], low: int, high: int) -> Int64Array:
+    """Return the indices of the words from `low` to below `high`, in order."""
     return np.flatnonzero((words >= np.uint64(low)) & (words <= np.uint64(high - 1)))
 
 
-def _drawn(
+def _draw_words(
     count: int, digest: bytes, low: int, high: int
 ) -> tuple[npt.NDArray[np.uint64], IndexArray]:
-    """Draw `count` words, and return those from `low` to below `high` with their numbers."""
+    """Draw `count` words; return those from `low` to below `high` with their numbers."""
     philox = np.random.Philox(key=int.from_bytes(digest, "little"))
     words, numbers = [], []
     for start in range(0, count, _DRAWN):
         drawn = philox.random_raw(min(_DRAWN, count - start))
-        kept = _inside(drawn, low, high)
+        kept = _indices_within(drawn, low, high)
         words.append(drawn[kept])
         numbers.append((start + kept).astype(index_type(count)))
     return np.concatenate(words), np.concatenate(numbers)
 
 
 def index_type(count: int) -> np.dtype[Any]:
-    """Return the type of numbers below `count` in an order: uint32 where that is enough."""
+    """Return the type for numbers below `count`: uint32 if that is enough."""
     return np.dtype(np.uint32 if count <= 1 << 32 else np.int64)
 
 
 def collect(layout: Layout, pieces: Iterable[tuple[str, IndexArray]]) -> list[IndexArray]:
-    """Return the arrays of a layout in memory.
+    """Assemble the arrays of a layout in memory.
 
     Args:
-        layout: type and length of each.
-        pieces: their pieces, each with the name of its array and after those before it.
+        pieces: (name of the array, piece), the pieces of one array in order.
     """
     arrays = {name: np.empty(length, dtype) for name, (dtype, length) in layout.items()}
     filled = dict.fromkeys(layout, 0)
@@ -121,12 +120,11 @@ def collect(layout: Layout, pieces: Iterable[tuple[str, IndexArray]]) -> list[In
 class ArrayCache:
     """Cache of arrays as memory-mapped .npy files, shared by processes of a machine and by runs.
 
-    Beside the files a .json states their sizes and checksums; it is written last. Files that differ
-    from that statement are made again.
+    A .json beside the files, written last, states their sizes and checksums. Files that differ from
+    that statement are made again.
 
     Args:
-        directory: where the files go.
-        identity: everything the arrays depend on besides their key.
+        identity: Everything that the arrays depend on besides their key.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -136,19 +134,16 @@ class ArrayCache:
     def get(
         self, key: str, layout: Layout, build: Callable[[], Iterable[tuple[str, IndexArray]]]
     ) -> list[IndexArray]:
-        """Return the arrays of a key, from the cache if they are there and whole, else made now.
+        """Return the arrays of a key from the cache, after building them if missing or damaged.
 
         Of several processes that want the same arrays, one builds them and the others wait, for
         half an hour at most.
 
         Args:
-            key: which arrays.
-            layout: type and length of each.
-            build: yields the arrays' pieces, each with the name of its array and after those
-                before it.
+            build: Callback that yields the pieces, as in `collect`.
 
         Raises:
-            DataError: the directory cannot be written.
+            DataError: If the directory cannot be written.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
         paths = [self._directory / f"{digest}-{name}.npy" for name in layout]
@@ -158,6 +153,7 @@ class ArrayCache:
             if arrays is None:
                 lock = self._directory / f"{digest}.lock"
                 with Lease(lock, "making an order of samples", _WAIT_SECONDS):
+                    # The process that held the lock before may have built the arrays.
                     arrays = _load(paths, note) or _store(paths, note, layout, build())
         except OSError as error:
             raise DataError(
@@ -170,6 +166,7 @@ class ArrayCache:
 def _store(
     paths: list[Path], note: Path, layout: Layout, pieces: Iterable[tuple[str, IndexArray]]
 ) -> list[IndexArray]:
+    # The note vouches for the files, so it goes before they change.
     note.unlink(missing_ok=True)
     with ExitStack() as drafts:
         streams = {
@@ -180,7 +177,7 @@ def _store(
             header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(streams[name], header)
         for name, piece in pieces:
-            # Not np.save, which hides the reason of an error.
+            # np.save would hide the reason of an error.
             streams[name].write(piece.astype(layout[name][0], copy=False).data)
     stated = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
     write_atomically(note, to_checked_json({"files": stated}))
@@ -188,12 +185,12 @@ def _store(
 
 
 def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
-    """Map the files; None if one is missing or differs from the note."""
+    """Map the files; return None if one is missing or differs from the note."""
     try:
         stated = read_checked_json(note, "delete it").get("files") if note.is_file() else []
         actual = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
         return [_map(path) for path in paths] if stated == actual else None
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError):  # a damaged note is a DataError, so a ValueError
         return None
 
 

@@ -22,10 +22,10 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
-    """Turn weights into shares that sum to 1; a float counts as it is written.
+    """Convert weights to shares that sum to 1; a float counts as it is written.
 
     Raises:
-        DataError: a weight is not above 0.
+        DataError: If a weight is not above 0.
     """
     for weight in weights:
         if not (weight > 0 and math.isfinite(weight)):
@@ -46,9 +46,9 @@ class Proportions:
     """Endless order of a blend's members."""
 
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
-        """Make the table of members with these weights, in any unit."""
+        """Make the table of members for these weights, in any unit."""
         self.quotas = _quotas(exact_shares(weights))
-        """Of every sum(quotas) samples each member gives this many."""
+        """Number of samples that each member gives in every sum(quotas) samples."""
         self._members = _earliest_deadline_first(self.quotas)
         self._ranks = np.empty_like(self._members)
         for member, quota in enumerate(self.quotas):
@@ -56,20 +56,20 @@ class Proportions:
 
     def locate(self, sample_numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Locate samples: [n] numbers -> ([n] members, [n] numbers within the members)."""
-        period, place = np.divmod(sample_numbers, len(self._members))
-        members = self._members[place]
+        period, offset = np.divmod(sample_numbers, len(self._members))
+        members = self._members[offset]
         quotas = np.asarray(self.quotas, dtype=np.int64)
-        return members, period * quotas[members] + self._ranks[place]
+        return members, period * quotas[members] + self._ranks[offset]
 
     def before(self, sample_number: int) -> list[int]:
         """Count the samples 0 … sample_number - 1 that each member gave."""
-        period, place = divmod(sample_number, len(self._members))
-        counts = np.bincount(self._members[:place], minlength=len(self.quotas)).tolist()
+        period, offset = divmod(sample_number, len(self._members))
+        counts = np.bincount(self._members[:offset], minlength=len(self.quotas)).tolist()
         return [period * quota + count for quota, count in zip(self.quotas, counts, strict=True)]
 
 
 def _quotas(shares: Sequence[Fraction]) -> list[int]:
-    """Turn shares into whole numbers of samples in a period.
+    """Convert shares to whole numbers of samples in a period.
 
     Shares that need a longer period than MAX_PERIOD are rounded to MAX_PERIOD-ths, each to at least
     one.
@@ -80,6 +80,7 @@ def _quotas(shares: Sequence[Fraction]) -> list[int]:
     quotas = [max(1, math.floor(share * MAX_PERIOD)) for share in shares]
     remainders = [share * MAX_PERIOD - quota for share, quota in zip(shares, quotas, strict=True)]
     missing = max(0, MAX_PERIOD - sum(quotas))
+    # The largest remainders get what is missing; the lower member wins a tie.
     for member in sorted(range(len(shares)), key=lambda m: (-remainders[m], m))[:missing]:
         quotas[member] += 1
     return quotas
@@ -94,14 +95,15 @@ def _earliest_deadline_first(quotas: Sequence[int]) -> Int64Array:
     release = count * period // quota
     deadline = -(-(count + 1) * period // quota)
     by_release = np.lexsort((member, deadline, release))
+    # One integer orders by deadline, then by member, and its remainder is the member.
     keys = (deadline * len(quotas) + member)[by_release].tolist()
     released = np.searchsorted(release[by_release], np.arange(period), side="right").tolist()
     order = np.empty(period, dtype=np.int64)
     waiting: list[int] = []
-    at = 0
+    next_key = 0
     for position in range(period):
-        while at < released[position]:
-            heapq.heappush(waiting, keys[at])
-            at += 1
+        while next_key < released[position]:
+            heapq.heappush(waiting, keys[next_key])
+            next_key += 1
         order[position] = heapq.heappop(waiting) % len(quotas)
     return order

@@ -33,8 +33,8 @@ class OpenShard:
     """Shard with its ids memory-mapped.
 
     Attributes:
-        path: the shard's path without ending.
-        tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
+        path: Path of the shard's files without ending.
+        tokens: [tokens] ids of all documents one after the other, in the shard's own type.
         lengths: [documents] int64, tokens of each document, its end-of-document id included.
     """
 
@@ -46,12 +46,8 @@ class OpenShard:
 def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     """Open one shard through megatron-core's IndexedDataset.
 
-    Args:
-        manifest: the directory.
-        shard: the shard.
-
     Raises:
-        DataError: it is not as the manifest says.
+        DataError: If the shard is not as the manifest says.
     """
     read_indexed = _megatron_reader()
     prefix = manifest.prefix(shard)
@@ -77,17 +73,20 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
 
 
 def _megatron_reader() -> Any:
-    """Import megatron-core's IndexedDataset, quietly, also where there is no Triton.
+    """Import megatron-core's IndexedDataset without its warnings, even if Triton is missing.
 
-    What it imports beside that, no shard needs: `megatron_patches.engine.compat` does the same for
-    training, and says why.
+    Shards need nothing else of what the import brings in. `megatron_patches.engine.compat` does the
+    same for training, and says why.
     """
-    kernel = ModuleType("megatron.core.transformer.moe.ops.paged_stash")
-    vars(kernel)["__getattr__"] = {}.get
-    if without_triton := find_spec("triton") is None and kernel.__name__ not in sys.modules:
-        sys.modules[kernel.__name__] = kernel
+    stub = ModuleType("megatron.core.transformer.moe.ops.paged_stash")
+    # Every name that is imported from the stub is None.
+    vars(stub)["__getattr__"] = {}.get
+    if without_triton := find_spec("triton") is None and stub.__name__ not in sys.modules:
+        sys.modules[stub.__name__] = stub
     logging.getLogger("torch.utils.cpp_extension").addFilter(_is_no_missing_runtime)
-    warnings.filterwarnings("ignore", message="Could not determine rank")  # there is none here
+    warnings.filterwarnings(
+        "ignore", message="Could not determine rank"
+    )  # shards are read without ranks
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four
         # times; its own DeprecationWarning would be an error under PYTHONWARNINGS=error.
@@ -95,24 +94,20 @@ def _megatron_reader() -> Any:
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     if without_triton:
-        del sys.modules[kernel.__name__]
+        del sys.modules[stub.__name__]
     return IndexedDataset
 
 
 def _is_no_missing_runtime(record: logging.LogRecord) -> bool:
-    """A build of torch for GPUs says on a machine without one that it finds no runtime."""
+    """Reject the message of a build of torch for GPUs that it finds no runtime."""
     return "runtime is found" not in record.getMessage()
 
 
 def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
     """Read the lengths of documents in tokens, [documents] int32, from the .idx alone.
 
-    Args:
-        manifest: the directory.
-        shard: the shard.
-
     Raises:
-        DataError: their sums are not as the manifest says.
+        DataError: If the counts are not as the manifest says.
     """
     prefix = manifest.prefix(shard)
     lengths = read_lengths(prefix)
@@ -122,14 +117,13 @@ def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
 
 
 class ShardPool:
-    """Pool of shards, each mapped when it is first read, the least recently used closed again.
+    """Pool of shards that maps each on first read and closes the least recently used.
 
-    Threads may share a pool. An array that was given out stays valid after its shard was closed.
+    Threads may share a pool. An array stays valid after its shard was closed.
 
     Args:
-        manifest: the directory.
-        shards: the shards, by number.
-        most_open: shards that are mapped at a time.
+        shards: Shards by number.
+        most_open: Number of shards mapped at a time.
     """
 
     def __init__(
@@ -154,11 +148,11 @@ class ShardPool:
             return self._open[number].content.view(self._dtype)
 
     def forget_pages(self, numbers: set[int]) -> None:
-        """Take the pages read of these shards out of this process's memory."""
+        """Drop the pages read of these shards from this process's memory."""
         with self._lock:
             maps = [self._open[number] for number in numbers if number in self._open]
-        for one in maps:
-            one.forget_pages()
+        for file_map in maps:
+            file_map.forget_pages()
 
     def _map(self, shard: Shard) -> FileMap:
         path = Path(f"{self._manifest.prefix(shard)}.bin")

@@ -1,13 +1,13 @@
 """Training and validation samples, in an order that follows from data, seed and number only.
 
 docs/samples.md says how documents become blocks of sequence_length + 1 ids, and in which order.
-There is no state: the ids of a sample follow from its number, so the order does not depend on data-
-or tensor-parallel size, and resuming at any number is exact.
+There is no state: the ids of a sample follow from its number. So the order does not depend on data-
+or tensor-parallel size, and a resume at any number is exact.
 
 These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of
 the shards (a replaced shard keeps the old index) and whose blending needs a process group. The
-.bin/.idx files are those of megatron-core's IndexedDataset; they are opened when they are first
-read, and hold no descriptor.
+.bin/.idx files are those of megatron-core's IndexedDataset; they are opened on first read and hold
+no descriptor.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from data_pipeline.shards.permutation import (
 class TrainingSamples:
     """Endless training samples: n is sample n % samples_per_epoch of epoch n // samples_per_epoch.
 
-    Nothing is read before it is needed.
+    Files are opened on first use.
 
     Args:
-        manifest: the shard directory.
-        sequence_length: tokens that a sample predicts.
-        seed: another seed gives another order.
-        cache_directory: keeps each epoch's order as memory-mapped .npy files, so that the processes
-            of a machine share one; None keeps the current epochs' in memory (12 bytes a document
-            and 4 a sample).
-        source: only this source's documents; None is all.
-        salt: makes the order another one; members of a blend have different salts.
-        forget_after: reads of documents after which their pages leave the process's memory.
+        sequence_length: Tokens that a sample predicts.
+        seed: Seed of the order.
+        cache_directory: Directory that keeps each epoch's order as memory-mapped .npy files, which
+            the processes of a machine share; None keeps the current epochs' in memory (12 bytes a
+            document and 4 a sample).
+        source: Source whose documents are taken; None takes all.
+        salt: Text that changes the order; members of a blend have different salts.
+        forget_after: Reads of documents after which their pages are dropped from the process's
+            memory.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class TrainingSamples:
     ) -> None:
         self.sequence_length = sequence_length
         self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
-        what = f"split train of {manifest.directory}"
+        split_name = f"split train of {manifest.directory}"
         self.samples_per_epoch = block_count(
             manifest.tokens("train", source),
             sequence_length,
-            f"source {source} of {what}" if source else what,
+            f"source {source} of {split_name}" if source else split_name,
         )
         data = (manifest.fingerprint, "train", source)
-        layout = self._cache = None
+        address_cache = self._cache = None
         if cache_directory is not None:
-            layout = ArrayCache(cache_directory, repr(data))
+            address_cache = ArrayCache(cache_directory, repr(data))
             self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
-        self._documents = Documents(manifest, "train", source, forget_after, cache=layout)
+        self._documents = Documents(manifest, "train", source, forget_after, cache=address_cache)
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
@@ -93,8 +93,8 @@ class TrainingSamples:
         number, within = divmod(sample_number, self.samples_per_epoch)
         epoch = self.epoch(number)
         start = int(epoch.blocks[within]) * self.sequence_length
-        places = np.arange(start, start + self.sequence_length + 1)
-        order = np.searchsorted(epoch.ends, places, side="right") - 1
+        positions = np.arange(start, start + self.sequence_length + 1)
+        order = np.searchsorted(epoch.ends, positions, side="right") - 1
         return self._documents.names(epoch.documents[order])
 
     def epoch(self, number: int) -> Epoch:
@@ -111,13 +111,13 @@ class TrainingSamples:
                     "blocks": (index_type(blocks), blocks),
                 }
                 build = partial(self._build, number)
-                parts = self._cache.get(str(number), layout, build) if self._cache else None
-                documents, ends, order = parts or collect(layout, build())
+                cached = self._cache.get(str(number), layout, build) if self._cache else None
+                documents, ends, order = cached or collect(layout, build())
                 self._epochs[number] = Epoch(documents, ends.view(np.int64), order)
             return self._epochs[number]
 
     def _build(self, number: int) -> Iterator[tuple[str, IndexArray]]:
-        """Yield the pieces of an epoch's order; in memory as a whole are only the lengths."""
+        """Yield the pieces of an epoch's order; only the lengths are in memory as a whole."""
         lengths = self._documents.lengths()
         end = 0
         yield "ends", np.zeros(1, dtype=np.int64)
@@ -127,6 +127,7 @@ class TrainingSamples:
             ends += end
             end = int(ends[-1])
             yield "ends", ends
+        # The permutation of the blocks needs the memory.
         del lengths
         for blocks in permutation(self.samples_per_epoch, "blocks", *self._key, number):
             yield "blocks", blocks
@@ -135,16 +136,14 @@ class TrainingSamples:
 class ValidationSamples:
     """First `max_samples` blocks of one source's held-out documents, in their order on disk.
 
-    Several shard directories that have the source give an equal share of the blocks each.
+    Of several shard directories that have the source, each gives an equal share of the blocks.
 
     Args:
-        manifests: the shard directories.
-        source: the source.
-        sequence_length: tokens that a sample predicts.
-        max_samples: samples of all directories together.
+        sequence_length: Tokens that a sample predicts.
+        max_samples: Samples of all directories together.
 
     Raises:
-        DataError: a directory lacks the source, or tokens for one block of it.
+        DataError: If a directory lacks the source, or has too few tokens of it for one block.
     """
 
     def __init__(
@@ -153,21 +152,22 @@ class ValidationSamples:
         if max_samples < 1:
             raise DataError(f"max_samples {max_samples} must be at least 1")
         self.sequence_length = sequence_length
+        # Shares differ by one sample at most; the first directories give the larger ones.
         shares = [(max_samples + position) // len(manifests) for position in range(len(manifests))]
         self._parts: list[tuple[Documents, Epoch]] = []
         counts = []
-        for one, share in zip(manifests, reversed(shares), strict=True):
-            if source not in (there := one.sources("validation")):
+        for manifest, share in zip(manifests, reversed(shares), strict=True):
+            if source not in (held_out_sources := manifest.sources("validation")):
                 raise DataError(
-                    f"{one.directory} has no validation documents of source {source!r}; "
-                    f"it has {', '.join(there) or 'none at all'}"
+                    f"{manifest.directory} has no validation documents of source {source!r}; "
+                    f"it has {', '.join(held_out_sources) or 'none at all'}"
                 )
-            what = f"source {source} of split validation of {one.directory}"
-            blocks = block_count(one.tokens("validation", source), sequence_length, what)
+            data_name = f"source {source} of split validation of {manifest.directory}"
+            blocks = block_count(manifest.tokens("validation", source), sequence_length, data_name)
             counts.append(min(blocks, share))
-            # Of a large held-out set the rest is not read, nor are its documents kept in memory.
+            # The rest of a large held-out set is not read, nor are its documents kept in memory.
             needed = counts[-1] * sequence_length + 1
-            documents = Documents(one, "validation", source, first_tokens=needed)
+            documents = Documents(manifest, "validation", source, first_tokens=needed)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
 
@@ -179,7 +179,7 @@ class ValidationSamples:
         """Read samples: [n] numbers -> [n, sequence_length + 1] ids, int64.
 
         Raises:
-            IndexError: a number is not below len().
+            IndexError: If a number is not below len().
         """
         if len(sample_numbers) and int(sample_numbers.max()) >= len(self):
             raise IndexError(f"validation sample {int(sample_numbers.max())} of {len(self)}")

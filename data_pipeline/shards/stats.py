@@ -27,8 +27,11 @@ def stats_table(manifest: Manifest) -> Table:
     for split, sources in totals(manifest.shards).items():
         rows = dict(sources)
         if len(sources) > 1:
-            each = sources.values()
-            rows["all"] = {key: sum(counts[key] for counts in each) for key in next(iter(each))}
+            counts_by_source = sources.values()
+            rows["all"] = {
+                key: sum(counts[key] for counts in counts_by_source)
+                for key in next(iter(counts_by_source))
+            }
         for source, counts in rows.items():
             documents = counts["documents"]
             tokens = counts["tokens"]
@@ -50,12 +53,13 @@ def length_histogram(manifest: Manifest) -> str:
     """Render the lengths of all documents in tokens, end-of-document ids included.
 
     Returns:
-        A line for each bin: documents, their share of the tokens, a bar.
+        One line per bin: documents, their share of the tokens, a bar.
     """
     documents = np.zeros(_BINS, dtype=np.int64)
     tokens = np.zeros(_BINS)
     for shard in manifest.shards:
         lengths = lengths_of(manifest, shard)
+        # The exponent of a float is exact, where a rounded logarithm may miss a power of two.
         bins = np.frexp(lengths)[1] - 1
         documents += np.bincount(bins, minlength=_BINS)
         tokens += np.bincount(bins, weights=lengths, minlength=_BINS)

@@ -31,8 +31,7 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
     """List everything that is wrong with a shard directory.
 
     Args:
-        manifest: the directory.
-        tokenizer: a model that is expected to be the directory's own.
+        tokenizer: Model that is expected to be the directory's own.
 
     Returns:
         Clauses that begin with a file's path.
@@ -44,22 +43,24 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
         )
     files = expected_files(manifest, hash_everything=True)
     problems += [problem for file in files if (problem := file_problem(*file))]
-    there = [*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]
-    unknown = set(there) - {path for path, _, _ in files}
+    present_files = [*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]
+    unknown = set(present_files) - {path for path, _, _ in files}
     problems += [f"{path} is not in the manifest" for path in sorted(unknown)]
     if not rejects_intact(manifest):
         problems.append(f"{manifest.directory / REJECTS_NAME} is not as the manifest says")
     if problems:
-        # Files that are not what they were need not be opened, and a cut memory map would end the
+        # Changed files are not opened: reading past the end of a cut memory map would kill the
         # process.
         return problems
     try:
-        own = open_tokenizer(manifest.tokenizer_path)
+        stored_tokenizer = open_tokenizer(manifest.tokenizer_path)
     except DataError as error:
         return [str(error)]
     for shard in manifest.shards:
         try:
-            problem = _content_problem(open_shard(manifest, shard), shard, manifest, own)
+            problem = _content_problem(
+                open_shard(manifest, shard), shard, manifest, stored_tokenizer
+            )
         except DataError as error:
             problem = str(error)
         if problem:
@@ -70,13 +71,13 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
 def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
     """List the pairs of directories of which one trains on documents that the other holds out.
 
-    Documents are the same if their ids are: exact duplicates are found, and no others.
+    Documents are the same if their ids are: only exact duplicates are found.
 
     Returns:
-        A clause for each pair.
+        One clause per pair.
 
     Raises:
-        DataError: the directories have different tokenizers.
+        DataError: If the directories have different tokenizers.
     """
     if len({(manifest.tokenizer.sha256, manifest.dtype) for manifest in manifests}) > 1:
         raise DataError(
@@ -88,18 +89,18 @@ def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
     }
     clauses = []
     for manifest in manifests:
-        found: Counter[Path] = Counter()
+        leaks: Counter[Path] = Counter()
         for digest in _digests(manifest, "train"):
-            found.update(directory for directory, digests in held_out.items() if digest in digests)
+            leaks.update(directory for directory, digests in held_out.items() if digest in digests)
         clauses += [
             f"{manifest.directory} trains on {count:,} documents that {directory} holds out"
-            for directory, count in found.items()
+            for directory, count in leaks.items()
         ]
     return clauses
 
 
 def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
-    """Yield a hash of every document of a split, of its ids."""
+    """Yield a hash of the ids of every document of a split."""
     for shard in manifest.shards_of(split):
         opened = open_shard(manifest, shard)
         start = 0
@@ -112,7 +113,7 @@ def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
 def _content_problem(
     opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer
 ) -> str | None:
-    """Describe ids out of range, documents without end, or a sample that decoding changes."""
+    """Describe ids out of range, documents without end, or documents that decoding changes."""
     path = f"{opened.path}.bin"
     tokens = opened.tokens
     eod_id = manifest.tokenizer.eod_id

@@ -1,6 +1,6 @@
 r"""Writer of Megatron .bin/.idx files.
 
-It does not import megatron-core, which would cost a worker seconds. The layout is that of
+The writer does not import megatron-core, which would cost a worker seconds. The layout is that of
 `megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids one after the
 other; the .idx is
 
@@ -8,7 +8,8 @@ other; the .idx is
     uint64 documents + 1 · int32 length of each sequence · int64 byte offset of each sequence ·
     int64 first sequence of each document, and end
 
-with one sequence a document. The tests compare it, byte for byte, with megatron-core's own writer.
+with one sequence a document. The tests compare the files, byte for byte, with those of
+megatron-core's own writer.
 """
 
 from __future__ import annotations
@@ -42,15 +43,12 @@ def dtype_for(vocab_size: int) -> str:
 def shard_name(name: str, split: str, source: str, number: int) -> str:
     """Return NAME-SPLIT-SOURCE_00000.
 
-    SOURCE is at most 40 letters, digits and dots, other characters made `_`; unless that is the
-    whole source, twelve digits of its hash follow after a dash, which no source has in its own
-    name.
+    SOURCE is the source's first 40 characters, with all but letters, digits and dots replaced by
+    `_`. If that changes the source's name, a dash and twelve digits of its hash follow; no
+    unchanged name has a dash, so two sources never share a file name.
 
     Args:
-        name: first part of the names.
-        split: the split.
-        source: the source.
-        number: number of the shard within its split and source.
+        number: Number of the shard within its split and source.
     """
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
     if plain != source:
@@ -59,7 +57,7 @@ def shard_name(name: str, split: str, source: str, number: int) -> str:
 
 
 def index_size(documents: int) -> int:
-    """Return the bytes of the .idx file of so many documents."""
+    """Return the bytes of the .idx file of this many documents."""
     return _HEADER_BYTES + 20 * documents + 8
 
 
@@ -68,7 +66,6 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
 
     Args:
         lengths: [documents] int32, tokens of each document.
-        dtype: type of the ids.
     """
     offsets = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
@@ -88,7 +85,7 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: If the file is damaged.
     """
     path = Path(f"{prefix}.idx")
     try:
@@ -106,14 +103,10 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
 
 
 def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
-    """Convert ids to the type of a shard.
-
-    Args:
-        ids: int32.
-        dtype: the type.
+    """Convert int32 ids to the type of a shard.
 
     Raises:
-        DataError: an id does not fit; numpy would wrap it around.
+        DataError: If an id does not fit; numpy would wrap it around.
     """
     # As unsigned a negative id is a very large one, so that one pass finds both.
     if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
@@ -127,7 +120,7 @@ def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.int
 class ShardWriter:
     """Writer of a shard, under temporary names until `finish`. Memory: four bytes a document.
 
-    As a context it removes what is not finished.
+    Used as a context manager, an unfinished shard is removed.
     """
 
     def __init__(self, prefix: Path, dtype: str) -> None:
@@ -143,7 +136,7 @@ class ShardWriter:
         self._digest.update(ids.data)
 
     def append_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Append the lengths of the documents that the ids make, in their order."""
+        """Append the lengths of the documents that the appended ids form, in order."""
         self._lengths.append(lengths)
 
     def finish(self) -> dict[str, Any]:
@@ -161,7 +154,7 @@ class ShardWriter:
             (self._bin, bin_bytes, bin_sha256),
             (self._index, len(content), idx_sha256),
         ):
-            # Unless an earlier run has finished the very same file.
+            # An earlier run may have finished the very same file, which then stays.
             if file_problem(draft.path, size, digest):
                 draft.publish()
             draft.discard()
