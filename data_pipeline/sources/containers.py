@@ -24,11 +24,11 @@ class HashedStream(io.RawIOBase):
     """Stream of a file that hashes the bytes as they are read, each once and in order.
 
     Bytes may be skipped or read again; `hexdigest` reads those that were skipped. The stream ends
-    where the file ended when it was found, however much has been appended since.
+    where the file ended at discovery, however much has been appended since.
 
     Args:
-        raw: the file, opened without a buffer.
-        size: bytes that the file had when it was found.
+        raw: File, opened without a buffer.
+        size: Bytes of the file at discovery.
     """
 
     def __init__(self, raw: BinaryIO, size: int) -> None:
@@ -50,8 +50,8 @@ class HashedStream(io.RawIOBase):
         """Move the position.
 
         Args:
-            offset: bytes.
-            whence: from where, as in `io.IOBase.seek`.
+            offset: Bytes.
+            whence: Base of the offset, as in `io.IOBase.seek`.
         """
         return self._raw.seek(offset, whence)
 
@@ -59,6 +59,7 @@ class HashedStream(io.RawIOBase):
         position = self._raw.tell()
         view = memoryview(buffer).cast("B")[: max(0, self._size - position)]
         count: int = self._raw.readinto(view) or 0  # type: ignore[attr-defined]
+        # Bytes before `first` are hashed already; a gap before the position stays for `hexdigest`.
         first = self._hashed - position
         if 0 <= first < count:
             self._digest.update(view[first:count])
@@ -67,7 +68,7 @@ class HashedStream(io.RawIOBase):
 
     @property
     def hashed(self) -> int:
-        """Return the number of bytes that have been read, from the beginning."""
+        """Return the number of bytes read so far, counted from the beginning."""
         return self._hashed
 
     @property
@@ -94,7 +95,7 @@ class DamageError(Exception):
 
     Args:
         reason: `truncated` or `damaged`.
-        detail: what was lost, as a clause.
+        detail: Clause that says what was lost.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -104,11 +105,10 @@ class DamageError(Exception):
 
 
 def chunks_of(stream: HashedStream, packing: Packing | None) -> Iterator[bytes | DamageError]:
-    """Iterate over the unpacked bytes of a file, and over the places where bytes are lost.
+    """Iterate over the unpacked bytes of a file, with a DamageError where bytes are lost.
 
     Args:
-        stream: the file's bytes.
-        packing: how they are packed; None for a plain file.
+        packing: Compression of the file; None for a plain file.
     """
     return _plain(stream) if packing is None else _unpacked(stream, packing)
 
@@ -130,15 +130,15 @@ def _plain(stream: HashedStream) -> Iterator[bytes | DamageError]:
 
 
 def split_lines(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageError]:
-    """Yield the lines of a file, without their end, and the places where bytes are lost.
+    """Yield the lines of a file without their ends, with a DamageError where bytes are lost.
 
-    The longest line bounds the memory. After damage the rest of the broken line, and of the line
-    that was under way where reading continues, may come as lines of their own.
+    The longest line bounds the memory. After damage, the rest of the broken line, and the rest of
+    the line at which reading continues, may come as lines of their own.
     """
     rest: list[bytes] = []
     for chunk in chunks:
         if isinstance(chunk, DamageError):
-            rest = []  # a line of which the end is lost
+            rest = []  # the end of this line is lost
             yield chunk
             continue
         lines = chunk.split(b"\n")
@@ -154,11 +154,12 @@ def split_lines(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | Damag
 
 def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | DamageError]:
     """Decompress all frames of a file."""
-    start = 0  # where the frame begins that is being read
+    start = 0  # of the present frame, in bytes
     decompressor = None
     chunk = b""
     while chunk or (chunk := stream.read(_READ_BYTES)):
         if decompressor is None:
+            # Zeros between frames are padding where frames have no magic to search for.
             chunk = chunk if packing.magic else chunk.lstrip(b"\x00")
             if not chunk:
                 continue
@@ -167,7 +168,7 @@ def _unpacked(stream: HashedStream, packing: Packing) -> Iterator[bytes | Damage
         try:
             yield decompressor.decompress(chunk)
         except packing.broken as error:
-            following = _find(stream, packing.magic, start + 1) if packing.magic else None
+            following = _find_magic(stream, packing.magic, start + 1) if packing.magic else None
             yield _broken_frame(start, error, following, packing)
             if following is None:
                 return
@@ -193,14 +194,15 @@ def _broken_frame(
     return DamageError("damaged", f"the frame at byte {start:,} is broken ({error}); {where}")
 
 
-def _find(stream: HashedStream, magic: bytes, start: int) -> int | None:
-    """Return the place of the first `magic` from `start` on."""
+def _find_magic(stream: HashedStream, magic: bytes, start: int) -> int | None:
+    """Return the offset of the first `magic` from `start` on."""
     stream.seek(start)
-    kept = b""
+    tail = b""
     while chunk := stream.read(_READ_BYTES):
-        chunk = kept + chunk
-        place = chunk.find(magic)
-        if place >= 0:
-            return stream.tell() - len(chunk) + place
-        kept = chunk[-(len(magic) - 1) :]
+        chunk = tail + chunk
+        offset = chunk.find(magic)
+        if offset >= 0:
+            return stream.tell() - len(chunk) + offset
+        # The magic may begin in this chunk and end in the next.
+        tail = chunk[-(len(magic) - 1) :]
     return None

@@ -20,16 +20,16 @@ _WHITE = " \t\n"
 
 
 class Cutter:
-    """Cutter of a text into parts, as long as possible, without the white space of the cuts.
+    """Cutter of a text into parts, as long as possible, without the white space at the cuts.
 
-    What has no blank line is cut at the ends of lines, a longer line at the ends of sentences, a
-    longer sentence at spaces, and what has none of these wherever the limit is. The parts do not
-    depend on the fragments in which the text comes; what is held is about a fragment and a part,
-    or the longest line.
+    Text without blank lines is cut at the ends of lines, a longer line at the ends of sentences, a
+    longer sentence at spaces, and text with none of these at the limit. The parts do not depend on
+    how the text is split into fragments. Memory holds about a fragment and a part, or the longest
+    line.
 
     Args:
-        limit: characters of a part.
-        ends: where to cut, the best places first.
+        limit: Most characters of a part.
+        ends: Patterns of places to cut at, the best first.
     """
 
     def __init__(
@@ -37,49 +37,51 @@ class Cutter:
     ) -> None:
         self._limit = limit
         self._ends = ends
-        self._held = ""  # of the text, not yet cut
-        self._cut = False  # whether anything has been
-        self._long: Cutter | None = None  # of a part over the limit whose end has not come
+        self._held = ""  # text that is not yet cut
+        self._cut = False  # whether any part has been yielded
+        self._long: Cutter | None = None  # cuts a part that is over the limit and still grows
 
     def feed(self, text: str, last: bool = False) -> Iterator[str]:
         """Yield the parts that are complete.
 
         Args:
-            text: the next fragment of the text.
-            last: whether the text ends with it.
+            text: Next fragment of the text.
+            last: Whether the text ends with this fragment.
         """
         text = self._held + text
         if not self._ends:
-            whole = len(text) if last else len(text) - len(text) % self._limit
-            yield from (text[at : at + self._limit] for at in range(0, whole, self._limit))
-            self._held = text[whole:]
+            cut_length = len(text) if last else len(text) - len(text) % self._limit
+            yield from (
+                text[offset : offset + self._limit] for offset in range(0, cut_length, self._limit)
+            )
+            self._held = text[cut_length:]
             return
         # White space at the end may be the beginning of a longer gap.
         end = len(text) if last else len(text.rstrip(_WHITE))
-        start = 0  # of the part that grows
-        before = (0, 0)  # the place for a cut that was found last
+        start = 0  # of the present part
+        last_gap = (0, 0)
         for gap in [match.span() for match in self._ends[0].finditer(text, 0, end)]:
             if self._long is not None:
                 yield from self._part(text[start : gap[0]])
                 start = gap[1]
-            elif gap[0] - start > self._limit and before[0] > start:
-                yield from self._part(text[start : before[0]])
-                start = before[1]
-            before = gap
-        if end - start > self._limit and before[0] > start:
-            yield from self._part(text[start : before[0]])
-            start = before[1]
+            elif gap[0] - start > self._limit and last_gap[0] > start:
+                yield from self._part(text[start : last_gap[0]])
+                start = last_gap[1]
+            last_gap = gap
+        if end - start > self._limit and last_gap[0] > start:
+            yield from self._part(text[start : last_gap[0]])
+            start = last_gap[1]
         if last:
             if not self._cut or self._long is not None or start < end:
                 yield from self._part(text[start:])
-        elif self._long is not None or (end - start > self._limit and before[0] <= start):
+        elif self._long is not None or (end - start > self._limit and last_gap[0] <= start):
             self._long = self._long or Cutter(self._limit, self._ends[1:])
             yield from self._long.feed(text[start : end - 1])
-            start = end - 1  # the next place for a cut may be one only behind this character
+            start = end - 1  # whether a cut fits next may depend on the character before it
         self._held = text[start:]
 
     def break_off(self) -> Iterator[str]:
-        """Yield what is complete of a text whose rest is lost: up to the last place for a cut."""
+        """Yield the complete parts of a text whose rest is lost, up to the last place for a cut."""
         if self._long is not None:
             yield from self._long.break_off()
         elif gaps := [*self._ends[0].finditer(self._held)] if self._ends else []:
@@ -87,7 +89,7 @@ class Cutter:
             yield from self.feed("", last=True)
 
     def _part(self, text: str) -> Iterator[str]:
-        """Yield a part whose end has come, cut where it is over the limit."""
+        """Yield a complete part, cut further if it is over the limit."""
         self._cut = True
         if self._long is None and len(text) <= self._limit:
             yield text

@@ -32,7 +32,7 @@ from data_pipeline.sources.stores import (
     stated,
 )
 
-# Files beside the data in every download that are not meant to be read; the last ones are our own.
+# Files beside the data of a download that are not meant to be read; the last two are our own.
 # A name with an ending of data is data, except for texts: README.txt and README_de.md are not data,
 # readme_corpus.jsonl is.
 _DATA = "|".join(re.escape(ending) for ending in FORMATS if ending != ".md")
@@ -49,9 +49,9 @@ class RecordKeys:
     """Keys of a record; a dot goes one object down, unless the record has a key of that very name.
 
     Attributes:
-        text: key of the text, or several with `|` between them: the first that a record has.
-        source: key of the name of the text's source.
-        default_source: source of a record that names none.
+        text: Key of the text, or several with `|` between them: the first that a record has.
+        source: Key of the name of the text's source.
+        default_source: Source of a record that names none.
     """
 
     text: str = "text"
@@ -68,9 +68,8 @@ def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> boo
     """Return whether documents of a source are used.
 
     Args:
-        source: the source's name.
-        only: the sources to use; all if empty.
-        never: the sources not to use.
+        only: Sources to use; empty means all.
+        never: Sources not to use.
     """
     return source not in never and (not only or source in only)
 
@@ -80,9 +79,9 @@ class InputFile:
     """Input file.
 
     Attributes:
-        path: a file of this machine, or an object of a store.
-        name: its path below the inputs' common directory or prefix, wherever that lies.
-        size: bytes on disk.
+        path: File of this machine, or object of a store.
+        name: Path below the inputs' common directory or prefix, wherever that lies.
+        size: Bytes on disk.
     """
 
     path: Path | RemoteObject
@@ -115,7 +114,7 @@ class PassedOver:
 
     @property
     def expected(self) -> bool:
-        """Return whether nobody may have meant the entry to be read."""
+        """Return whether nobody expects the entry to be read."""
         return self.reason == COMPANION
 
 
@@ -131,8 +130,8 @@ def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
     """Find the files among `inputs`, below directories, prefixes and patterns.
 
     Raises:
-        DataError: an input is missing, not a regular file, of an unknown ending, or given twice;
-            inputs lie in several places; there is none at all; the store does not answer.
+        DataError: If an input is missing, not a regular file, of an unknown ending, or given twice;
+            if inputs lie in several places; if there is no input; if the store does not answer.
     """
     urls = [str(entry) for entry in inputs if is_url(entry)]
     if urls and len(urls) < len(inputs):
@@ -146,9 +145,10 @@ def find_inputs(inputs: Sequence[str | Path]) -> Inputs:
         files, passed_over = _find_local([expand_home(entry) for entry in inputs])
     if not files:
         names = ", ".join(map(str, inputs))
-        there = "; ".join(describe(passed_over))
+        passed_over_lines = "; ".join(describe(passed_over))
         raise DataError(
-            f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else "")
+            f"there is no {KNOWN_ENDINGS} file in {names}"
+            + (f" ({passed_over_lines})" if passed_over_lines else "")
         )
     files.sort(key=lambda file: file.name)
     for file, following in itertools.pairwise(files):
@@ -162,8 +162,7 @@ def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
     """Describe entries by reason, in lines for the console.
 
     Args:
-        passed_over: the entries.
-        at_most: how many names of each reason are given.
+        at_most: Number of names given for each reason.
     """
     entries = list(passed_over)
     lines = []
@@ -185,7 +184,7 @@ def _why_not(name: str, size: int) -> str | None:
 
 
 def _unknown(name: str) -> str:
-    """Return what is wrong with a name of an unknown ending, after the input."""
+    """Describe a name of an unknown ending, as a clause after the input."""
     foreign = foreign_name(name)
     return f"is {foreign}" if foreign else f"has an unknown ending; known are {KNOWN_ENDINGS}"
 
@@ -216,11 +215,11 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
         else:
             paths.append(entry)
     # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
-    places = [os.path.abspath(entry if os.path.isdir(entry) else entry.parent) for entry in inputs]
-    root = os.path.commonpath(places or ["/"])
+    parents = [os.path.abspath(entry if os.path.isdir(entry) else entry.parent) for entry in inputs]
+    root = os.path.commonpath(parents or ["/"])
     files: list[InputFile] = []
     read_as: dict[tuple[int, int], str] = {}
-    # Links come last, so that no link takes the place of a file.
+    # Links come last: of a file and a link to it, the file is read.
     absolute = (Path(os.path.abspath(path)) for path in paths)
     for path in sorted(absolute, key=lambda path: (path.is_symlink(), path)):
         with refusing(f"read {path}"):
@@ -238,30 +237,30 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
     """Yield the files below a directory, and the entries that are not read.
 
     Links to directories are followed, and a directory reached twice is read once. Links wait until
-    no real directories are left, so that no link takes the place of one.
+    no real directories are left, so that a directory is read under its own name.
     """
     read_as: dict[tuple[int, int], str] = {}
     real = [root]
     links: list[Path] = []
     while real or links:
-        place = real.pop() if real else links.pop(0)
-        name = place.relative_to(root).as_posix()
+        directory = real.pop() if real else links.pop(0)
+        name = directory.relative_to(root).as_posix()
         try:
-            status = os.stat(place)
+            status = os.stat(directory)
             first = read_as.setdefault((status.st_dev, status.st_ino), name)
             if first != name:
                 yield PassedOver(name, f"the same directory as {first}")
                 continue
-            children = sorted(os.listdir(place))
+            children = sorted(os.listdir(directory))
         except OSError as error:
             yield PassedOver(name, (error.strerror or str(error)).lower())
             continue
         for child in children:
-            path = place / child
-            directory = os.path.isdir(path)
-            if _is_companion(child, directory):
+            path = directory / child
+            is_directory = os.path.isdir(path)
+            if _is_companion(child, is_directory):
                 yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
-            elif directory:
+            elif is_directory:
                 (links if os.path.islink(path) else real).append(path)
             elif (reason := _why_not_file(path)) is not None:
                 yield PassedOver(path.relative_to(root).as_posix(), reason)
@@ -270,7 +269,7 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
 
 
 def _why_not_file(path: Path) -> str | None:
-    """Return why a file is not read; None if it is. Nothing is opened: a pipe never answers."""
+    """Return why a file is not read, None if it is; without opening it, as a pipe never answers."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -284,9 +283,9 @@ def _why_not_file(path: Path) -> str | None:
 
 
 def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
-    """Find objects: a URL names one, all below a prefix, or all that a pattern fits.
+    """Find objects: a URL names one, all below a prefix, or all that match a pattern.
 
-    A web server has no listing: of https:// every file is named.
+    A web server has no listing, so every file of https:// must be named.
     """
     for url in urls:
         if "@" in url.split("/")[2]:

@@ -1,6 +1,6 @@
 """Bytes of a file as text: UTF-8, what a byte order mark says, and UTF-16 without a mark.
 
-Every other encoding is named as far as it can be told, and not guessed at: a wrong guess trains a
+Any other encoding is named if it can be recognised, but never assumed: a wrong guess would train a
 model on letters that nobody wrote.
 """
 
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from data_pipeline.sources.containers import DamageError
 from data_pipeline.sources.formats import foreign_content
 
-# The mark of UTF-32-LE begins as that of UTF-16-LE does, so it is asked for first.
+# The mark of UTF-32-LE begins with that of UTF-16-LE, so it is tried first.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -37,15 +37,14 @@ _SIGNS_IN_WORDS = re.compile(rb"[a-z][\xa1-\xb4\xb6\xb7\xb9\xba\xbc-\xbf\xd7\xf7
 def decoded(
     chunks: Iterable[bytes | DamageError], errors: str = "strict"
 ) -> Iterator[str | DamageError]:
-    """Decode the bytes of a file as they come, up to the first place that is lost.
+    """Decode the bytes of a file as they come, up to the first bytes that are lost.
 
     Args:
-        chunks: the bytes.
-        errors: what becomes of bytes that are not UTF-8, as in `bytes.decode`.
+        errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`.
 
     Returns:
-        The text in fragments, without a byte order mark; a `DamageError` last where bytes are lost
-        or are not text.
+        Fragments of the text, without a byte order mark; a `DamageError` last if bytes are lost or
+        are not text.
     """
     decoder = None
     read = 0
@@ -55,8 +54,8 @@ def decoded(
             yield DamageError(window.reason, f"{lost}; what follows is lost")
             return
         if decoder is None:
-            if what := _not_text(window):
-                yield DamageError("damaged", what)
+            if problem := _not_text(window):
+                yield DamageError("damaged", problem)
                 return
             encoding, mark = _encoding(window)
             form = codecs.getincrementaldecoder(encoding)
@@ -68,19 +67,19 @@ def decoded(
             yield decoder.decode(window, final=not window)
         except UnicodeDecodeError as error:
             yield error.object[: error.start].decode(encoding, errors)
-            place = f"byte {read - len(error.object) + error.start:,} of the file"
-            what = "as which it begins"
+            position = f"byte {read - len(error.object) + error.start:,} of the file"
+            problem = "as which it begins"
             if encoding == "utf-8":
-                what = likely(error.object[max(0, error.start - 1000) :])
-            detail = f"{place} is not valid {encoding.upper()}; {what}; what follows is lost"
+                problem = likely(error.object[max(0, error.start - 1000) :])
+            detail = f"{position} is not valid {encoding.upper()}; {problem}; what follows is lost"
             yield DamageError("damaged", detail)
             return
 
 
 def as_utf8(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
-    """Yield the bytes of a file of JSON lines, as UTF-8 where it is UTF-16 or UTF-32.
+    """Yield the bytes of a file of JSON lines, converted to UTF-8 if they are UTF-16 or UTF-32.
 
-    A byte order mark says so, or a first character that is a brace with a NUL beside it.
+    A byte order mark tells the encoding, or a brace with a NUL beside it as the first character.
     """
     first = next((chunk for chunk in chunks if chunk), b"")
     whole = itertools.chain([first], chunks)
@@ -95,7 +94,7 @@ def as_utf8(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageErr
 
 
 def _windows(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageError]:
-    """Join chunks to windows; the end of a file that is whole is an empty one."""
+    """Join chunks to windows; an empty window ends a file without damage."""
     joined: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -115,7 +114,7 @@ def _windows(chunks: Iterable[bytes | DamageError]) -> Iterator[bytes | DamageEr
 
 
 def _not_text(content: bytes) -> str | None:
-    """Return, as a clause, what a file is that begins as no text does; None for text."""
+    """Describe, as a clause, a file whose beginning is not text; None for text."""
     if foreign := foreign_content(content):
         return f"the file is {foreign}"
     if _encoding(content)[0] != "utf-8":
@@ -142,7 +141,7 @@ def _marked(content: bytes) -> tuple[str, int] | None:
 
 
 def likely(content: bytes) -> str:
-    """Say, as a clause, which encoding bytes that are not UTF-8 are likely of, and the remedy."""
+    """Return, as a clause, the likely encoding of bytes that are not UTF-8, and the remedy."""
     name = _guess(content[:_GUESSED_BYTES])
     if name is None:
         return "it does not look like text of any encoding; is it another kind of file?"
@@ -150,11 +149,14 @@ def likely(content: bytes) -> str:
 
 
 def _unmarked_utf16(content: bytes) -> str | None:
-    """Return which UTF-16 bytes are of that hold as many NULs or controls as no other text does."""
+    """Return the UTF-16 of bytes with more NULs or controls than other text has; None otherwise."""
     beginning = content[:_GUESSED_BYTES]
-    for counted in (b"\x00", _CONTROLS):  # half of western text; half of Greek, Russian, Arabic
+    for counted_bytes in (
+        b"\x00",
+        _CONTROLS,
+    ):  # half of western text; half of Greek, Russian, Arabic
         even, odd = (
-            len(half) - len(half.translate(None, counted))
+            len(half) - len(half.translate(None, counted_bytes))
             for half in (beginning[::2], beginning[1::2])
         )
         many = even + odd > 0 and even + odd >= _UTF16_SHARE * len(beginning)
@@ -171,10 +173,10 @@ def _guess(content: bytes) -> str | None:
     if find_spec("charset_normalizer") is not None:
         from charset_normalizer import from_bytes
 
-        # Of those that decode the bytes alike, it names the first in the alphabet.
-        found = [name for match in from_bytes(content) for name in match.could_be_from_charset]
-        possible = found or possible
-    # Its first choice for western text is one for eastern Europe, whose letters are signs here.
+        # Of encodings that decode the bytes alike, its best match is the first in the alphabet.
+        candidates = [name for match in from_bytes(content) for name in match.could_be_from_charset]
+        possible = candidates or possible
+    # Its first choice for western text may be one for eastern Europe, with letters for these signs.
     if "cp1252" in possible:
         possible = ["cp1250" if _SIGNS_IN_WORDS.search(content) else "cp1252"]
     return possible[0].upper().replace("_", "-").replace("CP125", "WINDOWS-125")

@@ -23,10 +23,10 @@ class Packing:
     """Compression of a file.
 
     Attributes:
-        begin: makes the decompressor of one frame (zstd), member (gzip) or stream (xz).
-        broken: the error that the decompressor raises for damaged bytes.
-        magic: how a frame begins, so that reading can continue there after damage. Without one,
-            what follows the damage is lost, and zeros between frames are padding.
+        begin: Maker of the decompressor of one frame (zstd), member (gzip) or stream (xz).
+        broken: Error that the decompressor raises for damaged bytes.
+        magic: First bytes of a frame, so that reading can continue there after damage. Without
+            them, everything after the damage is lost, and zeros between frames are padding.
     """
 
     begin: Callable[[], Any]
@@ -91,7 +91,7 @@ KNOWN_ENDINGS = (
     ".jsonl, .ndjson, .txt, .md, .csv, .tsv (each also .zst, .zstd, .gz, .xz), .json.zst, "
     ".json.gz, .json.xz, .parquet"
 )
-# What people have beside text, by ending and by how such a file begins, and how it becomes text.
+# Files that are not text, by ending and by their first bytes, and the way to convert them.
 _FOREIGN = (
     (".pdf", b"%PDF-", "a PDF, not text; convert it: pdftotext -enc UTF-8 FILE.pdf FILE.txt"),
     (".docx", b"", "a Word document, not text; convert it: pandoc FILE.docx -o FILE.txt"),
@@ -115,18 +115,20 @@ _FOREIGN = (
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format that the ending of a file name tells, in any case; None if unknown."""
+    """Return the format of a file name by its ending, in any case; None if unknown."""
     lower = name.lower()
     return next((FORMATS[ending] for ending in FORMATS if lower.endswith(ending)), None)
 
 
 def foreign_name(name: str) -> str | None:
-    """Return what a file of this name is and how it becomes text; None if its ending is unknown."""
+    """Describe a file that is not text by its name, with the remedy; None if unknown."""
     lower = name.lower()
-    return next((what for ending, _, what in _FOREIGN if lower.endswith(ending)), None)
+    return next(
+        (description for ending, _, description in _FOREIGN if lower.endswith(ending)), None
+    )
 
 
 def foreign_content(content: bytes) -> str | None:
-    """Return what bytes are that begin as no text does, and how they become text; None if none."""
-    starts = ((start, what) for _, start, what in _FOREIGN if start)
-    return next((what for start, what in starts if content.startswith(start)), None)
+    """Describe bytes that are not text by their beginning, with the remedy; None if unknown."""
+    starts = ((start, description) for _, start, description in _FOREIGN if start)
+    return next((description for start, description in starts if content.startswith(start)), None)

@@ -1,6 +1,6 @@
 """Downloads of corpora from the Hugging Face hub.
 
-DIR has the files under the hub's own names and, when all are there and checked, download.json: the
+DIR holds the files under the hub's own names and, once all are checked, download.json: the
 repository, the commit and every file's size and hash. The same command again downloads missing
 files and checks everything anew.
 """
@@ -25,13 +25,13 @@ from data_pipeline.io.files import read_form, sha256_file, to_json, write_atomic
 from data_pipeline.io.forms import Count, Inside
 
 DOWNLOAD_NAME = "download.json"
-# The same for a download that has not finished: it continues with the commit that it began with.
+# The record of an unfinished download, which continues with the commit that it began with.
 UNFINISHED_NAME = "download.unfinished.json"
-# `tokenize` is given the download's directory, or one of a split or a chunk below it.
+# Inputs of `tokenize` may be the download's directory, or that of a split or a chunk below it.
 _LEVELS = 3
 _READ_BYTES = 1 << 22
-# Seconds before a file is asked for again: of thousands some meet a busy hub or a lost connection,
-# which may be away for seven minutes.
+# Seconds before each further attempt at a file: of thousands of files, some meet a busy hub or a
+# lost connection, which may be away for seven minutes.
 _WAITS = (1, 5, 20, 60, 120, 240)
 _BUSY = (408, 429)
 
@@ -45,12 +45,12 @@ class HubSource:
     """Corpus on the hub, as its card describes it.
 
     Attributes:
-        repository: its name on the hub.
-        pattern: its files, one of fnmatch, where * matches / too; `{split}` stands for a split of
-            the hub's own.
-        tokens: its size, by the tokenizer of its authors.
-        licence: an identifier of the hub.
-        text_key: key, or column, of the text.
+        repository: Name on the hub.
+        pattern: Pattern of the files for fnmatch, where * matches / too; `{split}` stands for a
+            split of the hub's own.
+        tokens: Size, by the tokenizer of the corpus's authors.
+        licence: Identifier on the hub.
+        text_key: Key, or column, of the text.
     """
 
     repository: str
@@ -90,7 +90,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """File as the hub lists it: a SHA-256 where the hub knows one, else git's blob id (a SHA-1)."""
+    """File as the hub lists it: a SHA-256 if the hub knows one, else git's blob id (a SHA-1)."""
 
     name: Inside
     size: Count
@@ -120,9 +120,9 @@ class Wanted:
     """Choice of a repository's files.
 
     Attributes:
-        splits: the hub's own splits.
-        include: patterns in place of the source's own.
-        fraction: share of the files of every directory, chosen by the hash of their names.
+        splits: The hub's own splits.
+        include: Patterns in place of the source's own.
+        fraction: Share of the files of every directory, chosen by the hash of their names.
     """
 
     splits: tuple[str, ...] = ("train",)
@@ -133,12 +133,11 @@ class Wanted:
         """Return the wanted files, sorted by name.
 
         Args:
-            files: all files of the repository.
-            source: the corpus.
-            where: the repository and commit, for messages.
+            files: All files of the repository.
+            where: Repository and commit, for messages.
 
         Raises:
-            DataError: a pattern matches no file, the corpus has no such split, or the fraction
+            DataError: If a pattern matches no file, the corpus has no such split, or the fraction
                 is impossible.
         """
         if not 0 < self.fraction <= 1:
@@ -162,7 +161,7 @@ class Wanted:
         by_directory: defaultdict[str, list[str]] = defaultdict(list)
         for name in sorted(chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
             by_directory[name.rpartition("/")[0]].append(name)
-        # At least one file of every directory: the share is rounded up.
+        # The share is rounded up, so that every directory gives at least one file.
         names = [
             name
             for group in by_directory.values()
@@ -184,19 +183,16 @@ def download(
     """Fetch files of a corpus, check them against the hub's listing, write DIR/download.json.
 
     Args:
-        source: the corpus.
-        name: its name in download.json.
-        directory: where the files go.
-        wanted: which files.
-        report: called with (files done, bytes done, bytes in all).
-        note: called with a line about a file that is asked for again.
-        revision: branch, tag or commit, resolved to a commit once; None is the commit that the
-            directory was begun with, else `main`.
-        workers: files at a time.
+        name: Name of the corpus in download.json.
+        report: Callback that gets (files done, bytes done, bytes in all).
+        note: Callback that gets a line for each file that is tried again.
+        revision: Branch, tag or commit, resolved to a commit once; None is the directory's earlier
+            commit, else `main`.
+        workers: Files at a time.
 
     Raises:
-        DataError: there is no network or repository, a file is not what the hub lists, or the disk
-            is full.
+        DataError: If there is no network or repository, a file is not what the hub lists, or the
+            disk is full.
     """
     if workers < 1:
         raise DataError(f"--workers {workers} must be at least 1")
@@ -207,15 +203,18 @@ def download(
         from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    before = read_download(directory, UNFINISHED_NAME) or read_download(directory)
+    previous = read_download(directory, UNFINISHED_NAME) or read_download(directory)
     if revision is None:
-        revision = before.revision if before and before.repository == source.repository else "main"
-    with _sentences(source.repository, revision):
+        revision = (
+            previous.revision if previous and previous.repository == source.repository else "main"
+        )
+    with _hub_errors_as_data_errors(source.repository, revision):
         commit, listing = _listing(source.repository, revision)
     chosen = wanted.choose(listing, source, f"{source.repository} at {commit}")
     result = Download(name, source.repository, commit, tuple(chosen))
-    if before is not None:
-        result = _extended(before, result, directory)
+    if previous is not None:
+        result = _extended(previous, result, directory)
+    # Written before the first file, so that a rerun continues with this commit.
     _write_download(directory / UNFINISHED_NAME, result)
     ended = threading.Event()
 
@@ -226,7 +225,7 @@ def download(
             repo_type="dataset",
             revision=commit,
             local_dir=directory,
-            # What is there under this name is not what the hub lists.
+            # A file with this name exists but is not what the hub lists.
             force_download=(directory / file.name).exists(),
         )
 
@@ -234,7 +233,7 @@ def download(
         path = directory / file.name
         if path.exists() and _problem(path, file) is None:
             return
-        with _sentences(source.repository, commit):
+        with _hub_errors_as_data_errors(source.repository, commit):
             repeat(ask, file, note, ended)
         if problem := _problem(path, file):
             path.unlink(missing_ok=True)
@@ -242,7 +241,7 @@ def download(
                 f"{problem} in the listing of {source.repository}; it was removed, download again"
             )
 
-    _all(fetch, list(result.files), workers, report, ended=ended)
+    _fetch_all(fetch, list(result.files), workers, report, ended=ended)
     _write_download(directory / DOWNLOAD_NAME, result)
     (directory / UNFINISHED_NAME).unlink(missing_ok=True)
     return result
@@ -252,11 +251,11 @@ def source_of(name: str, hub_id: str | None) -> HubSource:
     """Return the corpus of a name.
 
     Args:
-        name: a key of SOURCES.
-        hub_id: another repository with the same files; None is the corpus's own.
+        name: Key of SOURCES.
+        hub_id: Another repository with the same files; None is the corpus's own.
 
     Raises:
-        DataError: the name is unknown.
+        DataError: If the name is unknown.
     """
     if name not in SOURCES:
         raise DataError(f"source {name!r} is unknown; known are {', '.join(SOURCES)}")
@@ -267,14 +266,13 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
     """Read DIR/download.json.
 
     Args:
-        directory: where it is.
         name: DOWNLOAD_NAME or UNFINISHED_NAME.
 
     Returns:
-        Its content; None if there is no such file.
+        Content of the file; None if there is none.
 
     Raises:
-        DataError: it is damaged.
+        DataError: If the file is damaged.
     """
     path = directory / name
     if not path.is_file():
@@ -283,23 +281,22 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
 
 
 def find_origin(root: Path) -> dict[str, Any] | None:
-    """Return the origin of the inputs below `root`: its download.json, or one a few levels up."""
+    """Return the origin of the inputs below `root`, by its download.json or one a few levels up."""
     for directory in [root, *root.parents][:_LEVELS]:
-        if found := read_download(directory):
-            return found.origin()
+        if recorded := read_download(directory):
+            return recorded.origin()
     return None
 
 
 def repeat(
     ask: Callable[[RemoteFile], None], file: RemoteFile, note: _Note, ended: threading.Event
 ) -> None:
-    """Ask for a file until it is there, through errors that pass; the last is raised.
+    """Request a file until it is downloaded, through errors that pass; the last error is raised.
 
     Args:
-        ask: fetches the file.
-        file: the file.
-        note: called with a line before each wait.
-        ended: set when nothing more is to be waited for.
+        ask: Request of the file.
+        note: Callback that gets a line before each wait.
+        ended: Event that ends all waiting.
     """
     for wait in _WAITS:
         try:
@@ -315,23 +312,21 @@ def repeat(
 
 
 def passes(error: Exception) -> bool:
-    """Return whether an error may be gone in a minute: of the network, or of a busy hub.
-
-    Args:
-        error: of the hub's client.
-    """
+    """Return whether an error of the hub's client may pass: of the network, or of a busy hub."""
     from huggingface_hub import errors
 
-    causes = [one for one in (error, error.__cause__) if one is not None]
-    if any(isinstance(one, errors.OfflineModeIsEnabled) for one in causes):
+    causes = [cause for cause in (error, error.__cause__) if cause is not None]
+    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
         return False
-    answers = [answer for one in causes if (answer := getattr(one, "response", None)) is not None]
+    answers = [
+        answer for cause in causes if (answer := getattr(cause, "response", None)) is not None
+    ]
     if answers:
         status: int = answers[0].status_code
         return status in _BUSY or status >= 500
     # hf_xet, which fetches large files, knows no other error than RuntimeError.
-    lost = (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError)
-    return any(isinstance(one, lost) for one in causes)
+    transient_errors = (errors.HTTPError, ConnectionError, TimeoutError, RuntimeError)
+    return any(isinstance(cause, transient_errors) for cause in causes)
 
 
 def _write_download(path: Path, download: Download) -> None:
@@ -341,7 +336,7 @@ def _write_download(path: Path, download: Download) -> None:
 
 
 def _extended(old: Download, new: Download, directory: Path) -> Download:
-    """Return `new`, with the files that the directory has of the same commit already."""
+    """Return `new` with the files of the same commit that the directory already has."""
     if (old.repository, old.revision) != (new.repository, new.revision):
         raise DataError(
             f"{directory} holds {old.repository} at {old.revision or 'no commit'}, not "
@@ -352,7 +347,7 @@ def _extended(old: Download, new: Download, directory: Path) -> Download:
 
 
 def _listing(repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
-    """Return (the commit of a revision, its files)."""
+    """Return the commit of a revision and its files."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
@@ -370,7 +365,7 @@ def _listing(repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
 
 
 def _problem(path: Path, file: RemoteFile) -> str | None:
-    """Describe how a file differs from the listing, as a clause; None if it does not."""
+    """Describe the difference between a file and the listing, as a clause; None without one."""
     if not path.is_file():
         return f"{path} is missing, and is"
     size = path.stat().st_size
@@ -390,11 +385,11 @@ def _git_blob_id(path: Path, size: int) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's own words in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _all(
+def _fetch_all(
     action: Callable[[RemoteFile], None],
     files: list[RemoteFile],
     workers: int,
@@ -405,11 +400,10 @@ def _all(
     """Call action(file) for all files on some threads; the first error ends the work.
 
     Args:
-        action: waits by `ended`, so that it ends with the work.
-        files: all of them.
-        workers: number of threads.
-        report: called with (files done, bytes done, bytes in all).
-        ended: set when the work ends.
+        action: Work on one file; its waits end with `ended`.
+        workers: Number of threads.
+        report: Callback that gets (files done, bytes done, bytes in all).
+        ended: Event that is set when the work ends.
     """
     total = sum(file.size for file in files)
     done = size = 0
@@ -427,8 +421,8 @@ def _all(
 
 
 @contextlib.contextmanager
-def _sentences(repository: str, revision: str) -> Iterator[None]:
-    """Turn errors of the hub's client into one sentence each."""
+def _hub_errors_as_data_errors(repository: str, revision: str) -> Iterator[None]:
+    """Turn every error of the hub's client into a DataError of one sentence."""
     from huggingface_hub import errors
 
     try:

@@ -35,11 +35,11 @@ from data_pipeline.sources.discovery import InputFile, RecordKeys
 from data_pipeline.sources.encodings import as_utf8, decoded, likely
 from data_pipeline.sources.formats import Format, format_of
 
-# From here on a document is worth a note: it may be a whole log file or a data dump.
+# Bytes from which a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
 _END_OF_TABLE = "\x03end of the table\x03"
-"""Last row behind a table, which a quote that is never closed takes in."""
+"""Row added behind a table: an unclosed quote swallows it and is noticed by that."""
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
@@ -52,7 +52,7 @@ class Document:
 
     Attributes:
         id: `FILE:LINE` with the input's name, for messages.
-        key: of its record that the text is of; "" where there are no records.
+        key: Key of the record that holds the text; "" for inputs without records.
     """
 
     text: str
@@ -66,10 +66,10 @@ class Reject:
     """Line or row that is unusual.
 
     Attributes:
-        line: its number in the file, from 1.
-        reason: one of those in docs/data-format.md.
-        detail: what exactly is wrong.
-        kept: the document is unusual but usable and follows; otherwise there is none.
+        line: Number of the line in the file, from 1.
+        reason: One of the reasons in docs/data-format.md.
+        detail: What exactly is wrong.
+        kept: Whether the document is usable and follows; otherwise there is none.
     """
 
     line: int
@@ -79,18 +79,17 @@ class Reject:
 
     @property
     def lost(self) -> bool:
-        """Return whether this is not a line but an unreadable part of the file."""
+        """Return whether the reject is an unreadable part of the file instead of a line."""
         return self.reason in LOST
 
 
 class RecordReader:
-    """Iterable over an input: `Document`s and `Reject`s, in order. Blank lines are skipped.
+    """Iterable over the `Document`s and `Reject`s of an input, in order. Blank lines are skipped.
 
-    A file that cannot be read at all is a DataError: a failing disk is not a hostile line.
+    A file that cannot be read at all raises DataError: a failing disk is not a hostile line.
 
     Args:
-        file: the input.
-        keys: where its records hold text and source.
+        keys: Keys of text and source in a record.
     """
 
     def __init__(self, file: InputFile, keys: RecordKeys) -> None:
@@ -98,12 +97,12 @@ class RecordReader:
         self._file = file
         self._keys = keys
         self._stream: HashedStream | None = None
-        self._rows = 0  # of a parquet file
+        self._rows = 0  # only a parquet file knows its number
         self._done = False
         self._sha256: str | None = None
 
     def input_bytes(self) -> int:
-        """Return how many bytes of the input, as it lies on disk, have been read."""
+        """Return the bytes read so far of the input as stored on disk."""
         if self._done:
             return self._file.size
         if self._rows:
@@ -113,30 +112,29 @@ class RecordReader:
     def sha256(self) -> str:
         """Return the SHA-256 of the input.
 
-        After everything has been read this costs no second reading, except of a parquet file on
-        disk.
+        After everything has been read, only a parquet file on disk is read once more for it.
         """
         if self._sha256 is None:
             self._sha256 = hash_of(self._file)
         return self._sha256
 
     def __iter__(self) -> Iterator[Document | Reject]:
-        found = format_of(self._file.name) or Format("lines")
+        file_format = format_of(self._file.name) or Format("lines")
         with refusing(f"read {self._file.path}"):
-            if found.kind == "parquet":
-                with self._whole() as whole:
+            if file_format.kind == "parquet":
+                with self._seekable() as whole:
                     yield from self._parquet(whole)
             else:
                 with self._file.open() as raw:
                     self._stream = stream = HashedStream(raw, self._file.size)
-                    chunks = chunks_of(stream, found.packing)
-                    if found.kind == "lines":
+                    chunks = chunks_of(stream, file_format.packing)
+                    if file_format.kind == "lines":
                         yield from self._json_lines(split_lines(as_utf8(chunks)))
-                    elif found.kind == "text":
+                    elif file_format.kind == "text":
                         yield from self._text(decoded(chunks))
                     else:
                         texts = decoded(chunks, errors="surrogateescape")
-                        yield from self._table(texts, _DELIMITERS[found.kind])
+                        yield from self._table(texts, _DELIMITERS[file_format.kind])
                     self._sha256 = stream.hexdigest()
             self._file.check_unchanged()
         self._done = True
@@ -148,7 +146,7 @@ class RecordReader:
         for line in lines:
             if isinstance(line, DamageError):
                 yield Reject(self.lines + 1, line.reason, line.detail)
-                broken = True  # what follows may begin in the middle of a line
+                broken = True  # the next line may be the end of a broken one
                 continue
             if first:
                 line = line.removeprefix(_UTF8_MARK)
@@ -156,7 +154,7 @@ class RecordReader:
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                if b"\r" in line.strip():  # lines that end as on the old Mac
+                if b"\r" in line.strip():  # line ends of the old Mac
                     yield from self._json_lines(line.split(b"\r"), broken)
                     broken = False
                     continue
@@ -165,19 +163,21 @@ class RecordReader:
                     continue
                 self.lines += 1
                 if line.strip():
-                    yield from self._lenient(line, error)
+                    yield from self._documents_of_bad_json(line, error)
                 continue
             self.lines += 1
             broken = False
-            yield from self._checked(record)
+            yield from self._documents_of_record(record)
 
-    def _lenient(self, line: bytes, error: orjson.JSONDecodeError) -> Iterator[Document | Reject]:
+    def _documents_of_bad_json(
+        self, line: bytes, error: orjson.JSONDecodeError
+    ) -> Iterator[Document | Reject]:
         """Read a line that is not strict JSON: a document if only other fields are to blame."""
         reason, detail = _json_fault(line, error)
         records: list[Document | Reject] = []
         if reason in ("lone_surrogate", "bad_json"):
             with contextlib.suppress(ValueError, RecursionError):
-                records = self._checked(json.loads(line))
+                records = self._documents_of_record(json.loads(line))
         # Half of a surrogate pair in the text itself is not text.
         document = records[-1] if records else None
         if not isinstance(document, Document) or not _is_text(document.text + document.source):
@@ -191,24 +191,25 @@ class RecordReader:
         newlines = io.IncrementalNewlineDecoder(None, translate=True)
         for text in texts:
             if isinstance(text, DamageError):
-                yield from self._parts(cutter.break_off())
+                yield from self._text_documents(cutter.break_off())
                 yield Reject(self.lines + 1, text.reason, text.detail)
                 return
-            yield from self._parts(cutter.feed(newlines.decode(text)))
-        yield from self._parts(cutter.feed(newlines.decode("", final=True), last=True))
+            yield from self._text_documents(cutter.feed(newlines.decode(text)))
+        yield from self._text_documents(cutter.feed(newlines.decode("", final=True), last=True))
 
-    def _parts(self, texts: Iterable[str]) -> Iterator[Document | Reject]:
+    def _text_documents(self, texts: Iterable[str]) -> Iterator[Document | Reject]:
         for text in texts:
             self.lines += 1
-            yield from self._checked_text(text, self._keys.default_source)
+            yield from self._documents_of_text(text, self._keys.default_source)
 
     def _table(
         self, texts: Iterable[str | DamageError], delimiters: str
     ) -> Iterator[Document | Reject]:
-        """Read a table with a header, whatever of the delimiters stands between its fields."""
+        """Read a delimited table with a header row; the delimiter is detected."""
         lost: list[DamageError] = []
         lines = _table_lines(texts, lost)
         first = next((line for line in lines if line.strip()), "")
+        # A document may be longer than csv's default of 128 KiB.
         csv.field_size_limit(sys.maxsize)
         rows = csv.reader(
             itertools.chain([first], lines), delimiter=max(delimiters, key=first.count)
@@ -233,8 +234,8 @@ class RecordReader:
     def _row(self, names: Sequence[str], fields: Sequence[str]) -> list[Document | Reject]:
         row = "".join(fields)
         if not _is_text(row):
-            said = likely(row.encode(errors="surrogateescape"))
-            return [Reject(self.lines, "invalid_utf8", f"the row is not valid UTF-8; {said}")]
+            guess = likely(row.encode(errors="surrogateescape"))
+            return [Reject(self.lines, "invalid_utf8", f"the row is not valid UTF-8; {guess}")]
         record = {name: field for name, field in zip(names, fields, strict=False) if name}
         short = len(fields) < len(names) and all(
             _look_up(record, key) is None for key in self._keys.text_keys
@@ -242,7 +243,7 @@ class RecordReader:
         if short or any(fields[len(names) :]):
             detail = f"the row has {len(fields):,} fields, the header {len(names):,}"
             return [Reject(self.lines, "bad_row", detail)]
-        return self._checked(record)
+        return self._documents_of_record(record)
 
     def _require_text(self, names: Sequence[str]) -> None:
         """Raise NoTextColumn if no column of these names may hold the text."""
@@ -253,7 +254,7 @@ class RecordReader:
             )
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[Path | BinaryIO]:
+    def _seekable(self) -> Iterator[Path | BinaryIO]:
         """Open a seekable file for pyarrow: the input, or an object's bytes, fetched once."""
         path = self._file.path
         if isinstance(path, Path):
@@ -281,41 +282,41 @@ class RecordReader:
                 for batch in table.iter_batches(_PARQUET_ROWS, columns=paths):
                     yield from self._parquet_rows(batch)
                 if self.lines < rows:
-                    came = f"{self.lines:,} of {rows:,} rows came"
-                    yield Reject(self.lines + 1, "damaged", f"{came}; the others are lost")
+                    rows_read = f"{self.lines:,} of {rows:,} rows came"
+                    yield Reject(self.lines + 1, "damaged", f"{rows_read}; the others are lost")
         except (pyarrow.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None:
-                raise  # the disk's; pyarrow's own for damaged pages have no number
-            # pyarrow tells a file that was cut short from other damage in no stable way.
+                raise  # by the disk; pyarrow's errors for damaged pages have no errno
+            # pyarrow has no stable way to tell a truncated file from other damage.
             detail = f"{str(error).splitlines()[0]}; what follows is lost"
             yield Reject(self.lines + 1, "damaged", detail)
 
     def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
-        named = list(zip(batch.schema.names, batch.columns, strict=True))
+        columns = list(zip(batch.schema.names, batch.columns, strict=True))
         for number in range(batch.num_rows):
             self.lines += 1
             try:
-                record = {name: column[number].as_py() for name, column in named}
+                record = {name: column[number].as_py() for name, column in columns}
             except UnicodeDecodeError as error:
                 yield Reject(self.lines, "invalid_utf8", str(error))
                 continue
             except (ValueError, OverflowError) as error:
                 yield Reject(self.lines, "bad_row", f"a value that Python does not have: {error}")
                 continue
-            yield from self._checked(record)
+            yield from self._documents_of_record(record)
 
-    def _checked(self, record: Any) -> list[Document | Reject]:
-        found = {key: _look_up(record, key) for key in self._keys.text_keys}
-        found = {key: value for key, value in found.items() if value is not None}
-        if not found:
-            there = (
+    def _documents_of_record(self, record: Any) -> list[Document | Reject]:
+        texts = {key: _look_up(record, key) for key in self._keys.text_keys}
+        texts = {key: value for key, value in texts.items() if value is not None}
+        if not texts:
+            other_keys = (
                 f", which has {', '.join(record)}" if isinstance(record, dict) and record else ""
             )
-            detail = f"no {_either(self._keys.text_keys)} in the record{there}"
+            detail = f"no {_either(self._keys.text_keys)} in the record{other_keys}"
             return [Reject(self.lines, "missing_text", detail)]
-        full = (key for key, value in found.items() if value and isinstance(value, str))
-        key = next(full, next(iter(found)))
-        text = found[key]
+        keys_with_text = (key for key, value in texts.items() if value and isinstance(value, str))
+        key = next(keys_with_text, next(iter(texts)))
+        text = texts[key]
         source = _look_up(record, self._keys.source)
         if not isinstance(text, str):
             detail = f'"{key}" is {type(text).__name__}, not a string'
@@ -323,9 +324,9 @@ class RecordReader:
         if source is not None and (not isinstance(source, str) or not source):
             detail = f'"{self._keys.source}" is not a non-empty string'
             return [Reject(self.lines, "bad_source", detail)]
-        return self._checked_text(text, source or self._keys.default_source, key)
+        return self._documents_of_text(text, source or self._keys.default_source, key)
 
-    def _checked_text(self, text: str, source: str, key: str = "") -> list[Document | Reject]:
+    def _documents_of_text(self, text: str, source: str, key: str = "") -> list[Document | Reject]:
         if not text:
             return [Reject(self.lines, "empty_text", "the text is empty")]
         document = Document(text, source, f"{self._file.name}:{self.lines}", key)
@@ -333,17 +334,12 @@ class RecordReader:
 
 
 def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
-    """Iterate over the usable documents of an input; rejects are skipped.
-
-    Args:
-        file: the input.
-        keys: where its records hold text and source.
-    """
+    """Iterate over the usable documents of an input; rejects are skipped."""
     return (record for record in RecordReader(file, keys) if isinstance(record, Document))
 
 
 def _look_up(record: Any, key: str) -> Any:
-    """Return the value of a key: of that very name, else with a dot one object down."""
+    """Return the value of a key: under that very name, else one object down at a dot."""
     if isinstance(record, list):  # a MAP of parquet comes as pairs
         pairs = (pair for pair in record if isinstance(pair, tuple) and len(pair) == 2)
         record = {name: value for name, value in pairs if isinstance(name, str)}
@@ -359,13 +355,13 @@ def _look_up(record: Any, key: str) -> Any:
 
 
 def _either(keys: Sequence[str]) -> str:
-    """Return keys as words: "a", "b" or "c"."""
+    """Join keys as words: "a", "b" or "c"."""
     quoted = [f'"{key}"' for key in keys]
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def _table_lines(texts: Iterable[str | DamageError], lost: list[DamageError]) -> Iterator[str]:
-    """Yield the lines of a table with their ends, and the end of the table; note what is lost."""
+    """Yield the lines of a table with their ends, then _END_OF_TABLE; add damage to `lost`."""
     rest = ""
     for text in texts:
         if isinstance(text, DamageError):
@@ -380,21 +376,21 @@ def _table_lines(texts: Iterable[str | DamageError], lost: list[DamageError]) ->
 
 
 def _paths(field: Any, keys: Sequence[str], above: str = "") -> Iterator[str]:
-    """Yield the paths of a parquet field that may hold values of keys; of a struct, no others.
+    """Yield the paths of a parquet field that may hold values of the keys.
 
     Args:
-        field: of pyarrow's schema.
-        keys: relative to the struct that the field is of.
-        above: path of that struct, with a dot behind.
+        field: Field of pyarrow's schema.
+        keys: Keys relative to the struct that contains the field.
+        above: Path of that struct, with a dot behind.
     """
     import pyarrow
 
-    mine = [key for key in keys if _may_hold(field.name, key)]
+    inner_keys = [key for key in keys if _may_hold(field.name, key)]
     path = f"{above}{field.name}"
-    if pyarrow.types.is_struct(field.type) and field.name not in mine:
+    if pyarrow.types.is_struct(field.type) and field.name not in inner_keys:
         for inner in field.type:
-            yield from _paths(inner, [key[len(field.name) + 1 :] for key in mine], f"{path}.")
-    elif mine:
+            yield from _paths(inner, [key[len(field.name) + 1 :] for key in inner_keys], f"{path}.")
+    elif inner_keys:
         yield path
 
 
@@ -404,7 +400,7 @@ def _may_hold(column: str, key: str) -> bool:
 
 
 def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """Return (reason, detail) of a line that is not JSON. Slow, and only for such lines."""
+    """Return (reason, detail) of a line that is not JSON; slow, so only for such lines."""
     try:
         line.decode()
     except UnicodeDecodeError as fault:
@@ -433,6 +429,7 @@ def _is_text(text: str) -> bool:
 
 def _oddities(text: str) -> list[tuple[str, str]]:
     """Return (reason, detail) of everything unusual in a usable text."""
+    # A character has at most four bytes: most texts need no encoding to be known as short.
     if len(text) < LONG_BYTES // 4 and text.isascii() and "\x00" not in text:
         return []
     oddities = []

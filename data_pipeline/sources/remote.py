@@ -1,6 +1,6 @@
 """Objects of a store as inputs, and streams of their bytes.
 
-An object is read in blocks, each a request of its own, so a connection that breaks costs a block.
+An object is read in blocks, one request each, so a broken connection costs one block.
 The size and the version that the store states at the beginning must be the same before and after
 the object is read.
 """
@@ -30,9 +30,9 @@ class RemoteObject:
     """Object of a store.
 
     Attributes:
-        url: where it is.
-        size: bytes.
-        version: the store's name for the content; empty if the store has none.
+        url: URL of the object.
+        size: Bytes.
+        version: Store's name for the content; empty if the store has none.
     """
 
     url: str
@@ -56,29 +56,29 @@ class RemoteObject:
         """Compare the size and version that the store states with those at discovery.
 
         Raises:
-            DataError: the object is gone, or has changed.
+            DataError: If the object is gone or has changed.
         """
         if _COMMIT.search(self.url):
             return  # what a commit holds never changes
         size, version = stated(information(self.url))
-        for what, now, before in (("size", size, self.size), ("version", version, self.version)):
-            if now != before:
+        for key, now, old in (("size", size, self.size), ("version", version, self.version)):
+            if now != old:
                 raise DataError(
-                    f"input {self.url} changed while it was being worked on: its {what} is {now}, "
-                    f"it was {before}; restore it, or choose another --out"
+                    f"input {self.url} changed while it was being worked on: its {key} is {now}, "
+                    f"it was {old}; restore it, or choose another --out"
                 )
 
 
 class RemoteStream(io.RawIOBase):
-    """Stream of an object's bytes, one block in memory.
+    """Stream of an object's bytes that holds one block in memory.
 
-    Reading raises DataError if a block cannot be had in spite of `stores.PATIENCE`.
+    Reading raises DataError if `stores.PATIENCE` ends before a block arrives.
     """
 
     def __init__(self, remote: RemoteObject) -> None:
         self._remote = remote
         self._position = 0
-        self._first = 0  # where the block begins
+        self._first = 0  # position of the block
         self._block = b""
 
     def readable(self) -> bool:
@@ -94,8 +94,8 @@ class RemoteStream(io.RawIOBase):
         """Move the position.
 
         Args:
-            offset: bytes.
-            whence: from where, as in `io.IOBase.seek`.
+            offset: Bytes.
+            whence: Base of the offset, as in `io.IOBase.seek`.
         """
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._remote.size}[whence]
         self._position = max(0, base + offset)

@@ -1,8 +1,8 @@
 """Samples of documents that depend neither on their order nor on how files group them.
 
-Every document has a number that follows from its text and a seed. A sample is the documents with
-the lowest numbers. So the sample is spread over all files and sources as the text is, and a
-document that is there twice is in the sample once or not at all.
+Every document has a number that follows from its text and a seed. A sample consists of the
+documents with the lowest numbers, so it is spread over all files and sources as the text is, and
+contains a duplicated document at most once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections import Counter
 
 
 def sample_number(text: bytes, seed: int = 0, purpose: bytes = b"sample") -> float:
-    """Return a text's number, from 0 to 1.
+    """Return the number of a text (UTF-8), from 0 to 1.
 
-    It is independent of the number that decides the text's split.
+    The number is independent of the one that decides the text's split.
 
     Args:
-        text: the text, as UTF-8.
-        seed: another seed gives other numbers.
-        purpose: numbers for different purposes are independent; at most 16 bytes.
+        seed: Seed of the numbers.
+        purpose: Purpose of the numbers, at most 16 bytes; different purposes have independent
+            numbers.
     """
     salt = seed.to_bytes(8, "little")
     digest = hashlib.blake2b(text, digest_size=8, salt=salt, person=purpose).digest()
@@ -31,22 +31,21 @@ class LowestNumbers:
     """Sample of the added texts with the lowest numbers.
 
     Args:
-        budget: bytes that the texts of the sample have together, at least.
+        budget: Least bytes of all texts of the sample together.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._heap: list[tuple[float, bytes, str]] = []  # the largest number first
+        self._heap: list[tuple[float, bytes, str]] = []  # numbers negated: the largest is on top
         self._numbers: set[float] = set()
         self._bytes = 0
 
     def add(self, number: float, text: bytes, source: str) -> None:
-        """Add a text, and drop those that are no longer needed.
+        """Add a text, and drop texts that are no longer needed.
 
         Args:
-            number: the text's `sample_number`.
-            text: the text, as UTF-8.
-            source: its source's name.
+            number: `sample_number` of the text.
+            text: Text, as UTF-8.
         """
         full = self._bytes >= self._budget
         if number in self._numbers or (full and number > -self._heap[0][0]):
@@ -71,7 +70,7 @@ class LowestNumbers:
         return [text.decode() for _, text, _ in sorted(self._heap, reverse=True)]
 
     def bytes_by_source(self) -> dict[str, int]:
-        """Return the bytes of the sample by source."""
+        """Return the bytes of the sample for each source."""
         sizes: Counter[str] = Counter()
         for _, text, source in self._heap:
             sizes[source] += len(text)

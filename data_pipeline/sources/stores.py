@@ -1,9 +1,8 @@
 """Requests to the stores of inputs, through fsspec: s3://, https:// and hf://.
 
-A request has a time limit and is made again, with growing pauses, while the network fails. (s3fs
-retries by itself; fsspec's HTTP does not.) Errors are the same sentences for all
-stores. Keys, endpoints and proxies come from the environment, as each store's own library reads
-them.
+A request has a time limit and is repeated, with growing pauses, while the network fails. (s3fs
+retries by itself; fsspec's HTTP does not.) Errors are the same sentences for all stores. Keys,
+endpoints and proxies come from the environment, as each store's own library reads them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from data_pipeline.errors import DataError, needs_extra
 
 _T = TypeVar("_T")
 
-# Each store's key for an object's version; a date of change only where there is nothing better.
+# Keys of an object's version in the stores; the date of change is the last resort.
 _VERSIONS = ("ETag", "etag", "blob_id", "Last-Modified")
-# The extra to install, by scheme, and how its library is given keys.
+# The extra to install, and how its library gets credentials, by scheme.
 _EXTRAS = MappingProxyType({"s3": "s3", "http": "http", "https": "http", "hf": "hub"})
 _KEYS = MappingProxyType(
     {
@@ -31,19 +30,19 @@ _KEYS = MappingProxyType(
 )
 _NO_KEYS = ("NoCredentialsError", "PartialCredentialsError")
 WEB = ("http", "https")
-# Answers that a second request may well change, of those that blame the request.
+# Statuses below 500 after which a second request may succeed.
 _PASSING_STATUS = (408, 425, 429)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits of a request. Six attempts take about 16 s and the requests' own time.
+    """Limits of a request; six attempts take about 16 s plus the time of the requests.
 
     Attributes:
-        attempts: how often it is made.
-        first_pause: seconds of pause after the first failure; each further pause is twice as long.
-        seconds: limit of one attempt.
-        listing_seconds: limit of a whole listing, which is a request for every thousand objects.
+        attempts: Number of attempts.
+        first_pause: Seconds of pause after the first failure; each further pause is twice as long.
+        seconds: Limit of one attempt.
+        listing_seconds: Limit of a whole listing, which takes one request per thousand objects.
     """
 
     attempts: int = 6
@@ -59,12 +58,12 @@ def scheme_of(url: str) -> str:
     """Return the scheme of a URL, `s3` of `s3://bucket/key`.
 
     Raises:
-        DataError: it is unknown.
+        DataError: If the scheme is unknown.
     """
     scheme = url.partition("://")[0]
     if scheme not in _EXTRAS:
-        known = ", ".join(f"{one}://" for one in _EXTRAS)
-        raise DataError(f"input {url}: {scheme}:// is unknown; known are {known}")
+        known_schemes = ", ".join(f"{name}://" for name in _EXTRAS)
+        raise DataError(f"input {url}: {scheme}:// is unknown; known are {known_schemes}")
     return scheme
 
 
@@ -72,7 +71,7 @@ def filesystem(url: str) -> Any:
     """Open fsspec's file system for a URL; listings are not cached, since objects change.
 
     Raises:
-        DataError: a package is missing, or the file of a key cannot be used.
+        DataError: If a package is missing, or a file of credentials cannot be used.
     """
     scheme = scheme_of(url)
     try:
@@ -89,7 +88,7 @@ def filesystem(url: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         local = isinstance(error, FileNotFoundError | PermissionError | ValueError | KeyError)
         if not local:
-            raise  # the network's
+            raise  # an error of the network
         reason = " ".join(str(error).split())
         keys = _KEYS.get(scheme, "see docs/data.md")
         raise DataError(
@@ -101,9 +100,9 @@ def call(seconds: float, name: str, url: str, **options: Any) -> Any:
     """Call a method of the file system, with a time limit.
 
     Args:
-        seconds: the limit; hf:// has limits of its own for every wait.
-        name: the method.
-        url: its first argument.
+        seconds: Limit; hf:// has its own limits for every wait.
+        name: Name of the method.
+        url: First argument of the method.
         **options: the others.
     """
     store = filesystem(url)
@@ -133,14 +132,14 @@ def pinned(url: str) -> str:
 
 
 def listing(url: str) -> dict[str, dict[str, Any]]:
-    """List the objects of a prefix or pattern: by path, what fsspec states."""
+    """List the objects of a prefix or pattern, with what fsspec states, by path."""
 
     def once() -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
         how = "glob" if has_pattern(url) else "find"
         entries = call(PATIENCE.listing_seconds, how, url, detail=True)
         files = {path: entry for path, entry in entries.items() if entry["type"] == "file"}
-        # Consoles make folders as empty objects named `…/`.
+        # Web consoles create folders as empty objects named `…/`.
         return {
             path: entry
             for path, entry in files.items()
@@ -156,7 +155,7 @@ def has_pattern(url: str) -> bool:
 
 
 def information(url: str) -> dict[str, Any]:
-    """Return what fsspec states of an object."""
+    """Return what fsspec states about an object."""
 
     def once() -> dict[str, Any]:
         filesystem(url).invalidate_cache()
@@ -167,7 +166,7 @@ def information(url: str) -> dict[str, Any]:
 
 
 def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
-    """Return (size in bytes, version) of an object, from what fsspec states."""
+    """Return (size in bytes, version) of an object, from what fsspec states about it."""
     if (lfs := entry.get("lfs")) is not None:
         return entry.get("size"), str(lfs["sha256"])
     version = next((str(entry[key]).strip('"') for key in _VERSIONS if entry.get(key)), "")
@@ -175,14 +174,14 @@ def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
 
 
 def ask(url: str, request: Callable[[], _T]) -> _T:
-    """Make a request, again with growing pauses while the network fails, and return its answer.
+    """Make a request, repeat it with growing pauses while the network fails, and return its answer.
 
     Args:
-        url: what is asked for.
-        request: makes one attempt.
+        url: URL of the object, for messages.
+        request: One attempt.
 
     Raises:
-        DataError: there is no such object, it may not be read, or the network keeps failing.
+        DataError: If there is no such object, it may not be read, or the network keeps failing.
     """
     started = time.monotonic()
     pause = PATIENCE.first_pause
@@ -193,7 +192,7 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
             raise
         except Exception as raised:  # every store's library has errors of its own
             error = raised
-            # fsspec's HTTP raises this for whatever a server answers, and if none answers.
+            # fsspec's HTTP raises FileNotFoundError for any failure, even if no server answers.
             if scheme_of(url) in WEB and isinstance(raised, FileNotFoundError):
                 error = raised.__cause__ if isinstance(raised.__cause__, Exception) else raised
             if (sentence := _final(url, error)) is not None:
@@ -211,7 +210,7 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
 
 
 def _final(url: str, error: Exception) -> str | None:
-    """Describe an error that asking again would not change; None for any other."""
+    """Describe an error that a repeated request would not change; None for any other."""
     scheme = scheme_of(url)
     keys = _KEYS.get(scheme, "the server needs credentials; download it first")
     status = _status_of(error)
@@ -228,7 +227,7 @@ def _final(url: str, error: Exception) -> str | None:
 
 
 def _status_of(error: Exception) -> int | None:
-    """Return the HTTP status of the answer behind an error, as each store's library states it."""
+    """Return the HTTP status behind an error, as each store's library states it."""
     answer = getattr(error, "response", None)
     stated = (
         getattr(error, "status", None),

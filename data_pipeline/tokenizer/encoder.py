@@ -1,9 +1,9 @@
 """Encoders from texts to token ids: the tokenizer's own program, and gigatoken if ids are equal.
 
-gigatoken encodes SentencePiece BPE models many times as fast as SentencePiece, and this is the only
-module that knows gigatoken; without the package everything works, more slowly. gigatoken may take a
-reserved piece that is written out in a text (`</s>`) for the control piece, so such texts are left
-to SentencePiece.
+gigatoken encodes SentencePiece BPE models many times as fast as SentencePiece. Only this module
+knows gigatoken; without the package everything works, more slowly. gigatoken may mistake a reserved
+piece that is written out in a text (`</s>`) for the control piece, so SentencePiece encodes such
+texts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from data_pipeline.tokenizer.tokenizer import Tokenizer, changes_text, open_toke
 
 ENGINES = ("auto", "gigatoken", "sentencepiece")
 
-# gigatoken remembers every word that it has seen, without a limit. When the process has grown by
-# this much, the encoder is made anew (0.05 s, and it learns again: 2 ms a MB of text, if that were
+# gigatoken caches every word that it has seen, without a limit. When the process has grown by this
+# much, the encoder is made anew (0.05 s; filling the cache again costs 2 ms a MB of text if done
 # every 64 MiB) ...
 _MOST_MEMORY = 192 << 20
-# ... but not before it has encoded so much text, for a process may be large for other reasons.
-# Words that are all different, the worst case, take seven times as much memory as text.
+# ... but not before it has encoded this much text: a process may be large for other reasons. In the
+# worst case, all words different, the cache takes seven times the memory of the text.
 _RENEW_AFTER = 64 << 20
-# How reserved byte pieces begin; there are 256 of them.
+# Beginning of the 256 reserved byte pieces.
 _BYTE_PIECES = "<0x"
 
 
@@ -41,8 +41,8 @@ class Encoded:
     """Token ids of a batch of documents, each ended by the end-of-document id.
 
     Attributes:
-        ids: [tokens] int32, of one document after the other.
-        lengths: [documents] int32, tokens of each document, its end included.
+        ids: [tokens] int32, ids of one document after the other.
+        lengths: [documents] int32, tokens of each document, its end-of-document id included.
     """
 
     ids: npt.NDArray[np.int32]
@@ -53,8 +53,8 @@ class Encoded:
         """Join the ids of every document.
 
         Args:
-            documents: the ids of each, int32.
-            eod_id: id to put behind each.
+            documents: Ids of each document, int32.
+            eod_id: Id to append to each document.
         """
         end = np.array([eod_id], dtype=np.int32)
         ids = [part for document in documents for part in (document, end)]
@@ -62,22 +62,25 @@ class Encoded:
         return cls(np.concatenate([end[:0], *ids]), lengths)
 
     def document(self, number: int) -> npt.NDArray[np.int32]:
-        """Return a document without its end, as a part of `ids`."""
+        """Return a document without its end, as a view of `ids`."""
         start = int(self.lengths[:number].sum(dtype=np.int64))
         return self.ids[start : start + int(self.lengths[number]) - 1]
 
     def documents(self) -> list[npt.NDArray[np.int32]]:
-        """Return every document without its end, as parts of `ids`."""
+        """Return every document without its end, as views of `ids`."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         starts = ends - self.lengths
-        return [self.ids[a : b - 1] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return [
+            self.ids[start : end - 1]
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
 
 
 class GigatokenEncoder:
     """Encoder of batches of texts by gigatoken, in one thread.
 
     Args:
-        model: a model for which `why_not` returns no reason.
+        model: Model for which `why_not` returns no reason.
     """
 
     def __init__(self, model: Path) -> None:
@@ -86,7 +89,7 @@ class GigatokenEncoder:
         proto = read_model(model)
         self.label = f"gigatoken {importlib.metadata.version('gigatoken')}"
         reserved = (p.piece for p in proto.pieces if p.type in (p.CONTROL, p.UNKNOWN))
-        # One search for all: four times as fast as a search for each.
+        # One search for all pieces is four times as fast as one for each.
         self._reserved = re.compile("|".join(map(re.escape, (_BYTE_PIECES, *reserved))).encode())
         separator = _separator(proto)
         assert separator is not None
@@ -102,19 +105,18 @@ class GigatokenEncoder:
     def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
         """Encode texts (UTF-8) that `takes` accepts.
 
-        All are encoded in one call, with a control piece behind each that none of them holds:
-        gigatoken makes its id of that piece and begins anew, so that an array for every text and
-        their joining are saved.
+        All texts are encoded in one call, each followed by a control piece that none of them
+        contains: gigatoken encodes the piece as its id and starts afresh. This saves an array per
+        text and the joining.
 
         Args:
-            texts: the texts.
-            eod_id: id that ends each.
+            eod_id: Id that ends each text.
         """
         if self._bytes >= _RENEW_AFTER and self._is_large():
             self._renew()
         joined = self._between.join([*texts, b""])
         self._bytes += len(joined)
-        # As int32, which the ids of other programs are: they go into one array.
+        # As int32, the type of the ids of other programs: all go into one array.
         ids = self._backend.encode(joined).view(np.int32)
         ends = np.flatnonzero(ids == self._between_id)
         if len(ends) != len(texts):
@@ -126,6 +128,7 @@ class GigatokenEncoder:
     def _renew(self) -> None:
         from gigatoken import Tokenizer
 
+        # Free the old encoder before the new one is made.
         self._backend: Any = None
         self._backend = Tokenizer.from_json(self._json).backend
         self._bytes = 0
@@ -140,8 +143,8 @@ class Encoder:
     """Encoder of batches of texts in one thread: the worker processes are the parallelism.
 
     Args:
-        reference: the tokenizer in its own program.
-        fast: gigatoken, where the model allows it.
+        reference: Tokenizer in its own program.
+        fast: gigatoken, if the model allows it.
     """
 
     def __init__(self, reference: Tokenizer, fast: GigatokenEncoder | None = None) -> None:
@@ -158,21 +161,20 @@ class Encoder:
         """Encode texts (UTF-8).
 
         Args:
-            texts: the texts.
-            eod_id: id that ends each.
-            quick: `self.quick(texts)`, if it is known.
+            eod_id: Id that ends each text.
+            quick: Result of `self.quick(texts)`; None computes it.
         """
         quick = self.quick(texts) if quick is None else quick
         if self.fast is not None and all(quick):
             return self.fast.encode(texts, eod_id)
-        others = [
+        slow_texts = [
             text.decode() for text, is_quick in zip(texts, quick, strict=True) if not is_quick
         ]
-        by_reference = iter(self.reference.encode(others))
+        by_reference = iter(self.reference.encode(slow_texts))
         by_fast: Iterator[IdArray] = iter(())
         if self.fast is not None:
-            ours = [text for text, is_quick in zip(texts, quick, strict=True) if is_quick]
-            by_fast = iter(self.fast.encode(ours, eod_id).documents())
+            quick_texts = [text for text, is_quick in zip(texts, quick, strict=True) if is_quick]
+            by_fast = iter(self.fast.encode(quick_texts, eod_id).documents())
         return Encoded.of(
             [next(by_fast if is_quick else by_reference) for is_quick in quick], eod_id
         )
@@ -182,22 +184,20 @@ def open_encoder(path: Path, name: str = "auto") -> Encoder:
     """Open the encoder of a tokenizer; DataError if it cannot be used.
 
     Args:
-        path: the tokenizer.
-        name: one of ENGINES.
+        name: One of ENGINES.
     """
     reference = open_tokenizer(path)
     return Encoder(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))
 
 
 def why_not_fast(path: Path, name: str = "auto") -> str:
-    """Return why a tokenizer is left to its own program, as a clause; empty if it is not.
+    """Return, as a clause, why gigatoken is not used for a tokenizer; empty if it is.
 
     Args:
-        path: the tokenizer.
-        name: one of ENGINES.
+        name: One of ENGINES.
 
     Raises:
-        DataError: there is no such engine, or the tokenizer cannot be used with it.
+        DataError: If there is no such engine, or the tokenizer cannot be used with it.
     """
     if name not in ENGINES:
         raise DataError(f"--engine {name!r} is unknown; known are {', '.join(ENGINES)}")
@@ -213,7 +213,7 @@ def why_not_fast(path: Path, name: str = "auto") -> str:
 
 
 def why_not(model: Path) -> str:
-    """Return why a tokenizer cannot be given to gigatoken, as a clause; empty if it can."""
+    """Return, as a clause, why gigatoken cannot use a tokenizer; empty if it can."""
     if model.suffix == ".json":
         return f"{model} is not a SentencePiece model"
     proto = read_model(model)
@@ -239,8 +239,8 @@ def why_not(model: Path) -> str:
 def _separator(proto: Any) -> tuple[bytes, int] | None:
     """Return a control piece and its id, to put between texts.
 
-    No beginning of the piece is an end of it. So if something that begins in a text ends in the
-    piece behind that text, fewer pieces are found than were put there.
+    No proper prefix of the piece is also its suffix. So if a piece that begins in a text reaches
+    into the separator behind it, fewer separators are found than were put in.
     """
     for number, piece in enumerate(proto.pieces):
         content = piece.piece.encode()
@@ -251,7 +251,7 @@ def _separator(proto: Any) -> tuple[bytes, int] | None:
 
 
 def _resident_bytes() -> int | None:
-    """Return the memory of this process, if the system tells."""
+    """Return the resident memory of this process; None if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as stream:
             return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

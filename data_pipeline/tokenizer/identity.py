@@ -24,15 +24,15 @@ class TokenizerIdentity:
     """Identity of a tokenizer: its hash and its reserved ids, -1 if it has no such id.
 
     Attributes:
-        file: name of its file.
-        sha256: hash of the file.
-        vocab_size: number of ids.
+        file: Name of the tokenizer's file.
+        sha256: SHA-256 of the file.
+        vocab_size: Number of ids.
         model_type: SentencePiece's type, or HUGGING_FACE.
-        unk_id: id of unknown text.
-        bos_id: id of a beginning.
-        eos_id: id of an end.
-        pad_id: id of padding.
-        eod_id: id that ends every document.
+        unk_id: Id of unknown text.
+        bos_id: Id of a beginning.
+        eos_id: Id of an end.
+        pad_id: Id of padding.
+        eod_id: Id that ends every document.
     """
 
     file: str

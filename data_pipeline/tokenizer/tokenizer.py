@@ -1,7 +1,7 @@
 """Tokenizers as the pipeline uses them: load, identify, encode, decode, and find lost text.
 
 A tokenizer that `train-tokenizer` made loses nothing (see `train`). Any other SentencePiece model,
-or a `tokenizer.json` of Hugging Face, can be chosen too, and text may only be lost deliberately.
+or a `tokenizer.json` of Hugging Face, can be used too; text is lost only if the user allows it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tokenizer(abc.ABC):
     """Tokenizer in its own program: the reference for every faster encoder.
 
     Attributes:
-        label: the program and its version.
-        lossless: every text but one with a literal U+2581 decodes to itself.
+        label: Program and its version.
+        lossless: Whether every text decodes to itself, a literal U+2581 aside.
     """
 
     label: str
@@ -56,12 +56,11 @@ class Tokenizer(abc.ABC):
         """Return the numbers of the texts that do not decode to themselves.
 
         Args:
-            texts: the texts.
-            ids: the ids of each.
+            ids: Ids of each text.
         """
         decoded = (self.decode(document.tolist()) for document in ids)
         pairs = enumerate(zip(texts, decoded, strict=True))
-        return [number for number, (text, again) in pairs if again != text]
+        return [number for number, (text, round_trip) in pairs if round_trip != text]
 
     def survivor(self, text: str) -> str:
         """Return the part of a text that encoding and decoding keeps."""
@@ -93,8 +92,7 @@ class SentencePieceTokenizer(Tokenizer):
         is lost.
 
         Args:
-            texts: the texts.
-            ids: the ids of each.
+            ids: Ids of each text.
         """
         if self._keeps_text:
             unknown = self._processor.unk_id()
@@ -108,8 +106,8 @@ class SentencePieceTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer of a tokenizer.json, by the package `tokenizers` (an extra).
 
-    Its rules are not known, so every text is compared to see what is lost. Special tokens that are
-    written out in a text stay text, and none is added.
+    The rules of the tokenizer are unknown, so every text is compared to see what is lost. Special
+    tokens that are written out in a text stay text, and none is added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,9 +115,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self.label = f"tokenizers {version}"
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        # One after the other: a batch would start a thread for every core.
+        # Texts are encoded one by one: a batch would start a thread for every core.
         encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -135,7 +133,7 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     """Load a SentencePiece model.
 
     Raises:
-        DataError: the file is not one, or has no end-of-document id.
+        DataError: If the file is no SentencePiece model, or has no end-of-document id.
     """
     with refusing(f"read tokenizer {path}"):
         content = path.read_bytes()
@@ -172,12 +170,12 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
     """Identify a tokenizer.
 
     Args:
-        path: a SentencePiece model or a tokenizer.json.
-        allow_lossy: whether the tokenizer may rewrite text.
-        eod_token: what ends documents; empty is the token that the tokenizer itself names.
+        path: SentencePiece model or tokenizer.json.
+        allow_lossy: Whether the tokenizer may rewrite text.
+        eod_token: Token that ends documents; empty takes the one that the tokenizer names.
 
     Raises:
-        DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
+        DataError: If the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
     """
     if path.suffix == ".json":
         return _identify_huggingface(path, eod_token)
@@ -207,13 +205,13 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
 def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
     """Identify a tokenizer.json, whose end is `eod_token` or named in tokenizer_config.json."""
     tokenizer, _ = _load_huggingface(path)
-    names = _named(path.with_name(_CONFIG_NAME))
+    names = _special_tokens(path.with_name(_CONFIG_NAME))
     if not (eod := eod_token or names.get("eos_token", "")):
         raise DataError(f"no {_CONFIG_NAME} beside {path} names an eos_token; give --eod-token")
 
     def number(token: str) -> int:
-        known = tokenizer.token_to_id(token) if token else None
-        return -1 if known is None else int(known)
+        token_id = tokenizer.token_to_id(token) if token else None
+        return -1 if token_id is None else int(token_id)
 
     if number(eod) < 0:
         raise DataError(f"--eod-token {eod!r} is not a token of {path}")
@@ -232,7 +230,7 @@ def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
 
 
 def _load_huggingface(path: Path) -> tuple[Any, str]:
-    """Return (the tokenizer, the package's version)."""
+    """Return the tokenizer and the version of the package."""
     with needs_extra(str(path), "tokenizers"):
         import tokenizers
     try:
@@ -248,7 +246,7 @@ def _load_huggingface(path: Path) -> tuple[Any, str]:
     return tokenizer, str(tokenizers.__version__)
 
 
-def _named(path: Path) -> dict[str, str]:
+def _special_tokens(path: Path) -> dict[str, str]:
     """Return the special tokens that a tokenizer_config.json names."""
     if not path.is_file():
         return {}
@@ -262,14 +260,10 @@ def _named(path: Path) -> dict[str, str]:
 
 
 def check_report(model: Path, identity: TokenizerIdentity) -> None:
-    """Compare a model with the report of its training that lies beside it, if one does.
-
-    Args:
-        model: the tokenizer.
-        identity: its identity.
+    """Compare a model with the report of its training beside it, if there is one.
 
     Raises:
-        DataError: the report is of another model.
+        DataError: If the report is of another model.
     """
     path = model.with_suffix(".json")
     if model == path:

@@ -46,9 +46,9 @@ from data_pipeline.sources.sampling import LowestNumbers, sample_number
 MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 
-# The trainer drops "sentences" over 4,192 bytes without a word: feed lines, cut below that.
+# The trainer silently drops "sentences" over 4,192 bytes, so it gets lines that are cut below that.
 _MAX_LINE_BYTES = 4000
-# The trained scores depend on the number of threads: a constant, not the machine's core count.
+# The trained scores depend on the number of threads, so it is not the machine's core count.
 _TRAINER_THREADS = 4
 _LOSSLESS: Mapping[str, Any] = MappingProxyType(
     {
@@ -65,13 +65,14 @@ _LOSSLESS: Mapping[str, Any] = MappingProxyType(
         "num_threads": _TRAINER_THREADS,
     }
 )
-# Scores are rounded to multiples of 1/this: sums of them are then exact in float32 and float64, so
-# that another program's tokenizer breaks ties as SentencePiece does.
+# Scores are rounded to multiples of 1/_SCORE_STEPS: their sums are then exact in float32 and
+# float64, and another program's tokenizer breaks ties as SentencePiece does.
 _SCORE_STEPS = 64
 _HELD_OUT_ONE_IN = 50
 _HELD_OUT_BYTES = 2_000_000
-# Of a corpus much larger than the sample, files with this many times the sample are read, and at
-# least so many, so that no source is the whole sample; of so many bytes their beginnings.
+# Of a corpus much larger than the sample, only files with this many times its bytes are read, but
+# at least _LEAST_FILES, so that no source is the whole sample; of more than _MOST_BYTES, only the
+# beginnings of the files.
 _SAMPLED_ONE_IN = 4
 _LEAST_FILES = 32
 _MOST_BYTES = 4_000_000_000
@@ -93,18 +94,18 @@ _REPORT = TypeAdapter(_Report)
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Options that decide a tokenizer, besides the text.
+    """Options that determine a tokenizer, besides the text.
 
     Args:
-        vocab_size: number of pieces, the 256 bytes and 3 reserved ids included.
-        model_type: one of MODEL_TYPES.
-        sample_bytes: bytes of text to train on, about.
-        seed: chooses the documents, and those held out for the check.
-        sources: the sources to use; all if empty.
-        exclude_sources: the sources not to use.
+        vocab_size: Number of pieces, the 256 bytes and 3 reserved ids included.
+        model_type: One of MODEL_TYPES.
+        sample_bytes: Approximate bytes of text to train on.
+        seed: Seed that chooses the documents, and those held out for the check.
+        sources: Sources to use; empty means all.
+        exclude_sources: Sources not to use.
 
     Raises:
-        DataError: a value is impossible.
+        DataError: If a value is impossible.
     """
 
     vocab_size: int
@@ -116,8 +117,8 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         if self.model_type not in MODEL_TYPES:
-            known = ", ".join(MODEL_TYPES)
-            raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
+            known_types = ", ".join(MODEL_TYPES)
+            raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known_types}")
         for option, least, bits in (
             ("vocab_size", 1, 31),
             ("sample_bytes", 1, 63),
@@ -135,9 +136,9 @@ class _Rejected:
     """Parts of the inputs that are not documents.
 
     Attributes:
-        damaged: what inputs have lost, a sentence each.
-        counts: lines and files that are not documents, by reason.
-        first: one of the first reason, with its place.
+        damaged: Sentences on what inputs have lost.
+        counts: Lines and files that are not documents, by reason.
+        first: Description of the first reject, with its place.
     """
 
     damaged: list[str] = field(default_factory=list)
@@ -164,17 +165,15 @@ def train_tokenizer(
     """Train PREFIX.model and write a report on it to PREFIX.json, unless both are up to date.
 
     Args:
-        files: the inputs.
-        prefix: where the model and the report go.
-        settings: what decides the model.
-        keys: where records hold text and source.
+        prefix: Path of the model and the report, without ending.
+        keys: Keys of text and source in a record.
 
     Returns:
-        (the report, whether training ran).
+        The report, and whether training ran.
 
     Raises:
-        DataError: bad settings or input, or the trained model is not lossless on the held-out
-            documents.
+        DataError: If settings or input are bad, or the trained model is not lossless on the
+            held-out documents.
     """
     if not prefix.name:
         raise DataError(f"--out {prefix} is a directory; give the beginning of a file's name")
@@ -182,8 +181,8 @@ def train_tokenizer(
     report_path = prefix.with_name(f"{prefix.name}.json")
     if not model_path.exists():
         refuse_unwritable(prefix, prefix.parent)
-    files = _chosen(files, settings)
-    # Besides the options: what another version's trainer made is not up to date.
+    files = _choose_files(files, settings)
+    # A model of another version's trainer is not up to date.
     trainer = dict(_LOSSLESS)
     if settings.model_type == "unigram":
         trainer["score_steps"] = _SCORE_STEPS
@@ -216,8 +215,8 @@ def train_tokenizer(
     return report | made_from, True
 
 
-def _chosen(files: list[InputFile], settings: TrainerSettings) -> list[InputFile]:
-    """Choose the files that the sample is drawn from, in an order that the seed decides."""
+def _choose_files(files: list[InputFile], settings: TrainerSettings) -> list[InputFile]:
+    """Choose the files from which the sample is drawn, in an order that the seed determines."""
     names = {file: os.fsencode(f"{file.name} 0") for file in files}
     shuffled = sorted(files, key=lambda f: sample_number(names[f], settings.seed, b"file"))
     chosen: list[InputFile] = []
@@ -235,35 +234,39 @@ def _sample(
 ) -> tuple[LowestNumbers, list[str]]:
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
-    One document in fifty is held out: the training never sees it, and up to some MB of them are
-    the check. If there are so few documents that the hash holds none out, one is. The
-    rest goes to `rejected`.
+    One document in fifty is held out: the training never sees it, and up to some MB of these
+    documents are the check. If the hash holds none of a few documents out, one is held out anyway.
+    All else is added to `rejected`.
     """
     training = LowestNumbers(settings.sample_bytes)
     held_out = LowestNumbers(_HELD_OUT_BYTES)
-    others: set[str] = set()
+    unused_sources: set[str] = set()
     size = sum(file.size for file in files)
-    most = max(_MOST_BYTES, _SAMPLED_ONE_IN * settings.sample_bytes)
+    most_bytes = max(_MOST_BYTES, _SAMPLED_ONE_IN * settings.sample_bytes)
     for file in files:
-        left = math.inf if size <= most else most * file.size / size
+        bytes_left = math.inf if size <= most_bytes else most_bytes * file.size / size
         for document in RecordReader(file, keys):
             if isinstance(document, Reject):
                 rejected.add(file, document)
                 continue
-            if left <= 0:
+            if bytes_left <= 0:
                 break
             text = document.text.encode()
-            left -= len(text)
+            bytes_left -= len(text)
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
-                others.add(document.source)
+                unused_sources.add(document.source)
                 continue
-            aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
+            is_held_out = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
             number = sample_number(text, settings.seed)
-            (held_out if aside else training).add(number, text, document.source)
+            (held_out if is_held_out else training).add(number, text, document.source)
     if not held_out.texts() and len(training.texts()) > 1:
         return training, [training.pop_largest()]
     if not held_out.texts() or not training.texts():
-        left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
+        left_out = (
+            f"; left out are documents of {', '.join(sorted(unused_sources))}"
+            if unused_sources
+            else ""
+        )
         refused = f"; not documents are {rejected}" if str(rejected) else ""
         raise DataError(
             f"{len(files)} inputs hold {len(training.texts())} documents to train the tokenizer on "
@@ -310,7 +313,7 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 def round_scores(model: bytes) -> bytes:
-    """Round the scores of a unigram model's ordinary pieces (those of a BPE model are ranks)."""
+    """Round the scores of a unigram model's ordinary pieces; those of a BPE model are ranks."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(model)
     for piece in proto.pieces:
@@ -323,13 +326,13 @@ def round_scores(model: bytes) -> bytes:
 def _lines(texts: list[str]) -> Iterator[str]:
     for text in texts:
         for line in text.split("\n"):
-            # Four bytes a character at most, so a slice of characters cannot be too long.
+            # A character has at most four bytes, so no slice is too long.
             for start in range(0, len(line), _MAX_LINE_BYTES // 4):
                 yield line[start : start + _MAX_LINE_BYTES // 4]
 
 
 def _check(model: bytes, held_out: list[str], prefix: Path) -> dict[str, Any]:
-    """Check the round trip over documents that the training did not see; return its measures."""
+    """Check the round trip over held-out documents; return measures of the model."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     ids = processor.encode(held_out, num_threads=1)
     failures = sum(

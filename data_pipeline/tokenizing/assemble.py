@@ -1,8 +1,8 @@
 """Assembly of finished units into shards, rejects.jsonl and the manifest.
 
-A shard is made of whole units, in their order, per split and source, up to a size. The units of a
-shard follow from the units' records alone, so it does not matter who makes the shards, when, or how
-often that was interrupted. The units' files stay until the manifest is there.
+A shard holds whole units, in their order, per split and source, up to a size. The units of a shard
+follow from the units' records alone, so it does not matter which process makes the shards, when,
+or after how many interruptions. The units' files stay until the manifest is written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Groups = dict[tuple[str, str], UnitGroup]
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Shard to be made of parts of units."""
+    """Plan of a shard: its place in the directory and the parts of units that it holds."""
 
     name: str
     number: int
@@ -61,12 +61,11 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
     A shard is closed before the unit that would make it larger than `shard_bytes`.
 
     Args:
-        units: the groups of every unit, in the order of the units.
-        options: name and size of the shards.
-        dtype: type of the ids.
+        units: Groups of every unit, in the order of the units.
+        options: Name and size of the shards.
 
     Raises:
-        DataError: two sources would share a file name.
+        DataError: If two sources would share a file name.
     """
     by_source: dict[tuple[str, str], list[list[UnitGroup]]] = {}
     sizes: dict[tuple[str, str], int] = {}
@@ -80,11 +79,11 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
             shards[-1].append(part)
             sizes[key] += size
     plans: list[ShardPlan] = []
-    named: dict[str, str] = {}
+    source_by_name: dict[str, str] = {}
     for (split, source), shards in sorted(by_source.items()):
         for number, parts in enumerate(shards):
             name = shard_name(options.name, split, source, number)
-            if (other := named.setdefault(name, source)) != source:
+            if (other := source_by_name.setdefault(name, source)) != source:
                 raise DataError(
                     f"sources {other!r} and {source!r} would share the file name {name}"
                 )
@@ -98,13 +97,12 @@ def assemble(units: list[Unit], records: list[Record], workers: int, report: Rep
     Threads make the shards: reading, hashing and writing release Python's lock.
 
     Args:
-        units: all units of a directory, in their order.
-        records: their records.
-        workers: threads.
-        report: called with the progress.
+        units: All units of a directory, in order.
+        workers: Number of threads.
+        report: Callback for the progress.
 
     Raises:
-        DataError: there is no usable text, a unit's file is damaged, or something cannot be
+        DataError: If there is no usable text, a unit's file is damaged, or something cannot be
             written; shards under way are finished first.
     """
     directory = units[0].directory
@@ -126,6 +124,7 @@ def assemble(units: list[Unit], records: list[Record], workers: int, report: Rep
             shards = [future.result() for future in running]
         finally:
             pool.shutdown(cancel_futures=True)
+    # The names of the shards must be on the disk before a manifest vouches for them.
     sync_directory(directory)
     plan, _ = read_plan(directory)
     inputs = (entry for record in records for entry in record["inputs"])
@@ -152,7 +151,7 @@ def assemble(units: list[Unit], records: list[Record], workers: int, report: Rep
 
 
 def clean(directory: Path) -> None:
-    """Remove what was under way in a finished directory, and what killed runs left."""
+    """Remove from a finished directory the units and the temporary files of killed runs."""
     for stale in directory.glob(f"*{TEMPORARY_SUFFIX}"):
         stale.unlink(missing_ok=True)
     shutil.rmtree(directory / UNITS_NAME, ignore_errors=True)
@@ -162,10 +161,10 @@ def _no_text(units: list[Unit], records: list[Record]) -> DataError:
     counts = _sum(records, "rejects")
     excluded = _sum(records, "excluded_documents")
     counts |= {f"of source {name}": count for name, count in excluded.items()}
-    why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
+    summary = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
     inputs = sum(len(unit.files) for unit in units)
     return DataError(
-        f"the {inputs} inputs hold no usable text ({why}); check --text-key and --source"
+        f"the {inputs} inputs hold no usable text ({summary}); check --text-key and --source"
     )
 
 
@@ -182,7 +181,7 @@ def _make_shard(plan: ShardPlan, directory: Path, dtype: str, report: Report) ->
             for part in plan.parts:
                 copy_group(part, writer)
                 report(Progress("", joined_tokens=part.tokens))
-            made = writer.finish()
+            files = writer.finish()
     except OSError as error:
         raise DataError(
             f"cannot write the shard {plan.name} to {directory}: {error.strerror or error}; "
@@ -196,12 +195,12 @@ def _make_shard(plan: ShardPlan, directory: Path, dtype: str, report: Report) ->
         text_bytes=sum(part.text_bytes for part in plan.parts),
         units=tuple(part.unit for part in plan.parts),
         unit_documents=tuple(part.documents for part in plan.parts),
-        **made,
+        **files,
     )
 
 
 def _write_rejects(path: Path, pairs: list[tuple[Unit, Record]]) -> str:
-    """Join the units' rejects; return the SHA-256, empty if there are none."""
+    """Join the units' rejects; return their SHA-256, empty without rejects."""
     for unit, record in pairs:
         if not has_rejects(unit, record):
             raise DataError(

@@ -1,7 +1,7 @@
 """One unit of work, from the input files to token ids on the disk.
 
-Documents go one way: `RecordReader` → `_wanted` (which logs what is not a document) → `_batches` →
-`UnitEncoder` → `UnitData`. The record of the unit, which `make_unit` returns, states the counts.
+Documents go one way: `RecordReader` → `_usable_documents` (which logs everything else) → `_batches`
+→ `UnitEncoder` → `UnitData`. The record of the unit, which `make_unit` returns, states the counts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from data_pipeline.tokenizer.identity import IdArray, TokenizerIdentity
 from data_pipeline.tokenizing.plan import Unit
 from data_pipeline.tokenizing.unit_files import Group, UnitData
 
-# Large enough that a batch's overhead vanishes, small enough that the progress moves.
+# Large enough to hide the overhead of a batch, small enough for a smooth progress.
 _BATCH_CHARACTERS = 1 << 20
-# One document in so many is encoded by both programs, which is some twenty times as slow, ...
+# One document in this many is encoded by both programs, which is some twenty times as slow, ...
 _COMPARED_ONE_IN = 1000
-# ... and of a long one its beginning: the first document of a source may be a book.
+# ... and of a long document only its beginning: the first document of a source may be a book.
 _COMPARED_CHARACTERS = 1 << 11
 _SHOWN_CHARACTERS = 40
 
@@ -40,22 +40,21 @@ def make_unit(unit: Unit, encoder: Encoder, report: Callable[[Progress], None]) 
     """Encode all documents of a unit, and publish its ids and rejects.
 
     Args:
-        unit: the unit.
-        encoder: the tokenizer's encoder.
-        report: called with the progress.
+        encoder: Encoder of the unit's tokenizer.
+        report: Callback for the progress.
 
     Returns:
-        What the unit's record states: `inputs`, `groups` (of the ids), counts by reason and
-        source, and the hash of the file of rejects.
+        Content of the unit's record: `inputs`, `groups` (of the ids), counts by reason and source,
+        and the hash of the file of rejects.
 
     Raises:
-        DataError: an input is unreadable or has changed, a line is rejected under `strict`, or the
-            ids are not those that the tokenizer should make.
+        DataError: If an input is unreadable or has changed, a line is rejected under `strict`, or
+            the ids are not those that the tokenizer should make.
     """
     data = UnitData(unit.data_path, dtype_for(unit.tokenizer.vocab_size))
     rejects = _RejectLog(unit)
     checked = UnitEncoder(encoder, unit.tokenizer, unit.options.allow_lossy)
-    making = _Making(unit, checked, data, rejects, report=report)
+    making = _UnitParts(unit, checked, data, rejects, report=report)
     try:
         inputs = [asdict(_encode_file(making, file)) for file in unit.files]
         rejects_sha256 = rejects.publish()
@@ -75,8 +74,8 @@ def make_unit(unit: Unit, encoder: Encoder, report: Callable[[Progress], None]) 
 
 
 @dataclass(frozen=True)
-class _Making:
-    """What the steps of making a unit share."""
+class _UnitParts:
+    """Objects that the steps of making a unit share."""
 
     unit: Unit
     encoder: UnitEncoder
@@ -85,26 +84,26 @@ class _Making:
     report: Callable[[Progress], None]
 
 
-def _encode_file(making: _Making, file: InputFile) -> InputRecord:
-    """Encode one input."""
+def _encode_file(making: _UnitParts, file: InputFile) -> InputRecord:
+    """Encode one input; return its entry in the manifest."""
     making.report(Progress(file.name))
     reader = RecordReader(file, making.unit.options.keys)
-    found = _FileCounts()
+    file_counts = _FileCounts()
     documents = reported = 0
-    for batch in _batches(_wanted(making, file, reader, found)):
+    for batch in _batches(_usable_documents(making, file, reader, file_counts)):
         text_bytes, tokens = _encode_batch(making, batch)
         documents += len(batch)
-        position = reader.input_bytes()
+        bytes_read = reader.input_bytes()
         making.report(
             Progress(
                 file.name,
                 documents=len(batch),
                 tokens=tokens,
                 text_bytes=text_bytes,
-                input_bytes=position - reported,
+                input_bytes=bytes_read - reported,
             )
         )
-        reported = position
+        reported = bytes_read
     making.report(Progress(file.name, input_bytes=file.size - reported))
     return InputRecord(
         name=file.name,
@@ -114,24 +113,24 @@ def _encode_file(making: _Making, file: InputFile) -> InputRecord:
         sha256=reader.sha256(),
         lines=reader.lines,
         documents=documents,
-        rejected=found.rejected,
-        unusual=found.unusual,
-        damaged="; ".join(found.damage),
+        rejected=file_counts.rejected,
+        unusual=file_counts.unusual,
+        damaged="; ".join(file_counts.damage),
         version=file.version,
     )
 
 
 @dataclass
 class _FileCounts:
-    """What was not a usual document in one file."""
+    """Counts of everything in a file that was not a usual document."""
 
     rejected: int = 0
     unusual: int = 0
     damage: list[str] = field(default_factory=list)
 
 
-def _wanted(
-    making: _Making, file: InputFile, reader: RecordReader, found: _FileCounts
+def _usable_documents(
+    making: _UnitParts, file: InputFile, reader: RecordReader, found: _FileCounts
 ) -> Iterator[Document]:
     """Yield the documents of wanted sources; log and count everything else."""
     for record in reader:
@@ -151,7 +150,7 @@ def _wanted(
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents to batches of about `_BATCH_CHARACTERS`."""
+    """Group documents into batches of about `_BATCH_CHARACTERS`."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -165,7 +164,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode_batch(making: _Making, batch: list[Document]) -> tuple[int, int]:
+def _encode_batch(making: _UnitParts, batch: list[Document]) -> tuple[int, int]:
     """Encode and write a batch, the documents of one group together; return (bytes, tokens)."""
     texts = [document.text.encode() for document in batch]
     groups: dict[Group, list[int]] = {}
@@ -181,12 +180,12 @@ def _encode_batch(making: _Making, batch: list[Document]) -> tuple[int, int]:
 
 
 class _RejectLog:
-    """File of a unit's rejects, made at the first one, and their counts by reason.
+    """File of a unit's rejects, created at the first one, and their counts by reason.
 
     Attributes:
-        rejected: rejects by reason.
-        unusual: kept documents by reason.
-        excluded: documents of sources that are not wanted, by source.
+        rejected: Rejects by reason.
+        unusual: Kept documents by reason.
+        excluded: Documents of unwanted sources, by source.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -198,7 +197,7 @@ class _RejectLog:
         self._digest = hashlib.sha256()
 
     def add(self, file: InputFile, reject: Reject) -> None:
-        """Count a reject and write it down; DataError if `strict` forbids it."""
+        """Count a reject and log it; DataError if `strict` forbids it."""
         if self._unit.strict and not reject.kept:
             raise DataError(
                 f"{file.path}:{reject.line}: {reject.reason}: {reject.detail}; fix or remove the "
@@ -213,7 +212,7 @@ class _RejectLog:
         self._digest.update(content)
 
     def publish(self) -> str:
-        """Publish the file, if there is one; return its SHA-256, or an empty text."""
+        """Publish the file, if there is one; return its SHA-256, or an empty string."""
         if self._draft is None:
             return ""
         self._draft.publish()
@@ -227,16 +226,15 @@ class _RejectLog:
 
 
 class UnitEncoder:
-    """Encoder of one unit's documents that checks what it makes.
+    """Encoder of one unit's documents that checks the ids.
 
     The fast encoder is compared with the tokenizer's own program on the first document of every
     source and on a sample of the others. A document that would lose text stops the run, unless
-    that is allowed.
+    losses are allowed.
 
     Args:
-        encoder: the tokenizer's encoder.
-        tokenizer: the tokenizer.
-        allow_lossy: whether the tokenizer may lose text.
+        encoder: Encoder of the tokenizer.
+        allow_lossy: Whether the tokenizer may lose text.
     """
 
     def __init__(self, encoder: Encoder, tokenizer: TokenizerIdentity, allow_lossy: bool) -> None:
@@ -252,11 +250,10 @@ class UnitEncoder:
         """Encode documents.
 
         Args:
-            batch: the documents.
-            texts: their texts as UTF-8.
+            texts: Texts of the documents, as UTF-8.
 
         Raises:
-            DataError: the two programs differ, a document would lose text (unless that is
+            DataError: If the two programs differ, a document would lose text (unless losses are
                 allowed), or an end-of-document id would cut a document in two.
         """
         quick = self._encoder.quick(texts)
@@ -269,11 +266,11 @@ class UnitEncoder:
             if was_quick and (new or self._seen % _COMPARED_ONE_IN == 0):
                 self._compare(document, encoded.document(number))
             self._seen += 1
-        self._look_for_losses(batch, encoded)
+        self._check_losses(batch, encoded)
         return encoded
 
     def counts(self) -> dict[str, Any]:
-        """Count documents by the encoding program, those compared, and those that lost text."""
+        """Return documents by encoding program, compared documents, and those that lost text."""
         by_engine = {label: count for label, count in sorted(self._documents.items()) if count}
         return {
             "engines": by_engine,
@@ -296,7 +293,7 @@ class UnitEncoder:
                 f"document with {self._tokenizer}; give --engine sentencepiece"
             )
 
-    def _look_for_losses(self, batch: list[Document], encoded: Encoded) -> None:
+    def _check_losses(self, batch: list[Document], encoded: Encoded) -> None:
         reference = self._encoder.reference
         more_ends = np.count_nonzero(encoded.ids == self._eod_id) > len(batch)
         if reference.lossless and not more_ends:
@@ -322,7 +319,7 @@ class UnitEncoder:
 
 
 def sum_counts(records: list[dict[str, Any]]) -> Encoding:
-    """Add up the `UnitEncoder.counts` of many units."""
+    """Sum the `UnitEncoder.counts` of many units."""
     engines: Counter[str] = Counter()
     for record in records:
         engines.update(record["engines"])
@@ -336,7 +333,7 @@ def sum_counts(records: list[dict[str, Any]]) -> Encoding:
 def _difference(text: str, decoded: str) -> str:
     """Describe the first difference between a text and its decoded ids."""
     pairs = enumerate(zip(text, decoded, strict=False))
-    at = next((number for number, (a, b) in pairs if a != b), len(decoded))
-    shown = text[at : at + _SHOWN_CHARACTERS]
-    instead = decoded[at : at + _SHOWN_CHARACTERS]
-    return f"{shown!r} becomes {instead!r}"
+    start = next((number for number, (a, b) in pairs if a != b), len(decoded))
+    original = text[start : start + _SHOWN_CHARACTERS]
+    replacement = decoded[start : start + _SHOWN_CHARACTERS]
+    return f"{original!r} becomes {replacement!r}"

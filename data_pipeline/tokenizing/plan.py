@@ -1,8 +1,8 @@
 """Plan of a tokenise run: its options, inputs and units of work, and the file that states them.
 
 DIR/plan.json states the options, the tokenizer and the inputs. Everything written follows from the
-plan, so a directory is only ever continued with the plan that it was begun with. The numbers of
-workers, tasks and interruptions are not part of the plan.
+plan, so a directory is only continued with the plan that it was begun with. The numbers of workers,
+tasks and interruptions are not part of the plan.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
 
 PLAN_NAME = "plan.json"
 UNITS_NAME = "units"
-# Where the inputs were when they were last tokenised: for `verify`, and no part of the result.
+# Location of the inputs when they were last tokenised: for `verify`, not part of the result.
 LOCATION_NAME = "location.json"
 _OURS = (PLAN_NAME, LOCATION_NAME, UNITS_NAME, *STORED_NAMES)
 _REMEDY = "restore it, or delete {} and run the same tokenize command again"
-# What plans and manifests of format 3 state of options that are gone: the only values still known.
+# Removed options that format 3 still states, with the only values that are still accepted.
 _RETIRED = {"max_tokens": 0, "range_bytes": 256 << 20}
 
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """Options that decide the shards, besides the inputs and the tokenizer.
+    """Options that determine the shards, besides the inputs and the tokenizer.
 
     Args:
-        name: how the files of the shards begin.
-        validation_fraction: share of the documents to hold out.
-        files_per_shard: input files in a unit of work.
-        keys: where records hold text and source.
-        test_fraction: share of the documents to hold out for a final test.
-        max_tokens: 0; of earlier versions, which could sample.
-        sources: the sources to use; all if empty.
-        exclude_sources: the sources not to use.
-        range_bytes: 256 MiB; of earlier versions, which could read a large file in parts.
-        shard_bytes: largest size of a shard's two files.
-        allow_lossy: whether the tokenizer may lose text.
-        eod_token: what ends documents; empty is what the tokenizer names.
+        name: First part of the names of the shards.
+        validation_fraction: Share of the documents to hold out.
+        files_per_shard: Input files in a unit of work.
+        keys: Keys of text and source in a record.
+        test_fraction: Share of the documents to hold out for a final test.
+        max_tokens: Always 0; earlier versions could sample.
+        sources: Sources to use; empty means all.
+        exclude_sources: Sources not to use.
+        range_bytes: Always 256 MiB; earlier versions could read a large file in parts.
+        shard_bytes: Largest size of a shard's two files together.
+        allow_lossy: Whether the tokenizer may lose text.
+        eod_token: Token that ends documents; empty takes the one that the tokenizer names.
 
     Raises:
-        DataError: an option is impossible.
+        DataError: If an option is impossible.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -104,18 +104,20 @@ class TokenizeOptions:
                     f"{option} {getattr(self, option)} is of an earlier version of this program; "
                     f"tokenise again into a new directory"
                 )
-        if both := sorted(set(self.sources) & set(self.exclude_sources)):
-            raise DataError(f"source {both[0]!r} is given to both --source and --exclude-source")
+        if contradictory := sorted(set(self.sources) & set(self.exclude_sources)):
+            raise DataError(
+                f"source {contradictory[0]!r} is given to both --source and --exclude-source"
+            )
 
     def takes(self, source: str) -> bool:
         """Return whether documents of this source are wanted."""
         return is_wanted(source, self.sources, self.exclude_sources)
 
     def split_of(self, text: bytes) -> str:
-        """Return the split of a document: by its own hash, so that no other document can change it.
+        """Return the split of a document (UTF-8), which depends on its own hash only.
 
-        Validation has the low end of the hashes and test the high end, so that neither fraction,
-        when it changes, moves a document between those two.
+        Validation takes the low end of the hashes and test the high end, so that a change of either
+        fraction moves no document between those two.
         """
         value = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
         if value < self.validation_fraction:
@@ -148,7 +150,7 @@ class Task:
     """Share of the work that one job does: task `index` (from 0) of `count`.
 
     Raises:
-        DataError: there is no such task.
+        DataError: If there is no such task.
     """
 
     index: int
@@ -166,7 +168,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Unit:
-    """Unit of work: input files, with everything that a worker needs to know to tokenise them."""
+    """Unit of work: input files, with everything that a worker needs to tokenise them."""
 
     number: int
     files: tuple[InputFile, ...]
@@ -177,12 +179,12 @@ class Unit:
 
     @property
     def record_path(self) -> Path:
-        """Return the path of the unit's record; what else belongs to the unit lies beside it."""
+        """Return the path of the unit's record, beside which its other files lie."""
         return self.directory / UNITS_NAME / f"{self.options.name}_{self.number:05d}.json"
 
     @property
     def data_path(self) -> Path:
-        """Return the path of the unit's ids, which wait there for their shards."""
+        """Return the path of the unit's ids, which wait there for the shards."""
         return self.record_path.with_suffix(".ids")
 
     @property
@@ -201,11 +203,8 @@ def plan_units(
     """Group the inputs into units of `files_per_shard` files each.
 
     Args:
-        files: the inputs, sorted by name.
-        directory: the shard directory.
-        options: what decides the shards.
-        tokenizer: its identity.
-        strict: whether a rejected line stops the run.
+        files: Inputs, sorted by name.
+        strict: Whether a rejected line stops the run.
     """
     size = options.files_per_shard
     return [
@@ -231,14 +230,11 @@ def begin(
     """Write the plan and a copy of the tokenizer.
 
     Args:
-        directory: the shard directory.
-        inputs: the input files.
-        options: what decides the shards.
-        model: the tokenizer.
-        tokenizer: its identity.
+        model: File of the tokenizer.
+        tokenizer: Identity of the tokenizer.
 
     Raises:
-        DataError: the directory was begun with another plan, or is something else.
+        DataError: If the directory was begun with another plan, or holds something else.
     """
     root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
     remote = {"source": root, "repository": "", "revision": ""}
@@ -266,7 +262,7 @@ def begin(
         raise DataError(f"--out {directory} is a file; give a directory")
     elif (directory / MANIFEST_NAME).exists():
         raise DataError(f"{path} is missing; {_REMEDY.format(directory)}")
-    # Another task of the same run may be a moment ahead, writing the very same plan.
+    # Another task of the same run may be writing the very same plan at this moment.
     elif directory.exists() and not all(
         entry.name in _OURS or entry.name.endswith(TEMPORARY_SUFFIX)
         for entry in directory.iterdir()
@@ -280,24 +276,26 @@ def begin(
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, model.read_bytes())
     location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
-    stated = directory / LOCATION_NAME
-    if not stated.exists() or stated.read_bytes() != location:
-        write_atomically(stated, location)
+    location_path = directory / LOCATION_NAME
+    if not location_path.exists() or location_path.read_bytes() != location:
+        write_atomically(location_path, location)
 
 
 def _differences(old: _Plan, new: dict[str, Any]) -> str:
-    """Describe how a plan differs from the new one; empty if they are equal."""
+    """Describe the differences between a plan and the new one; empty if they are equal."""
     differences = [
         f"{key} {old['options'].get(key)!r}, not {value!r}"
         for key, value in new["options"].items()
         if old["options"].get(key) != value
     ]
-    # A tokenizer is its bytes, whatever its file is called.
+    # Only the bytes of the tokenizer count, not the name of its file.
     if old["tokenizer"].sha256 != new["tokenizer"]["sha256"]:
         differences.append("another tokenizer")
-    before = {entry["name"]: entry for entry in old["inputs"]}
-    now = {entry["name"]: entry for entry in new["inputs"]}
-    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    old_inputs = {entry["name"]: entry for entry in old["inputs"]}
+    new_inputs = {entry["name"]: entry for entry in new["inputs"]}
+    changed = sorted(
+        name for name in old_inputs | new_inputs if old_inputs.get(name) != new_inputs.get(name)
+    )
     if changed:
         differences.append(f"other inputs ({len(changed)} differ, the first is {changed[0]})")
     return " and ".join(differences)
@@ -307,14 +305,13 @@ def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[_Plan,
     """Read the plan of a directory, and make its units.
 
     Args:
-        directory: the shard directory.
-        inputs: directory or prefix of the inputs, if their paths matter.
+        inputs: Directory or prefix of the inputs, if their paths matter.
 
     Returns:
-        (the content of plan.json, the units).
+        Content of plan.json, and the units.
 
     Raises:
-        DataError: there is no plan, or it is damaged or of another version.
+        DataError: If there is no plan, or it is damaged or of another version.
     """
     path = directory / PLAN_NAME
     if not path.exists():
@@ -326,11 +323,11 @@ def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[_Plan,
     root = inputs or directory
     files = []
     for entry in plan["inputs"]:
-        place: Path | RemoteObject = Path(root, entry["name"])
+        location: Path | RemoteObject = Path(root, entry["name"])
         if is_url(root):
             url = f"{str(root).rstrip('/')}/{entry['name']}"
-            place = RemoteObject(url, entry["size"], entry.get("version", ""))
-        files.append(InputFile(place, entry["name"], entry["size"]))
+            location = RemoteObject(url, entry["size"], entry.get("version", ""))
+        files.append(InputFile(location, entry["name"], entry["size"]))
     return plan, plan_units(files, directory, options, plan["tokenizer"])
 
 
@@ -338,17 +335,17 @@ def options_of(stated: dict[str, Any], path: Path) -> TokenizeOptions:
     """Return the options that a plan or a manifest states.
 
     Args:
-        stated: its entry `options`.
-        path: the file.
+        stated: Entry `options` of the file.
+        path: Path of the file.
 
     Raises:
-        DataError: they are of another version, or impossible.
+        DataError: If the options are of another version, or impossible.
     """
     return in_form(stated, _OPTIONS, path, _REMEDY.format(path.parent))
 
 
 def _read_plan_file(path: Path) -> _Plan:
-    """Return the content of a plan file, after checking its version and checksum."""
+    """Read a plan file and check its version and checksum."""
     remedy = _REMEDY.format(path.parent)
     if read_json(path, remedy).get("format_version") != FORMAT_VERSION:  # old ones have no checksum
         raise DataError(

@@ -11,7 +11,7 @@ from data_pipeline.shards.manifest import MANIFEST_NAME, Manifest
 from data_pipeline.sources.discovery import RecordKeys
 from data_pipeline.tokenizing.plan import options_of
 
-# From so many lines on, a run that is so many times above the rate is stopped before its end.
+# After _ENOUGH_LINES, a run at _TOO_MANY times the allowed rate is stopped before its end.
 _ENOUGH_LINES = 10_000
 _TOO_MANY = 10
 _NAMED_FILES = 5
@@ -22,11 +22,11 @@ class Limits:
     """Limits at which a run stops; they do not change what is written.
 
     Args:
-        strict: stop at the first line that is not a document, and at any entry that is not read.
-        max_reject_rate: largest share of all lines that may be rejected.
+        strict: Whether to stop at the first line that is not a document, and at any entry not read.
+        max_reject_rate: Largest share of all lines that may be rejected.
 
     Raises:
-        DataError: the rate is impossible.
+        DataError: If the rate is impossible.
     """
 
     strict: bool = False
@@ -38,14 +38,13 @@ class Limits:
 
 
 class RejectWatch:
-    """Counter of rejected lines over units as they come.
+    """Counter of rejected lines over units, as their records arrive.
 
     Args:
-        limits: when to stop.
-        directory: the shard directory, for messages.
+        directory: Shard directory, for messages.
 
     Attributes:
-        damaged: the files that could not be read to their end, each with what was lost.
+        damaged: Files that could not be read to their end, each with what was lost.
     """
 
     def __init__(self, limits: Limits, directory: Path) -> None:
@@ -59,8 +58,7 @@ class RejectWatch:
         """Add a unit's record.
 
         Raises:
-            DataError: so many more lines are rejected than are allowed that the rest of the inputs
-                need not be waited for.
+            DataError: If so many lines are rejected that the rest of the inputs cannot matter.
         """
         for entry in record["inputs"]:
             self._lines += entry["lines"]
@@ -78,36 +76,36 @@ class RejectWatch:
         """Compare the rate with the limit.
 
         Args:
-            times: multiple of the limit.
+            times: Multiple of the limit.
 
         Raises:
-            DataError: it is above.
+            DataError: If the rate is above that multiple.
         """
         if self._rejected <= times * self._limits.max_reject_rate * self._lines:
             return
         worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))
-        named = ", ".join(
-            f"{name} ({count:,} of {of:,})" for name, (count, of) in worst[:_NAMED_FILES]
+        worst_files = ", ".join(
+            f"{name} ({count:,} of {lines:,})" for name, (count, lines) in worst[:_NAMED_FILES]
         )
         more = f" and {len(worst) - _NAMED_FILES} more" if len(worst) > _NAMED_FILES else ""
         raise DataError(
             f"{self._rejected:,} of {self._lines:,} lines are not documents, more than "
-            f"--max-reject-rate {self._limits.max_reject_rate:g} allows: {named}{more}; see "
+            f"--max-reject-rate {self._limits.max_reject_rate:g} allows: {worst_files}{more}; see "
             f"{self._directory}/units/*.rejects.jsonl, fix the files and choose another --out, or "
             f"allow a higher rate and run the same command again"
         )
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Return remarks on a finished directory that its options would not lead one to expect."""
+    """Return remarks on a finished directory that its options do not lead one to expect."""
     remarks = []
     sources = {shard.source for shard in manifest.shards} | manifest.excluded_documents.keys()
-    there = ", ".join(sorted(sources)[:20])
+    present_sources = ", ".join(sorted(sources)[:20])
     options = options_of(manifest.options, manifest.directory / MANIFEST_NAME)
     asked = {"--source": options.sources, "--exclude-source": options.exclude_sources}
     for flag, names in asked.items():
         remarks += [
-            f"{flag} {name!r}: no document is of that source; there are {there}"
+            f"{flag} {name!r}: no document is of that source; there are {present_sources}"
             for name in names
             if name not in sources
         ]
@@ -117,11 +115,11 @@ def notes(manifest: Manifest) -> list[str]:
             f"--source-key {keys.source!r}: no record names its source there, so all are of "
             f"{keys.default_source}"
         )
-    silent = [
+    empty_inputs = [
         entry.name
         for entry in manifest.inputs
         if entry.size and not entry.lines and not entry.damaged
     ]
-    if silent:
-        remarks.append(f"{len(silent):,} inputs hold no lines: {', '.join(silent[:5])}")
+    if empty_inputs:
+        remarks.append(f"{len(empty_inputs):,} inputs hold no lines: {', '.join(empty_inputs[:5])}")
     return remarks

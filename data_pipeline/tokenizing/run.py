@@ -1,9 +1,9 @@
 """Tokenise runs: documents to Megatron shards, in parallel and resumable.
 
-The work is cut into units (`plan`). Each is made by one worker (`work_unit`) and counts when its
-record is there; a rerun skips recorded units. When all units are there, `finish` makes shards and
-the manifest of them (`assemble`). One machine does all of that. Task i of n only makes the units
-whose number is i modulo n, in the same directory or in one of its own that is copied there later.
+The work is divided into units (`plan`). One worker makes each unit (`work_unit`) and writes its
+record last; a rerun skips recorded units. Once all units are recorded, `finish` makes the shards
+and the manifest (`assemble`). One machine can do all of this. Task i of n makes only the units
+whose number is i modulo n, in the same directory or in another one that is copied there later.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
 
 @dataclass(frozen=True)
 class Made:
-    """Result of a task: the number of its units, how many were made now, their damaged inputs."""
+    """Result of a task: the number of its units, how many were made now, the damaged inputs."""
 
     units: int
     now: int
@@ -69,17 +69,16 @@ def finish(
     report: Report = lambda progress: None,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> Manifest:
-    """Return the manifest of a directory in which all units are made, after making the shards.
+    """Make the shards of a directory whose units are all made, and return the manifest.
 
     Args:
-        directory: the shard directory.
-        workers: threads that make shards.
-        report: called with the progress.
-        limits: when too many lines were rejected.
+        workers: Threads that make shards.
+        report: Callback for the progress.
+        limits: Limits on rejected lines.
 
     Raises:
-        DataError: a unit is missing, or the records belong to different runs; too many lines were
-            rejected; the directory is finished and damaged; another process is at it.
+        DataError: If a unit is missing, records belong to different runs, too many lines were
+            rejected, the directory is finished and damaged, or another process is finishing it.
     """
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
@@ -90,7 +89,7 @@ def finish(
             f"{missing[0].name}; run the tasks that have not finished, or copy their files here"
         )
     with held(directory / UNITS_NAME / _JOINING, f"finishing {directory}"):
-        if (directory / MANIFEST_NAME).exists():  # made by the one that was waited for
+        if (directory / MANIFEST_NAME).exists():  # the previous holder made it
             return _finished(directory)
         records = [read_record(unit) for unit in units]
         watch = RejectWatch(limits, directory)
@@ -107,14 +106,14 @@ def finish(
 
 
 def _finished(directory: Path) -> Manifest:
-    """Return the manifest of a finished directory, after checking its files and cleaning up."""
+    """Return the manifest of a finished directory after checking its files and cleaning up."""
     manifest = read_manifest(directory)
     check_shards(manifest)
     if not rejects_intact(manifest):
         raise DataError(
             f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}"
         )
-    if (directory / UNITS_NAME).exists():  # a run was ended between its manifest and its end
+    if (directory / UNITS_NAME).exists():  # a run was killed right after its manifest
         with (
             contextlib.suppress(BusyError, FileNotFoundError),
             Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}"),
@@ -124,21 +123,17 @@ def _finished(directory: Path) -> Manifest:
 
 
 class Run:
-    """Run of tokenize on a shard directory, which it begins or continues.
+    """Run of tokenize that begins or continues a shard directory.
 
     Args:
-        inputs: the input files.
-        tokenizer: a SentencePiece model or a tokenizer.json.
-        directory: the shard directory.
-        options: what decides the shards.
-        workers: processes; the shards do not depend on the number.
-        report: called with the progress.
-        limits: when to stop.
-        engine: one of `encoder.ENGINES`; the shards do not depend on it.
+        tokenizer: SentencePiece model or tokenizer.json.
+        workers: Number of processes; the shards do not depend on it.
+        report: Callback for the progress.
+        engine: One of `encoder.ENGINES`; the shards do not depend on it.
 
     Raises:
-        DataError: bad input or tokenizer; the directory was begun with others, or is finished and
-            damaged.
+        DataError: If input or tokenizer are bad, or the directory was begun with others or is
+            finished and damaged.
     """
 
     def __init__(
@@ -176,33 +171,33 @@ class Run:
         if (directory / MANIFEST_NAME).exists():
             self._manifest = _finished(directory)
             if limits.strict and self._manifest.rejects:
-                raise _let_through(directory / REJECTS_NAME)
+                raise _rejects_recorded(directory / REJECTS_NAME)
 
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
-        """Make the units of a task; in a finished directory only check the inputs.
+        """Make the units of a task; in a finished directory, only check the inputs.
 
         Raises:
-            DataError: too many lines were rejected; an input changed; a worker failed; another
-                process is at it.
+            DataError: If too many lines were rejected, an input changed, a worker failed, or
+                another process is making the same task.
         """
         units = self._units[task.index :: task.count]
-        if self._manifest is not None:  # write nothing, not even a lock
+        if self._manifest is not None:  # the directory may be read-only: not even a lock
             self._check(units, self._manifest)
             return Made(len(units), 0, tuple(self._manifest.damaged))
-        what = f"making {self._directory}"
+        work = f"making {self._directory}"
         if task.count > 1:
-            what = f"making task {task.index} of {task.count} of {self._directory}"
+            work = f"making task {task.index} of {task.count} of {self._directory}"
         path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
-        with held(path, what):
+        with held(path, work):
             self._remove_leftovers(units)
-            made = self._make(units)
-        # Another run may have finished the directory meanwhile: units that came too late go.
+            result = self._make(units)
+        # Another run may have finished the directory meanwhile: units made too late are removed.
         if (self._directory / MANIFEST_NAME).exists():
             self._manifest = _finished(self._directory)
-        return made
+        return result
 
     def finish(self) -> Manifest:
-        """Return the manifest; make the shards first, if that is still to do."""
+        """Return the manifest, after making the shards if they are not made yet."""
         if self._manifest is not None:
             return self._manifest
         return finish(self._directory, self._workers, self._report, self._limits)
@@ -214,18 +209,18 @@ class Run:
                 f"{self._directory} was made by an earlier version, which read large inputs in "
                 f"parts; train on it as it is, or tokenise again into a new directory"
             )
-        known = {entry.name: asdict(entry) for entry in manifest.inputs}
-        jobs = [UnitJob(unit, [known[file.name] for file in unit.files], False) for unit in units]
+        records = {entry.name: asdict(entry) for entry in manifest.inputs}
+        jobs = [UnitJob(unit, [records[file.name] for file in unit.files], False) for unit in units]
         run_tasks(UnitWorker(), jobs, self._workers, self._report)
 
     def _make(self, units: list[Unit]) -> Made:
-        """Make the units that are not recorded, or of which something needed is lost."""
+        """Make the units that are not recorded, or whose files are incomplete."""
         records = {unit.number: read_record(unit) for unit in units if unit.record_path.is_file()}
         watch = RejectWatch(self._limits, self._directory)
         for unit in units:
             if (record := records.get(unit.number)) is not None:
                 if unit.strict and record["rejects"]:
-                    raise _let_through(unit.rejects_path)
+                    raise _rejects_recorded(unit.rejects_path)
                 watch.add(record)
         jobs = [_job(unit, records.get(unit.number)) for unit in units]
 
@@ -235,30 +230,31 @@ class Run:
 
         run_tasks(UnitWorker(self._engine), jobs, self._workers, self._report, look=look)
         watch.check()
-        made = sum(job.make for job in jobs)
-        return Made(len(units), made, tuple(watch.damaged))
+        made_now = sum(job.make for job in jobs)
+        return Made(len(units), made_now, tuple(watch.damaged))
 
     def _remove_leftovers(self, units: list[Unit]) -> None:
-        """Remove what killed runs left of units, for all at once: that reads every name.
+        """Remove temporary files that killed runs left of these units.
 
-        A run with another number of tasks may be at the same units.
+        One pass over the directory serves all units. A run with another number of tasks may be
+        making the same units, so only abandoned files go.
         """
-        mine = {unit.record_path.stem for unit in units}
+        unit_names = {unit.record_path.stem for unit in units}
         for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
             match = _OF_A_UNIT.match(path.name)
-            if match is not None and match[1] in mine and is_abandoned(path):
+            if match is not None and match[1] in unit_names and is_abandoned(path):
                 path.unlink(missing_ok=True)
 
 
 def _job(unit: Unit, record: Record | None) -> UnitJob:
-    """Order to make a unit, or only to check the inputs of one that is complete."""
+    """Return the order to make a unit, or only to check the inputs of a complete one."""
     if record is None:
         return UnitJob(unit)
     complete = has_rejects(unit, record) and has_data(unit, record)
     return UnitJob(unit, record["inputs"], make=not complete)
 
 
-def _let_through(path: Path) -> DataError:
+def _rejects_recorded(path: Path) -> DataError:
     return DataError(
         f"{path} names rejected lines of an earlier run without --strict; fix them and choose "
         f"another --out"

@@ -1,4 +1,4 @@
-"""Comparison of shards with the text that they were made from."""
+"""Comparison of shards with their source text."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ def compare_with_source(
     """Read the inputs of some units again and look for a decoded sample of their shards in them.
 
     Args:
-        manifest: the shard directory.
-        inputs: directory or prefix of the inputs; None is where they were when tokenised.
-        most_units: how many units are compared, spread evenly over all.
+        inputs: Directory or prefix of the inputs; None is their location when tokenised.
+        most_units: Number of units to compare, spread evenly over all.
 
     Returns:
-        (problems, each a clause that begins with a file's path; a remark on what was compared, or
-        why not).
+        Problems, each a clause that begins with a file's path, and a remark on what was compared,
+        or why not.
 
     Raises:
-        DataError: plan and manifest contradict each other, or cannot be read.
+        DataError: If plan and manifest contradict each other or cannot be read.
     """
     path = str(expand_home(inputs)) if inputs and not is_url(inputs) else inputs
     path = path or _location(manifest.directory)
@@ -59,7 +58,7 @@ def compare_with_source(
     if manifest.in_parts or manifest.options.get("max_tokens"):
         return [], "not compared with the source text: an earlier version took parts of the inputs"
     _, units = read_plan(manifest.directory, path)
-    known = {entry.name: entry for entry in manifest.inputs}
+    records = {entry.name: entry for entry in manifest.inputs}
     parts: dict[int, list[_Part]] = {}
     for shard in manifest.shards:
         first = 0
@@ -68,7 +67,7 @@ def compare_with_source(
             first += documents
     numbers = sorted(parts)
     planned = {file.name for unit in units for file in unit.files}
-    if known.keys() != planned or not parts or numbers[-1] >= len(units):
+    if records.keys() != planned or not parts or numbers[-1] >= len(units):
         raise DataError(
             f"{manifest.directory}: {PLAN_NAME} and {MANIFEST_NAME} have other inputs; restore them"
         )
@@ -78,7 +77,7 @@ def compare_with_source(
     documents = compared = 0
     for number in chosen:
         unit = units[number]
-        if difference := _input_difference(unit, known):
+        if difference := _input_difference(unit, records):
             if inputs:
                 problems.append(difference)
             else:
@@ -93,7 +92,7 @@ def compare_with_source(
 
 @dataclass(frozen=True)
 class _Part:
-    """Documents of a unit in a shard."""
+    """Documents of a unit in one shard."""
 
     shard: Shard
     first: int
@@ -109,7 +108,7 @@ def _location(directory: Path) -> str | None:
 
 
 def _input_difference(unit: Unit, known: dict[str, InputRecord]) -> str | None:
-    """Describe an input of the unit that is not what was tokenised; None if all are."""
+    """Describe the first input of the unit that is not as tokenised; None if all are."""
     for file in unit.files:
         record = known[file.name]
         path = file.path
@@ -131,7 +130,7 @@ def _input_difference(unit: Unit, known: dict[str, InputRecord]) -> str | None:
 def _unit_problems(
     manifest: Manifest, unit: Unit, parts: list[_Part], tokenizer: Tokenizer
 ) -> tuple[list[str], int]:
-    """Return (problems, the number of documents that were looked for)."""
+    """Return the problems and the number of documents that were looked for."""
     looked_for = _sample(manifest, parts, tokenizer)
     count = len(looked_for)
     seen: Counter[tuple[str, str]] = Counter()
@@ -147,12 +146,12 @@ def _unit_problems(
         f"{prefix}.bin: document {number} is not a document of this split and source in {names}"
         for prefix, number in looked_for.values()
     ]
-    there = {(part.shard.split, part.shard.source): part.documents for part in parts}
+    stored = {(part.shard.split, part.shard.source): part.documents for part in parts}
     problems += [
-        f"{manifest.directory}: unit {unit.number} has {there.get(key, 0):,} documents of {key[1]} "
+        f"{manifest.directory}: unit {unit.number} has {stored.get(key, 0):,} documents of {key[1]} "
         f"in {key[0]}, its inputs {names} have {seen[key]:,}"
-        for key in sorted(there.keys() | seen.keys())
-        if there.get(key, 0) != seen[key]
+        for key in sorted(stored.keys() | seen.keys())
+        if stored.get(key, 0) != seen[key]
     ]
     return problems, count
 
@@ -160,7 +159,7 @@ def _unit_problems(
 def _sample(
     manifest: Manifest, parts: list[_Part], tokenizer: Tokenizer
 ) -> dict[bytes, tuple[Path, int]]:
-    """Decode some documents of a unit; return the place of each, by `_key`."""
+    """Decode some documents of a unit; return the shard and number of each, by `_key`."""
     sample: dict[bytes, tuple[Path, int]] = {}
     for part in parts:
         shard = part.shard

@@ -1,9 +1,9 @@
-"""Files with the ids of one unit each, until the ids are put into shards.
+"""Files with the ids of one unit each, until the ids are in shards.
 
-A unit has one file, however many splits and sources it has. The file holds all ids as they were
-made, one batch after the other, in each batch the documents of one group (a split and source)
-together. Then follow, sorted by group, the length of every document (int32), and every run of ids
-(first id and number of ids, int64).
+A unit has one file, however many splits and sources it has. The file holds all ids in the order in
+which they were encoded, batch after batch; within a batch, the documents of one group (a split and
+source) are together. Then follow, sorted by group, the length of every document (int32), and every
+run of ids (first id and number of ids, int64).
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class UnitData:
     Memory: four bytes a document.
 
     Args:
-        path: the file.
-        dtype: type of the ids, of `dtype_for`.
+        dtype: Type of the ids, from `dtype_for`.
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
@@ -60,8 +59,8 @@ class UnitData:
         """Append documents in one write; DataError if an id does not fit the type.
 
         Args:
-            encoded: the documents, those of one group together.
-            groups: each group's documents and bytes of text, in their order.
+            encoded: Documents, those of one group together.
+            groups: (group, documents, bytes of text) of every group, in order.
         """
         ids = pack(encoded.ids, self._dtype)
         self._stream.write(ids.data)
@@ -102,7 +101,7 @@ class UnitData:
         return stated
 
     def discard(self) -> None:
-        """Remove an unfinished file; after `finish`, do nothing."""
+        """Remove an unfinished file; do nothing after `finish`."""
         self._draft.discard()
 
 
@@ -123,15 +122,15 @@ class UnitGroup:
     """Group of a finished unit.
 
     Attributes:
-        unit: number of the unit.
-        path: the unit's file.
-        documents: number of documents.
-        tokens: number of ids, end-of-document ids included.
-        text_bytes: bytes of text, as UTF-8.
-        runs: number of runs of ids.
-        crc32: checksum of ids and lengths.
-        lengths_at: place of the lengths in the file, in bytes.
-        runs_at: place of the runs in the file, in bytes.
+        unit: Number of the unit.
+        path: Path of the unit's file.
+        documents: Number of documents.
+        tokens: Number of ids, end-of-document ids included.
+        text_bytes: Bytes of text, as UTF-8.
+        runs: Number of runs of ids.
+        crc32: Checksum of ids and lengths.
+        lengths_at: Offset of the lengths in the file, in bytes.
+        runs_at: Offset of the runs in the file, in bytes.
     """
 
     unit: int
@@ -146,13 +145,7 @@ class UnitGroup:
 
 
 def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, UnitGroup]:
-    """Return the groups of a unit by split and source.
-
-    Args:
-        record: the unit's record.
-        path: the unit's file.
-        dtype: type of the ids.
-    """
+    """Return the groups of a unit by split and source."""
     groups = record["groups"]
     lengths_at = sum(group["tokens"] for group in groups) * np.dtype(dtype).itemsize
     runs_at = lengths_at + 4 * sum(group["documents"] for group in groups)
@@ -168,12 +161,7 @@ def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, U
 
 
 def data_size(record: dict[str, Any], dtype: str) -> int:
-    """Return the bytes that the unit's file should have.
-
-    Args:
-        record: the unit's record.
-        dtype: type of the ids.
-    """
+    """Return the size in bytes that the unit's file should have."""
     return sum(
         group["tokens"] * np.dtype(dtype).itemsize + 4 * group["documents"] + 16 * group["runs"]
         for group in record["groups"]
@@ -183,12 +171,8 @@ def data_size(record: dict[str, Any], dtype: str) -> int:
 def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
     """Append a group's documents to a shard.
 
-    Args:
-        group: the group.
-        writer: the shard.
-
     Raises:
-        DataError: the unit's file is not what was written.
+        DataError: If the unit's file is not what was written.
     """
     damaged = DataError(
         f"{group.path} is damaged: its content does not have the checksum of its record; delete "
@@ -200,6 +184,7 @@ def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
         lengths = np.fromfile(stream, "<i4", group.documents)
         stream.seek(group.runs_at)
         runs = np.fromfile(stream, "<i8", 2 * group.runs).reshape(-1, 2)
+        # Cheap checks first: a damaged run must not make the copy read gigabytes.
         if len(lengths) != group.documents or runs[:, 1].sum() != group.tokens or (runs < 0).any():
             raise damaged
         for ids in _read_runs(stream, runs.tolist(), writer.dtype):
@@ -213,7 +198,7 @@ def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
 def _read_runs(
     stream: BinaryIO, runs: list[list[int]], dtype: np.dtype[Any]
 ) -> Iterator[npt.NDArray[np.integer]]:
-    """Read the ids of runs, a few MB at a time; runs that follow each other are read together."""
+    """Read the ids of runs, a few MB at a time; adjacent runs are read together."""
     joined: list[list[int]] = []
     for first, count in runs:
         if joined and sum(joined[-1]) == first:

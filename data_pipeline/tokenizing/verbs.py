@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _KEYS = RecordKeys()
 _LIMITS = Limits()
-# How a command ends that has finished everything but inputs that are damaged.
+# Exit code of a command that has finished everything except damaged inputs.
 DAMAGED_INPUTS = 3
 
 MaxRejectRate = Annotated[
@@ -58,20 +58,19 @@ AllowDamaged = Annotated[
 def which_task(
     task: int | None, num_tasks: int | None, environment: Mapping[str, str]
 ) -> Task | None:
-    """Return the task that the options, or a Slurm array's environment, name.
+    """Return the task that the options, or the environment of a Slurm array, name.
 
-    Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
+    Slurm's count of array tasks cannot replace --num-tasks: it is 2 for --array=3,5.
 
     Args:
-        task: the option --task.
-        num_tasks: the option --num-tasks.
-        environment: the process's environment.
+        task: Value of the option --task.
+        num_tasks: Value of the option --num-tasks.
 
     Returns:
-        The task; None without --num-tasks.
+        Task; None without --num-tasks.
 
     Raises:
-        DataError: only one of the two is known, or there is no such task.
+        DataError: If only one of the two is known, or there is no such task.
     """
     from data_pipeline.tokenizing.plan import Task
 
@@ -168,7 +167,7 @@ def tokenize(
         allow_lossy=allow_lossy,
         eod_token=eod_token,
     )
-    chosen = which_task(task, num_tasks, os.environ)
+    chosen_task = which_task(task, num_tasks, os.environ)
     with ProgressLine(sum(file.size for file in selected.files)) as line:
         run = Run(
             selected,
@@ -180,45 +179,41 @@ def tokenize(
             limits=Limits(strict, max_reject_rate),
             engine=engine,
         )
-        made = run.make(chosen) if chosen is not None else run.make()
-        manifest = run.finish() if chosen is None else None
-    summary = line.summary("\n  ") if made.now else f"already up to date ({made.units} units)"
-    if chosen is not None:
-        typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
+        result = run.make(chosen_task) if chosen_task is not None else run.make()
+        manifest = run.finish() if chosen_task is None else None
+    summary = line.summary("\n  ") if result.now else f"already up to date ({result.units} units)"
+    if chosen_task is not None:
+        typer.echo(f"{out}: task {chosen_task.index} of {chosen_task.count}: {summary}")
         show_passed_over(selected.passed_over)
-        _show_damage(made.damaged)  # merge-manifests ends with the exit code for it
+        _show_damage(result.damaged)  # merge-manifests ends with the exit code for it
         typer.echo(f"  when all tasks are done: python -m data_pipeline merge-manifests {out}")
         return
     assert manifest is not None
     typer.echo(f"{out}: {summary}")
     _show(manifest)
-    if made.now and (reason := why_not_fast(tokenizer, engine)):
+    if result.now and (reason := why_not_fast(tokenizer, engine)):
         typer.echo(f"  not encoded by gigatoken: {reason}")
     show_passed_over(selected.passed_over)
     end_with_damage(manifest.damaged, allow_damaged)
 
 
 def refuse_out(inputs: list[str], out: Path) -> None:
-    """Refuse an --out below the inputs or not on this machine.
-
-    Args:
-        inputs: the inputs.
-        out: the shard directory.
+    """Refuse an --out that lies below the inputs or is not on this machine.
 
     Raises:
-        DataError: it is.
+        DataError: If --out is such a path.
     """
-    if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
+    if re.match("[a-z0-9]+:/", str(out)):  # Path has dropped the second slash of a URL
         raise DataError(
             f"--out {out} is not a directory of this machine; shards are memory-mapped files"
         )
-    for entry in (expand_home(place) for place in inputs if not is_url(place)):
+    for entry in (expand_home(path) for path in inputs if not is_url(path)):
         if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 
 
 def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
-    """Print the entries that are not read; on stderr those that may have been meant to be."""
+    """Print the entries that are not read; on stderr those that may have been meant to be read."""
     for expected in (False, True):
         for line in describe(entry for entry in passed_over if entry.expected is expected):
             typer.echo(f"  {line}", err=not expected)
@@ -233,8 +228,8 @@ def end_with_damage(damaged: Sequence[str], allowed: bool) -> None:
     """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS.
 
     Args:
-        damaged: each input with what was lost.
-        allowed: whether the command then ends with 0.
+        damaged: Damaged inputs, each with what was lost.
+        allowed: Whether the command exits with 0 in spite of damage.
     """
     _show_damage(damaged)
     if damaged and not allowed:

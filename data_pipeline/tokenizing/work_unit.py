@@ -1,8 +1,8 @@
 """Worker for units of work: input files in, ids and a record out.
 
 One worker does everything for a unit - decompress, hash, parse, split, encode, write - so ids never
-travel between processes. The record, written last, makes the unit count; the ids wait beside the
-record until all units are there and shards are made of them. The files are a function of the inputs
+travel between processes. The record, written last, makes the unit count; the ids stay beside the
+record until all units are recorded and the shards are made. The files are a function of the inputs
 and the options only.
 """
 
@@ -34,7 +34,7 @@ from data_pipeline.tokenizing.encode_unit import make_unit
 from data_pipeline.tokenizing.plan import Unit
 from data_pipeline.tokenizing.unit_files import StatedGroup, data_size
 
-# Part of a record: to be raised when the files of a unit change, so that runs do not mix versions.
+# Part of a record; raise it when the files of a unit change, so that runs do not mix versions.
 _RECORD_VERSION = 2
 _REMEDY = "delete it and run the same tokenize command again"
 
@@ -65,10 +65,10 @@ class UnitJob:
     """Order to make a unit, or only to check its inputs.
 
     Attributes:
-        unit: the unit.
-        known: the inputs that the unit was made from before, which must not have changed; None if
-            it has not been made.
-        make: whether to make it (again).
+        unit: Unit to make or check.
+        known: Inputs that the unit was made from before, which must not have changed; None if it
+            has not been made.
+        make: Whether to make the unit (again).
     """
 
     unit: Unit
@@ -77,10 +77,10 @@ class UnitJob:
 
 
 class UnitWorker:
-    """Maker of units, one after the other; a process has one and loads the tokenizer once.
+    """Maker of units, one after the other; each process has one and loads the tokenizer once.
 
     Args:
-        engine: one of `encoder.ENGINES`.
+        engine: One of `encoder.ENGINES`.
     """
 
     def __init__(self, engine: str = "auto") -> None:
@@ -89,18 +89,17 @@ class UnitWorker:
         self._encoder: Encoder | None = None
 
     def __call__(self, job: UnitJob, report: Report) -> Record | None:
-        """Check a unit's inputs, make its ids and record.
+        """Check a unit's inputs, then make its ids and record.
 
         Args:
-            job: what to do.
-            report: called with the progress.
+            report: Callback for the progress.
 
         Returns:
-            The record that was made; None if the inputs were only checked.
+            Record of the unit; None if the inputs were only checked.
 
         Raises:
-            DataError: an input is unreadable or has changed, a line is rejected under `strict`, or
-                a write fails.
+            DataError: If an input is unreadable or has changed, a line is rejected under `strict`,
+                or a write fails.
         """
         unit = job.unit
         name = unit.files[0].name
@@ -113,7 +112,7 @@ class UnitWorker:
                 return None
             encoder = self._load(unit.directory / unit.tokenizer.stored_as)
             record = _identity(unit) | make_unit(unit, encoder, report)
-            # A name that is lost with the machine's power costs its unit another making, no more.
+            # If a power failure loses the name, only this unit has to be made again.
             write_atomically(unit.record_path, to_checked_json(record), durable=False)
             return record
         except OSError as error:
@@ -143,7 +142,7 @@ def read_record(unit: Unit) -> Record:
     """Read the record of a unit that has been made.
 
     Raises:
-        DataError: it is damaged, or of another run.
+        DataError: If the record is damaged, or of another run.
     """
     record = read_checked_json(unit.record_path, _REMEDY)
     if any(record.get(key) != value for key, value in _identity(unit).items()):
@@ -155,24 +154,14 @@ def read_record(unit: Unit) -> Record:
 
 
 def has_data(unit: Unit, record: Record) -> bool:
-    """Return whether the unit's ids wait beside its record, complete by their size.
-
-    Args:
-        unit: the unit.
-        record: its record.
-    """
+    """Return whether the file of the unit's ids exists and has the size that its record implies."""
     path = unit.data_path
     size = data_size(record, dtype_for(unit.tokenizer.vocab_size))
     return path.is_file() and path.stat().st_size == size
 
 
 def has_rejects(unit: Unit, record: Record) -> bool:
-    """Return whether the unit's file of rejects is as its record says.
-
-    Args:
-        unit: the unit.
-        record: its record.
-    """
+    """Return whether the unit's file of rejects is as its record says."""
     path = unit.rejects_path
     digest = record["rejects_sha256"]
     if not digest:
@@ -185,7 +174,7 @@ def _check_inputs(unit: Unit, known: list[Record]) -> None:
     for file, old in zip(unit.files, known, strict=True):
         same = (old["name"], old["size"], old["end"]) == (file.name, file.size, file.size)
         if file.version:
-            # What the store says is believed: to hash an object is to fetch all of it once more.
+            # The store's version is trusted: hashing an object would fetch all of it once more.
             same = same and old["version"] == file.version
         else:
             same = same and old["sha256"] == hash_of(file)
