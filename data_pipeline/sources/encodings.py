@@ -151,10 +151,8 @@ def likely(content: bytes) -> str:
 def _unmarked_utf16(content: bytes) -> str | None:
     """Return the UTF-16 of bytes with more NULs or controls than other text has; None otherwise."""
     beginning = content[:_GUESSED_BYTES]
-    for counted_bytes in (
-        b"\x00",
-        _CONTROLS,
-    ):  # half of western text; half of Greek, Russian, Arabic
+    # NULs are half of western text; controls are half of Greek, Russian and Arabic.
+    for counted_bytes in (b"\x00", _CONTROLS):
         even, odd = (
             len(half) - len(half.translate(None, counted_bytes))
             for half in (beginning[::2], beginning[1::2])

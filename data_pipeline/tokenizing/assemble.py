@@ -181,7 +181,7 @@ def _make_shard(plan: ShardPlan, directory: Path, dtype: str, report: Report) ->
             for part in plan.parts:
                 copy_group(part, writer)
                 report(Progress("", joined_tokens=part.tokens))
-            files = writer.finish()
+            counts_and_hashes = writer.finish()
     except OSError as error:
         raise DataError(
             f"cannot write the shard {plan.name} to {directory}: {error.strerror or error}; "
@@ -195,7 +195,7 @@ def _make_shard(plan: ShardPlan, directory: Path, dtype: str, report: Report) ->
         text_bytes=sum(part.text_bytes for part in plan.parts),
         units=tuple(part.unit for part in plan.parts),
         unit_documents=tuple(part.documents for part in plan.parts),
-        **files,
+        **counts_and_hashes,
     )
 
 

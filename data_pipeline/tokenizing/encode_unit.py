@@ -130,7 +130,7 @@ class _FileCounts:
 
 
 def _usable_documents(
-    making: _UnitParts, file: InputFile, reader: RecordReader, found: _FileCounts
+    making: _UnitParts, file: InputFile, reader: RecordReader, file_counts: _FileCounts
 ) -> Iterator[Document]:
     """Yield the documents of wanted sources; log and count everything else."""
     for record in reader:
@@ -142,11 +142,11 @@ def _usable_documents(
             continue
         making.rejects.add(file, record)
         if record.lost:
-            found.damage.append(f"{record.reason}: {record.detail}")
+            file_counts.damage.append(f"{record.reason}: {record.detail}")
         elif record.kept:
-            found.unusual += 1
+            file_counts.unusual += 1
         else:
-            found.rejected += 1
+            file_counts.rejected += 1
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

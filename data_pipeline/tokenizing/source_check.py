@@ -148,8 +148,8 @@ def _unit_problems(
     ]
     stored = {(part.shard.split, part.shard.source): part.documents for part in parts}
     problems += [
-        f"{manifest.directory}: unit {unit.number} has {stored.get(key, 0):,} documents of {key[1]} "
-        f"in {key[0]}, its inputs {names} have {seen[key]:,}"
+        f"{manifest.directory}: unit {unit.number} has {stored.get(key, 0):,} documents of "
+        f"{key[1]} in {key[0]}, its inputs {names} have {seen[key]:,}"
         for key in sorted(stored.keys() | seen.keys())
         if stored.get(key, 0) != seen[key]
     ]
