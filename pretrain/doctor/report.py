@@ -32,7 +32,7 @@ def write_report(path: Path, gathered: Gathered, problems: Sequence[Problem]) ->
         nodes[node] = {
             "ranks": ranks,
             "clock_ahead_seconds": gathered.clocks.get(node, (None,))[0],
-            **{key: facts.get(key) for key in ("versions", "gpus", "disk", "shm", "data", "bank")},
+            **{key: facts.get(key) for key in ("versions", "gpus", "disk", "shm", "data")},
         }
     write_json(path, _content(problems) | {"nodes": nodes})
 

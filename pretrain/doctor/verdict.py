@@ -176,7 +176,6 @@ def _differences(gathered: Gathered, allowed: Collection[Difference]) -> list[Pr
         ("gpus", "names", "the GPUs are"),
         ("config", "sha256", "the config or its overrides differ: digest"),
         ("data", "fingerprint", "the data has the manifest fingerprint"),
-        ("bank", "digest", "the frozen bank has the digest"),
     ]
     problems = []
     for check, key, subject in compared:
