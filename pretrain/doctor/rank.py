@@ -54,7 +54,9 @@ def run_doctor(request: Request) -> int:
 
 
 def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own, slack, limit = rendezvous.own, _slack(request), _limit(request)
+    own = rendezvous.own
+    slack = _slack(request)
+    limit = _limit(request)
     rendezvous.post("hello/0", rendezvous.node)
     came = rendezvous.collect("hello", range(own.world_size), request.timeout)
     absent = [rank for rank in range(own.world_size) if rank not in came]
