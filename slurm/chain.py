@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import shlex
@@ -67,6 +68,7 @@ def plan(options: argparse.Namespace) -> list[Job]:
     last = STEPS.index(options.until)
     if first > last:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
+    _check_config(options.config)
     extra_options = _by_step(options.sbatch, "--sbatch")
     extra_arguments = _by_step(options.args, "--args")
     _check_overrides((*options.overrides, *extra_arguments["pretrain"]))
@@ -145,6 +147,18 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
         "ORA_OUT": f"{options.runs}/comparison-{base}",
     }
     return [*jobs, _job("compare", compare, *(job.name for job in jobs))]
+
+
+def _check_config(config: str) -> None:
+    """Refuse what is neither a shipped config nor the path of a YAML file."""
+    if config in CORPORA or config.endswith((".yaml", ".yml")) or Path(config).is_file():
+        return
+    near = difflib.get_close_matches(config, CORPORA, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise SubmitError(
+        f"config {config} is neither a file nor one of the shipped configs: "
+        f"{', '.join(sorted(CORPORA))}{hint}"
+    )
 
 
 def _check_overrides(words: Sequence[str]) -> None:
@@ -241,6 +255,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--sbatch", **several, help="options of sbatch; STEP all: every job")
     parser.add_argument("--args", **several, help="arguments of a step's script")
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be submitted; submit nothing"
+        "--dry-run", action="store_true", help="print the sbatch commands; submit nothing"
     )
     return parser

@@ -2,7 +2,7 @@
 """Submit a study: download -> tokenizer -> tokenize (array) -> merge -> pretrain -> compare.
 
     python slurm/submit.py large              # SlimPajama, vanilla and orthogonal, then comparison
-    python slurm/submit.py large --dry-run    # what that would submit: in words, and as commands
+    python slurm/submit.py large --dry-run    # the sbatch commands of that, for a shell
     python slurm/submit.py large --from pretrain --sbatch pretrain="--nodes=2 --time=24:00:00"
 
 Every script is first given to `sbatch --test-only`; nothing is submitted unless all would run here.
@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from chain import ROOT, Job, SubmitError, parser, plan
-from words import in_words
 
 SBATCH_TIMEOUT = 120
 PIN = ROOT / "slurm" / "pin.sh"
@@ -205,12 +205,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _print_plan(jobs: Sequence[Job], site: dict[str, str]) -> None:
-    """What would be submitted, in words, and commands that a shell takes.
-
-    The words are the shell's comments, the job ids its variables.
-    """
-    for line in in_words(jobs, os.environ | site):
-        print(f"# {line}")
+    """Print commands that a shell takes; job ids are its variables."""
     print(f"cd {shlex.quote(str(ROOT))}")
     for directory in log_directories(jobs):
         print(f"mkdir -p {shlex.quote(os.path.relpath(directory, ROOT))}")
@@ -263,4 +258,5 @@ def _name(job: Job) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that has enough, as `| head`
     sys.exit(main())

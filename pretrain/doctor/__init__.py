@@ -3,9 +3,8 @@
 rank         the course of the preflight on one rank
 request      what the command line asks for; imports nothing heavy
 rendezvous   a key-value store with time limits, so that a missing rank can be named
-checks       checks of one rank on its own, each within its time: config, data, a digest of the bank
-machine      checks of the node: versions, GPUs, disk, /dev/shm
-collectives  checks of ranks together: all-reduce within a node, with the head node, over all ranks
+checks       checks of one rank on its own: config, data, versions, GPUs, disk, /dev/shm
+collectives  all-reduces of the ranks together: within a node, over all ranks
 verdict      problems, each with its nodes, from the facts of all ranks (pure)
 report       the lines for people, the JSON for the job script
 """

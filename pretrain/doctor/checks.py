@@ -9,23 +9,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_pipeline.shards.manifest import expected_files, file_problem
-from megatron_patches.bank.head_split import split_heads
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe
-from megatron_patches.bank.shards import head_digests, head_rows_in
+from megatron_patches.recipe.optimizers import checkpoint_bytes
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs
-from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, shm_facts, version_facts
 from pretrain.doctor.rendezvous import bounded
 from pretrain.doctor.request import Request
-from pretrain.model.build import DTYPES
-from pretrain.ranks.devices import ask_for
+from pretrain.ranks.devices import MACHINE, ask_for, is_shown_its_own, own_device, why_no_cuda
 from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.runs.environment import package_versions
+from pretrain.runs.storage import size_text
+
+SHM_FOR_NCCL = 1 << 30
+"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL uses /dev/shm within a node."""
+SHM_WITHOUT_GPU = 16 << 20
+FREE_GPU_SHARE = 0.9
+"""A GPU with less of its memory free before the run starts is used by another process."""
+
+
+class Unfit(Exception):
+    """A node that does not meet a run's needs; the text is one clause."""
 
 
 def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[str, Any]:
@@ -57,12 +71,11 @@ def local_facts(request: Request, own: LaunchEnvironment, leader: bool) -> dict[
         "config": read_config,
         "gpus": check_gpus,
         "data": lambda: data_facts(config[0], own.world_size, leader),
-        "bank": lambda: bank_facts(config[0]),
     }
     if leader:
         checks |= {"disk": lambda: disk_facts(config[0]), "shm": shm_facts}
     for name, action in checks.items():
-        if name in ("data", "bank", "disk") and not config:
+        if name in ("data", "disk") and not config:
             continue
         try:
             facts[name] = bounded(action, deadline - time.monotonic(), f"the check of {name}")
@@ -98,36 +111,130 @@ def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, A
     return {"fingerprint": blend.fingerprint, "files": files}
 
 
-def bank_facts(config: Config) -> dict[str, str]:
-    """Return the digest of one frozen head, the first of the model; training compares all.
+def version_facts() -> dict[str, str | None]:
+    """Return the versions that must be equal everywhere.
+
+    `program` is a digest of this program's files.
+    """
+    on_gpu = torch.cuda.is_available()
+    return {
+        **package_versions(),
+        "torch": torch.__version__,  # with its build, as +cu126
+        "CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "driver": _driver_version(),
+        "program": _program_digest(),
+    }
+
+
+def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) -> dict[str, Any]:
+    """Return names and free memory of the node's GPUs as this rank sees them.
 
     Args:
-        config: configuration of the run.
+        local_rank: number of this rank on its node.
+        expected: number of GPUs that the node should have; None: any.
+        machine: root of the file system with NVIDIA's device files.
+
+    Raises:
+        Unfit: another number of GPUs than expected, or this rank's is in use.
+        UserError: as `own_device` does.
     """
-    recipe, policy = config.recipe, config.policy
-    if not isinstance(recipe, BankRecipe):
-        # Training itself compares the score matrices of a synthesizer.
-        return {"digest": "none"}
-    groups = policy.frozen_groups(config.model.num_layers, recipe.num_query_groups)
-    for layer, frozen in enumerate(groups):
-        heads = split_heads(
-            recipe.num_attention_heads,
-            recipe.num_query_groups,
-            frozen,
-            rank=0,
-            tensor_parallel_size=1,
-            roles=policy.frozen_row_roles,
-            shared=policy.shared,
-        ).frozen
-        for role in ROLES:
-            if heads[role]:
-                dtype = DTYPES[config.precision.dtype]
-                first = heads[role][:1]
-                (made,) = head_digests(
-                    head_rows_in(recipe, layer, role, first, dtype=dtype), recipe.head_dim
-                )
-                return {"digest": f"{made[:16]} at layer {layer} {role} head {first[0]}"}
-    return {"digest": "none"}
+    count = torch.cuda.device_count()
+    require_gpus(count, expected)
+    own = own_device(local_rank, machine)
+    if own.type == "cpu":
+        return {"names": [], "free": None}
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+    free, total = torch.cuda.mem_get_info(own)
+    if free < FREE_GPU_SHARE * total:
+        raise Unfit(
+            f"GPU {own.index} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
+            "another process is on it"
+        )
+    names = [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus]
+    return {"names": names, "free": free}
+
+
+def require_gpus(count: int, expected: int | None) -> None:
+    """Refuse another number of GPUs than expected; a rank that is shown its own sees but that.
+
+    Args:
+        count: GPUs that this rank sees.
+        expected: number of GPUs that the node should have; None: any.
+
+    Raises:
+        Unfit: there are more or fewer.
+    """
+    if expected not in (None, count) and not is_shown_its_own(count):
+        why = why_no_cuda()
+        raise Unfit(f"torch sees {count} GPUs of {expected}" + (f" ({why})" if why else ""))
+
+
+def disk_facts(config: Config) -> dict[str, Any]:
+    """Return the free bytes of the checkpoints' directory, which is written to for a moment.
+
+    Raises:
+        Unfit: too little space for the checkpoints that are kept and the one being written, or the
+            directory cannot be written to.
+    """
+    directory = config.run_directory.checkpoints
+    places = (directory.absolute(), *directory.absolute().parents)
+    there = next(path for path in places if path.is_dir())
+    size = checkpoint_bytes(config.inventories[0], config.optimizer.rules)
+    # What the run keeps within checkpoint.keep_last, or removes; all else there stays.
+    own = [path for path in config.run_directory.complete_checkpoints() if not path.is_symlink()]
+    have = sum(file.stat().st_size for path in own for file in path.iterdir())
+    needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise Unfit(
+            f"{there} has {size_text(free)} free, and this run's checkpoints need "
+            f"{size_text(needed)} ({size_text(size)} each, "
+            f"checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
+        )
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise Unfit(f"{there} cannot be written to ({error.strerror})") from error
+    return {"directory": str(there), "checkpoint": size, "needed": needed, "free": free}
+
+
+def shm_facts() -> dict[str, Any]:
+    """Return the size of /dev/shm in bytes.
+
+    Raises:
+        Unfit: less is free than the ranks of a node need.
+    """
+    usage = shutil.disk_usage("/dev/shm")
+    needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
+    if usage.free < needed:
+        raise Unfit(
+            f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, "
+            f"{size_text(needed)} are needed: remove what earlier jobs left there, or give the "
+            "container more"
+        )
+    return {"total": usage.total, "free": usage.free}
+
+
+def _driver_version() -> str | None:
+    """Return the version of NVIDIA's kernel module; None on a machine without one."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    match = re.search(r"Kernel Module\D*\s(\d+(?:\.\d+)+)", text)
+    return match[1] if match else text.splitlines()[0]
+
+
+def _program_digest() -> str:
+    """Return a digest of this program's files, which differs in a checkout that was not updated."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".json", ".yaml"):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _clause(error: Exception) -> str:

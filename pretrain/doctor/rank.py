@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.doctor.checks import local_facts
-from pretrain.doctor.collectives import Collectives
+from pretrain.doctor.collectives import all_reduce_failures
 from pretrain.doctor.rendezvous import NoAnswer, Rendezvous
 from pretrain.doctor.report import print_report, write_head_node_report, write_report
 from pretrain.doctor.request import Request
@@ -29,9 +29,9 @@ from pretrain.doctor.verdict import (
 )
 from pretrain.ranks.environment import LaunchEnvironment, head_node, missing_nodes, node_name
 
+COLLECTIVE_SECONDS = 60.0
 SLACK_SECONDS = 15.0
 """Most seconds between the time limit of a rank and that of the rank that waits for it."""
-COLLECTIVE_SECONDS = 60.0
 
 
 def run_doctor(request: Request) -> int:
@@ -56,6 +56,7 @@ def run_doctor(request: Request) -> int:
 def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     own = rendezvous.own
     slack = _slack(request)
+    limit = _limit(request)
     rendezvous.post("hello/0", rendezvous.node)
     came = rendezvous.collect("hello", range(own.world_size), request.timeout)
     absent = [rank for rank in range(own.world_size) if rank not in came]
@@ -63,23 +64,21 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     clocks = _call_roll(rendezvous, nodes, slack)
     rendezvous.post("facts/0", local_facts(request, own, True))
     facts = rendezvous.collect("facts", came, request.timeout + slack)
-    run_collectives = len(facts) == own.world_size and not any(
-        {"gpus", "config"} & set(each["failures"]) for each in facts.values()
+    fit = len(facts) == own.world_size and not any(
+        {"gpus", "config"} & set(checked["failures"]) for checked in facts.values()
     )
-    rendezvous.post("collectives", run_collectives)
-    collectives: dict[int, Any] = {}
-    if run_collectives:
-        results = Collectives(rendezvous, nodes, _limit(request)).run()
-        rendezvous.post("collectives/0", results)
-        collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + slack)
+    rendezvous.post("fit", fit)
+    sums: dict[int, Any] | None = None
+    if fit:
+        rendezvous.post("sums/0", all_reduce_failures(rendezvous, nodes, limit))
+        sums = rendezvous.collect("sums", came, 2 * limit + slack)
     gathered = Gathered(
         nodes=came,
         facts=facts,
-        collectives=collectives,
+        sums=sums,
         missing=missing_nodes(absent, came, own.world_size, os.environ),
         clocks=clocks,
         seconds=request.timeout,
-        ran_collectives=run_collectives,
     )
     return _conclude(request, rendezvous, gathered)
 
@@ -107,29 +106,28 @@ def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> i
 
 
 def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own, node = rendezvous.own, rendezvous.node
-    rendezvous.post(f"hello/{own.rank}", node)
+    rank, node = rendezvous.own.rank, rendezvous.node
+    # Rank 0 reads the clocks, makes its own checks, and waits for everybody's.
+    patience = 4 * (request.timeout + _limit(request) + _slack(request))
 
-    def expect(key: str, seconds: float) -> Any:
-        value = rendezvous.read(key, seconds)
+    def expect(key: str) -> Any:
+        value = rendezvous.read(key, patience)
         if value is None:
             raise NoAnswer(f"no word of its {key}")
         return value
 
-    slack = _slack(request)
-    nodes = expect("roster", request.timeout + slack)
-    rendezvous.post(f"clock/{own.rank}", time.time())
-    if own.rank not in nodes.get(node, []):  # too late: counted among the missing
-        return int(expect("verdict", 3 * request.timeout + 2 * slack))
-    leader = nodes[node][0] == own.rank
-    rendezvous.post(f"facts/{own.rank}", local_facts(request, own, leader))
-    # Rank 0 first read the clocks, then made its own checks, then waited for everybody's.
-    if expect("collectives", 3 * request.timeout + 2 * slack):
-        results = Collectives(rendezvous, nodes, _limit(request)).run()
-        rendezvous.post(f"collectives/{own.rank}", results)
-    wait = (len(nodes) + 3) * (_limit(request) + slack)
-    code = int(expect("verdict", wait + request.timeout))
-    rendezvous.post(f"bye/{own.rank}", True)
+    rendezvous.post(f"hello/{rank}", node)
+    nodes = expect("roster")
+    rendezvous.post(f"clock/{rank}", time.time())
+    if rank in nodes.get(node, []):  # else too late: counted among the missing
+        rendezvous.post(
+            f"facts/{rank}", local_facts(request, rendezvous.own, rank == nodes[node][0])
+        )
+        if expect("fit"):
+            failures = all_reduce_failures(rendezvous, nodes, _limit(request))
+            rendezvous.post(f"sums/{rank}", failures)
+    code = int(expect("verdict"))
+    rendezvous.post(f"bye/{rank}", True)
     return code
 
 

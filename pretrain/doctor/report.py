@@ -10,7 +10,6 @@ from typing import Any
 from data_pipeline.io.forms import parse_json
 from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, name_ranks
 from pretrain.runs.directory import write_json
-from pretrain.runs.storage import size_text
 
 
 def attempt() -> str:
@@ -33,7 +32,7 @@ def write_report(path: Path, gathered: Gathered, problems: Sequence[Problem]) ->
         nodes[node] = {
             "ranks": ranks,
             "clock_ahead_seconds": gathered.clocks.get(node, (None,))[0],
-            **{key: facts.get(key) for key in ("versions", "gpus", "disk", "shm", "data", "bank")},
+            **{key: facts.get(key) for key in ("versions", "gpus", "disk", "shm", "data")},
         }
     write_json(path, _content(problems) | {"nodes": nodes})
 
@@ -84,17 +83,9 @@ def print_report(gathered: Gathered, problems: Sequence[Problem]) -> None:
 
 def _node_line(gathered: Gathered, node: str, problems: Sequence[Problem]) -> str:
     ranks = gathered.ranks_of[node]
-    facts = gathered.facts.get(ranks[0], {})
-    found = []
-    if gpus := facts.get("gpus"):
-        names = gpus["names"]
-        found.append(f"{len(names)} x {names[0]}" if names else "no GPU")
-    if disk := facts.get("disk"):
-        free = size_text(disk["free"])
-        found.append(f"{free} free for checkpoints ({size_text(disk['needed'])} needed)")
-    if node in gathered.clocks:
-        found.append(f"clock {gathered.clocks[node][0]:+.3f} s")
+    names = gathered.facts.get(ranks[0], {}).get("gpus", {}).get("names", [])
+    gpus = f"{len(names)} x {names[0]}" if names else "no GPU"
     result = "ok" if all(problem.nodes for problem in problems) else "see below"
     if any(node in problem.nodes for problem in problems):
         result = "BAD"
-    return f"{node}, {name_ranks(ranks)}: {', '.join([*found, result])}"
+    return f"{node}, {name_ranks(ranks)}: {gpus}, {result}"

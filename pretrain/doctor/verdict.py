@@ -57,20 +57,18 @@ class Gathered:
     Attributes:
         nodes: rank -> node, of the ranks that came.
         facts: rank -> what it found on its own.
-        collectives: rank -> what it found together with others.
+        sums: rank -> why its all-reduces failed; None if the ranks were not asked for any.
         missing: rank -> node (None: not known) of ranks that never came.
         clocks: node -> seconds ahead of the head node, and the uncertainty.
         seconds: seconds that rank 0 waited.
-        ran_collectives: the ranks were asked for checks together.
     """
 
     nodes: Mapping[int, str]
     facts: Mapping[int, dict[str, Any]]
-    collectives: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    sums: Mapping[int, dict[str, str]] | None = None
     missing: Mapping[int, str | None] = field(default_factory=dict)
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0
-    ran_collectives: bool = False
 
     @property
     def ranks_of(self) -> dict[str, list[int]]:
@@ -113,13 +111,19 @@ def find_problems(gathered: Gathered, allowed: Collection[Difference] = ()) -> l
         gathered: facts of all ranks.
         allowed: differences between nodes that are no problem.
     """
+    alone = {rank: facts["failures"] for rank, facts in gathered.facts.items()}
+    together = gathered.sums or {}
+    if any("node" in failures for failures in together.values()):  # then all ranks fail with it
+        together = {
+            rank: {step: clause for step, clause in failures.items() if step == "node"}
+            for rank, failures in together.items()
+        }
     return [
         *_absent(gathered),
-        *_failures(gathered, gathered.facts),
+        *_failures(gathered, alone),
         *_differences(gathered, allowed),
         *(_clock_skew(gathered) if Difference.CLOCK not in allowed else ()),
-        *_link_failures(gathered),
-        *_failures(gathered, gathered.collectives),
+        *_failures(gathered, together),
     ]
 
 
@@ -135,7 +139,7 @@ def _absent(gathered: Gathered) -> list[Problem]:
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
         nodes = () if node is None else (node,)
         problems.append(Problem("answer", text if nodes else text + unknown, nodes))
-    done = gathered.collectives if gathered.ran_collectives else gathered.facts
+    done = gathered.facts if gathered.sums is None else gathered.sums
     for node, all_ranks in gathered.ranks_of.items():
         if silent := [rank for rank in all_ranks if rank not in done]:
             text = f"{name_ranks(silent)} came, but did not end the checks"
@@ -143,26 +147,22 @@ def _absent(gathered: Gathered) -> list[Problem]:
     return problems
 
 
-def _failures(gathered: Gathered, found: Mapping[int, Mapping[str, Any]]) -> list[Problem]:
-    """Return problems of checks that failed, of ranks alone or together."""
+def _failures(gathered: Gathered, failures: Mapping[int, Mapping[str, str]]) -> list[Problem]:
+    """Return problems of checks that failed, of ranks alone or together, from {rank: {check}}."""
     problems = []
-    for check in dict.fromkeys(check for facts in found.values() for check in facts["failures"]):
-        failed = {
-            rank: facts["failures"][check]
-            for rank, facts in found.items()
-            if check in facts["failures"]
-        }
+    asked = {gathered.nodes[rank] for rank in failures}
+    for check in dict.fromkeys(check for clauses in failures.values() for check in clauses):
+        clauses = {rank: failures[rank][check] for rank in failures if check in failures[rank]}
         label = "all-reduce" if check in ALL_REDUCES else check
-        hit = gathered.by_node(list(failed))
-        asked = {gathered.nodes[rank] for rank in found}
-        everywhere = set(hit) == (set(gathered.ranks_of) if check in ALL_REDUCES else asked)
+        hit = gathered.by_node(list(clauses))
+        nodes = set(gathered.ranks_of) if check in ALL_REDUCES else asked
         alone = len(gathered.ranks_of) == 1 and check in HARDWARE
-        if everywhere and not alone:
+        if set(hit) == nodes and not alone:
             advice = NETWORK_ADVICE if check in ALL_REDUCES else ""
-            problems.append(Problem(label, failed[min(failed)] + advice))
+            problems.append(Problem(label, clauses[min(clauses)] + advice))
             continue
         for node, (ranks, who) in hit.items():
-            text = failed[ranks[0]] if check in SHARED else who + failed[ranks[0]]
+            text = clauses[ranks[0]] if check in SHARED else who + clauses[ranks[0]]
             problems.append(Problem(label, text, (node,)))
     return problems
 
@@ -176,7 +176,6 @@ def _differences(gathered: Gathered, allowed: Collection[Difference]) -> list[Pr
         ("gpus", "names", "the GPUs are"),
         ("config", "sha256", "the config or its overrides differ: digest"),
         ("data", "fingerprint", "the data has the manifest fingerprint"),
-        ("bank", "digest", "the frozen bank has the digest"),
     ]
     problems = []
     for check, key, subject in compared:
@@ -214,16 +213,6 @@ def _clock_skew(gathered: Gathered) -> list[Problem]:
             text = f"its clock is {size} the others; its time service has stopped"
             problems.append(Problem("clock", text, (node,)))
     return problems
-
-
-def _link_failures(gathered: Gathered) -> list[Problem]:
-    """Return problems of nodes that the head node cannot reach; its own if it reaches none."""
-    failures: dict[str, str] = gathered.collectives.get(0, {}).get("link_failures", {})
-    head, *others = gathered.ranks_of
-    if len(failures) == len(others) > 1:
-        text = f"it cannot all-reduce with any other node: {next(iter(failures.values()))}"
-        return [Problem("all-reduce", text, (head,))]
-    return [Problem("all-reduce", text, (node,)) for node, text in failures.items()]
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -96,6 +96,21 @@ class ModelClass:
         return f"{self.layers}.{layer}.{module}", parts
 
 
+_MLPS: dict[str, dict[str, str]] = {
+    "gelu": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
+    "relu2": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
+    "swiglu": {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
+}
+"""{MLP: {key within a layer: module within it}}, the same in every class."""
+_ROTARY_ATTENTION = {
+    "norm1": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.proj": "self_attn.o_proj",
+    "norm2": "post_attention_layernorm",
+}
+
 STARCODER2 = ModelClass(
     stock=("Starcoder2ForCausalLM", "starcoder2"),
     adapted=("OraRotaryForCausalLM", "ora_rotary"),
@@ -104,16 +119,7 @@ STARCODER2 = ModelClass(
     mlp="gelu",
     before={"embedding.word": "model.embed_tokens"},
     layers="model.layers",
-    layer={
-        "norm1": "input_layernorm",
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.proj": "self_attn.o_proj",
-        "norm2": "post_attention_layernorm",
-        "mlp.fc1": "mlp.c_fc",
-        "mlp.fc2": "mlp.c_proj",
-    },
+    layer=_ROTARY_ATTENTION | _MLPS["gelu"],
     after={"norm": "model.norm"},
     settings={
         "num_layers": "num_hidden_layers",
@@ -139,17 +145,7 @@ LLAMA = ModelClass(
     mlp="swiglu",
     before=STARCODER2.before,
     layers="model.layers",
-    layer={
-        "norm1": "input_layernorm",
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.proj": "self_attn.o_proj",
-        "norm2": "post_attention_layernorm",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.fc2": "mlp.down_proj",
-    },
+    layer=_ROTARY_ATTENTION | _MLPS["swiglu"],
     after=STARCODER2.after,
     settings={**STARCODER2.settings, "layernorm_epsilon": "rms_norm_eps"},
     required={"hidden_act": "silu"},
@@ -185,8 +181,7 @@ GPT2 = ModelClass(
         "attention.value": "attn.c_attn",
         "attention.proj": "attn.c_proj",
         "norm2": "ln_2",
-        "mlp.fc1": "mlp.c_fc",
-        "mlp.fc2": "mlp.c_proj",
+        **_MLPS["gelu"],
     },
     after={"norm": "transformer.ln_f"},
     settings={
@@ -210,12 +205,6 @@ GPT2 = ModelClass(
 )
 
 _NORMS = ("layernorm", "rmsnorm")
-_MLPS: dict[str, dict[str, str]] = {
-    "gelu": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
-    "relu2": {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"},
-    "swiglu": {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
-}
-"""{MLP: {key within a layer: module of `modeling_ora`}}."""
 
 
 def with_parts(base: ModelClass, norm: str, mlp: str, qk_norm: bool) -> ModelClass:

@@ -1,10 +1,8 @@
 """A private Slurm on this machine.
 
-Own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs.
-
-Where the system allows it (root), it lives in process, mount and network namespaces of its own:
-every node has its own host name and address, the last one is bad (its /dev/shm has 4 MB), and
-nothing can be left behind. Elsewhere all nodes share the machine's loopback address.
+Own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs, in process, mount and network
+namespaces of its own: every node has its own host name and address, the last one is bad (its
+/dev/shm has 4 MB), and nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import psutil
 import pytest
 
 from tests.ranks import ROOT, rank_environment
-from tests.slurm.configuration import ClusterFiles
+from tests.slurm.configuration import write_files
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
 NAMESPACES = [
@@ -66,6 +64,14 @@ def require_slurm() -> None:
         pytest.skip(
             f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge"
         )
+    trial = "ip link add v0 type veth peer name v1 && mount -t tmpfs t /run && ip netns add n0"
+    if subprocess.run([*namespaces(), "sh", "-c", trial], capture_output=True).returncode:
+        pytest.skip("no namespaces for a Slurm here: needs root, or namespaces of users")
+
+
+def namespaces() -> list[str]:
+    """The beginning of a command in new namespaces, as root there."""
+    return [*NAMESPACES, *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,6 @@ class Cluster:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.bad_node = self.nodes[-1]
         self.directory = Path(tempfile.mkdtemp(prefix="ora-slurm-"))
-        self.isolated = os.geteuid() == 0 and _can_isolate()
         self._supervisor: subprocess.Popen[str] | None = None
         self._first_process = 0
         self._one_command = threading.Lock()
@@ -96,8 +101,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            files = ClusterFiles(self.directory, tuple(self.nodes), self.bad_node, self.isolated)
-            files.write()
+            write_files(self.directory, self.nodes)
             self._start()
             wait_until(self._is_idle, "all nodes to be idle", timeout=120, describe=self.logs)
         except BaseException:
@@ -115,10 +119,9 @@ class Cluster:
         self, *command: object, environment: Mapping[str, str] | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a command where the cluster's users would, in the checkout's root."""
-        inside: list[str] = []
-        if self.isolated:
-            target = f"--target={self._first_process}"
-            inside = ["nsenter", target, "--mount", "--pid", "--net", "--uts", f"--wd={ROOT}", "--"]
+        spaces = ["--mount", "--pid", "--net", "--uts"] + ["--user"] * (os.geteuid() != 0)
+        target = f"--target={self._first_process}"
+        inside = ["nsenter", target, *spaces, f"--wd={ROOT}", "--"]
         env = rank_environment() | {
             "SLURM_CONF": str(self.directory / "slurm.conf"),
             "PATH": _path(),
@@ -270,11 +273,9 @@ class Cluster:
         )
 
     def _start(self) -> None:
-        bad_node = self.bad_node if self.isolated else ""
-        arguments = [str(self.directory), ",".join(self.nodes), bad_node]
-        namespaces = NAMESPACES if self.isolated else []
+        module = [sys.executable, "-m", "tests.slurm.supervisor", str(self.directory)]
         self._supervisor = subprocess.Popen(
-            [*namespaces, sys.executable, "-m", "tests.slurm.supervisor", *arguments],
+            [*namespaces(), *module, *self.nodes],
             cwd=ROOT,
             env=rank_environment() | {"PATH": _path()},
             stdin=subprocess.PIPE,
@@ -283,8 +284,8 @@ class Cluster:
         )
         answer = self._supervisor.stdout.readline().split()
         assert answer[:1] == ["ready"], f"Slurm did not start: {answer}\n{self.logs()}"
-        children = psutil.Process(self._supervisor.pid).children()
-        self._first_process = children[0].pid if self.isolated else self._supervisor.pid
+        (first,) = psutil.Process(self._supervisor.pid).children()
+        self._first_process = first.pid
 
     def _tell(self, command: str) -> None:
         with self._one_command:
@@ -323,15 +324,3 @@ def wait_until(
 
 def _path() -> str:
     return f"{os.environ.get('PATH', '/usr/bin:/bin')}:{SYSTEM_PATH}"
-
-
-def _can_isolate() -> bool:
-    attempt = (
-        "ip link add b0 type bridge && ip link add v0 type veth peer name v1 && "
-        "mount -t tmpfs t /run && ip netns add n0"
-    )
-    try:
-        done = subprocess.run([*NAMESPACES, "sh", "-c", attempt], capture_output=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
-import random
-import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-
-from tests.ports import free_ports
 
 CONFIGURATION = """\
 ClusterName=lab
-SlurmctldHost={controller}({controller_address})
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
+SlurmctldHost=controller(10.77.0.254)
+SlurmUser=root
 AuthInfo=socket={directory}/run/munge.sock,cred_expire=5
 SlurmctldPidFile={directory}/run/slurmctld.pid
 SlurmdPidFile={directory}/run/slurmd-%n.pid
@@ -29,9 +20,6 @@ SlurmdSpoolDir={directory}/spool/%n
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
@@ -42,68 +30,35 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 SlurmdTimeout=15
-KillWait=30
 MessageTimeout=20
 TCPTimeout=5
 MinJobAge=3600
-FirstJobId={first_job}
+NodeName=DEFAULT CPUs=64 RealMemory=8000 Gres=gpu:a100:8
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=300 State=UP
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 """
 
 
-@dataclass(frozen=True)
-class ClusterFiles:
-    """The files of a Slurm of `nodes`; with `isolated` every node has its own address."""
-
-    directory: Path
-    nodes: tuple[str, ...]
-    bad_node: str
-    isolated: bool
-
-    def write(self) -> None:
-        for name in ("run", "log", "state", "spool", "dev"):
-            (self.directory / name).mkdir()
-        self.directory.chmod(0o755)  # munge wants its socket's directory open to everybody
-        key = self.directory / "munge.key"
-        key.write_bytes(os.urandom(1024))
-        key.chmod(0o600)
-        for number in range(8):
-            (self.directory / f"dev/nvidia{number}").symlink_to("/dev/null")
-        devices = f"File={self.directory}/dev/nvidia[0-7]"
-        gpus = f"NodeName={','.join(self.nodes)} Name=gpu Type=a100 {devices}\n"
-        (self.directory / "gres.conf").write_text(gpus)
-        (self.directory / "hosts").write_text(self._hosts())
-        (self.directory / "slurm.conf").write_text(self._configuration())
-
-    def _hosts(self) -> str:
-        lines = ["127.0.0.1 localhost"]
-        if self.isolated:
-            lines += [f"10.77.0.{number} {node}" for number, node in enumerate(self.nodes, start=1)]
-            lines += [f"10.77.0.254 {socket.gethostname()}"]
-            return "\n".join(lines) + "\n"
-        return f"127.0.0.1 localhost {socket.gethostname()}\n"
-
-    def _configuration(self) -> str:
-        ports = free_ports(len(self.nodes) + 1)
-        lines = []
-        for number, (node, port) in enumerate(zip(self.nodes, ports[1:], strict=True), start=1):
-            where = f"NodeHostname={node} NodeAddr=10.77.0.{number}"
-            if not self.isolated:
-                where = "NodeHostname=localhost NodeAddr=127.0.0.1"
-            weight = 1 if node == self.bad_node else 10  # the bad node is taken first
-            lines.append(
-                f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8 "
-                f"Weight={weight}"
-            )
-        return CONFIGURATION.format(
-            directory=self.directory,
-            controller=socket.gethostname() if self.isolated else "localhost",
-            controller_address="10.77.0.254" if self.isolated else "127.0.0.1",
-            port=ports[0],
-            user=pwd.getpwuid(os.geteuid()).pw_name,
-            # The ranks' port follows from it: not twice the same.
-            first_job=random.randrange(1000, 60000),
-            nodes="\n".join(lines),
-        )
+def write_files(directory: Path, nodes: Sequence[str]) -> None:
+    """Write the files of a Slurm of `nodes`; the last of them is taken first."""
+    for name in ("run", "log", "state", "spool", "dev"):
+        (directory / name).mkdir()
+    directory.chmod(0o755)  # munge wants its socket's directory open to everybody
+    key = directory / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    for number in range(8):
+        (directory / f"dev/nvidia{number}").symlink_to("/dev/null")
+    gpus = f"NodeName={','.join(nodes)} Name=gpu Type=a100 File={directory}/dev/nvidia[0-7]\n"
+    (directory / "gres.conf").write_text(gpus)
+    addresses = {node: f"10.77.0.{number}" for number, node in enumerate(nodes, start=1)}
+    hosts = {"localhost": "127.0.0.1", "controller": "10.77.0.254", **addresses}
+    lines = [f"{address} {host}\n" for host, address in hosts.items()]
+    (directory / "hosts").write_text("".join(lines))
+    described = [
+        f"NodeName={node} NodeAddr={address} Weight={1 if node == nodes[-1] else 10}"
+        for node, address in addresses.items()
+    ]
+    text = CONFIGURATION.format(directory=directory, nodes="\n".join(described))
+    (directory / "slurm.conf").write_text(text)

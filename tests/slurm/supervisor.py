@@ -1,9 +1,9 @@
-"""Starts and ends the daemons of a private Slurm; everything it started ends with it.
+"""Starts and ends the daemons of a private Slurm, as the first process of its namespaces.
 
-Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that.
-Commands come on stdin, one a line: `start NODE`, `kill NODE` (the power goes off), `start-daemon
-slurmctld` and `stop-daemon slurmctld`; each is answered by one line. When stdin ends, because the
-tests ended or were killed, it ends all processes of this Slurm and removes its directory.
+Everything that it started ends with it. Commands come from `cluster.Cluster` on stdin, one a line:
+`start NODE`, `kill NODE` (the power goes off), `start-daemon slurmctld` and `stop-daemon
+slurmctld`; each is answered by one line. It ends when stdin does, because the tests ended or were
+killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,25 +25,26 @@ NODE_MARK = "ORA_TEST_NODE"
 
 
 class Supervisor:
-    """The daemons of one Slurm; with a bad node, every node has a network of its own."""
+    """The daemons of one Slurm; every node has a network of its own, and the last is bad."""
 
-    def __init__(self, directory: Path, nodes: list[str], bad_node: str) -> None:
+    def __init__(self, directory: Path, nodes: list[str]) -> None:
         self.directory = directory
         self.nodes = nodes
-        self.bad_node = bad_node
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
-        if bad_node:
-            _run("mount -t tmpfs tmpfs /dev/shm")
-            _run(f"mount --bind {directory}/hosts /etc/hosts")
-            self._make_networks()
 
     def start(self) -> None:
+        _run("hostname controller")
+        _run("mount -t tmpfs tmpfs /dev/shm")
+        _run(f"mount --bind {self.directory}/hosts /etc/hosts")
+        self._make_networks()
         run, log = self.directory / "run", self.directory / "log"
         files = f"--key-file={self.directory}/munge.key --socket={run}/munge.sock"
         files += f" --pid-file={run}/munged.pid --log-file={log}/munged.log"
         files += f" --seed-file={run}/munged.seed"
         self._spawn("munged", "munged", "--foreground", "--force", *files.split())
-        _wait_for(self.directory / "run/munge.sock")
+        deadline = time.monotonic() + 60
+        while not (run / "munge.sock").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         self.start_daemon("slurmctld")
         for node in self.nodes:
             self.start_node(node)
@@ -52,43 +54,26 @@ class Supervisor:
 
     def kill_daemon(self, name: str) -> None:
         """As if it crashed; what it has saved stays."""
-        _kill([process for process in self._family() if process.name() == name])
+        _kill([process for process in psutil.process_iter() if process.name() == name])
 
     def start_node(self, node: str) -> None:
-        command = f"exec slurmd -D -N {node}"
-        if node == self.bad_node:
+        _run(f"ip link set to-{node} up")
+        command = f"hostname {node} && exec slurmd -D -N {node}"
+        if node == self.nodes[-1]:
             command = f"mount -t tmpfs -o size=4m tmpfs /dev/shm && {command}"
-        start = ["sh", "-c", command]
-        if self.bad_node:
-            _run(f"ip link set to-{node} up")
-            own = f"nsenter --net=/run/netns/{node} unshare --uts --mount".split()
-            start = [*own, "sh", "-c", f"hostname {node} && {command}"]
-        self._spawn(f"slurmd-{node}", *start, environment={NODE_MARK: node})
+        apart = f"nsenter --net=/run/netns/{node} unshare --uts --mount sh -c".split()
+        self._spawn(f"slurmd-{node}", *apart, command, environment={NODE_MARK: node})
 
     def kill_node(self, node: str) -> None:
         """As if its power went off: no more packets, no last words."""
-        if self.bad_node:
-            _run(f"ip link set to-{node} down")
+        _run(f"ip link set to-{node} down")
         doomed = []
-        for process in self._family():
+        for process in psutil.process_iter():
             environment = environment_of(process)
             if node in (environment.get(NODE_MARK), environment.get("SLURMD_NODENAME")):
                 process.suspend()
                 doomed.append(process)
         _kill(doomed)
-
-    def stop(self) -> None:
-        """End every process of this Slurm, jobs included."""
-        deadline = time.monotonic() + 30
-        while (family := self._family()) and time.monotonic() < deadline:
-            _kill(family)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _family(self) -> list[psutil.Process]:
-        mark = self.environment["SLURM_CONF"]
-        found = [p for p in psutil.process_iter() if environment_of(p).get("SLURM_CONF") == mark]
-        me = os.getpid()
-        return [p for p in found if p.pid != me]
 
     def _spawn(self, log: str, *command: str, environment: dict[str, str] | None = None) -> None:
         with (self.directory / f"log/{log}.out").open("ab") as output:
@@ -102,7 +87,7 @@ class Supervisor:
             )
 
     def _make_networks(self) -> None:
-        """A bridge, and on it a network namespace per node; all goes with the last process."""
+        """A bridge, and on it a network namespace per node."""
         _run("mount -t tmpfs tmpfs /run")
         _run("ip link set lo up")
         _run("ip link add bridge type bridge")
@@ -119,27 +104,22 @@ class Supervisor:
 
 def serve(supervisor: Supervisor) -> None:
     """Do what stdin says until it ends, and collect the orphans that the first process inherits."""
-    pending = b""
+    actions = {
+        "start": supervisor.start_node,
+        "kill": supervisor.kill_node,
+        "stop-daemon": supervisor.kill_daemon,
+        "start-daemon": supervisor.start_daemon,
+    }
     while True:
         ready, _, _ = select.select([0], [], [], 0.5)
         _reap()
         if not ready:
             continue
-        chunk = os.read(0, 4096)
-        if not chunk:
+        words = os.read(0, 4096).decode().split()  # one command: the next waits for its answer
+        if not words:
             return
-        pending += chunk
-        while b"\n" in pending:
-            line, pending = pending.split(b"\n", 1)
-            words = line.decode().split()
-            action = {
-                "start": supervisor.start_node,
-                "kill": supervisor.kill_node,
-                "stop-daemon": supervisor.kill_daemon,
-                "start-daemon": supervisor.start_daemon,
-            }[words[0]]
-            action(words[1])
-            print("done", flush=True)
+        actions[words[0]](words[1])
+        print("done", flush=True)
 
 
 def _reap() -> None:
@@ -167,50 +147,31 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
         block = Path(f"/proc/{process.pid}/environ").read_bytes()
     except OSError:
         return {}
-    entries = [entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry]
-    return {
-        name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in entries
-    }
+    entries = [entry.partition("=") for entry in block.decode(errors="replace").split("\0")]
+    return {name: value for name, equals, value in entries if equals}
 
 
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(_alive(process) for process in processes):
+    while time.monotonic() < deadline and any(process.is_running() for process in processes):
         _reap()
         time.sleep(0.05)
 
 
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{path} did not appear within 60 s")
-        time.sleep(0.05)
-
-
 def main() -> None:
-    directory, nodes, bad_node = sys.argv[1:]
+    directory, *nodes = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C in the tests' terminal: they close stdin
-    supervisor = Supervisor(Path(directory), nodes.split(","), bad_node)
+    supervisor = Supervisor(Path(directory), nodes)
     try:
         supervisor.start()
         print("ready", flush=True)
         serve(supervisor)
     finally:
-        supervisor.stop()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

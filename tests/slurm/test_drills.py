@@ -100,7 +100,7 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
         "ORA_SITE": site,
         "ORA_DOCTOR": 1,
         "ORA_PREFIX": "env ORA_TEST=1",
-        "ORA_INTERFACE": "eth0" if drills.cluster.isolated else "lo",
+        "ORA_INTERFACE": "eth0",
         "ORA_TIMEOUT_SECONDS": 500,
     }
     job = drills.train("two_nodes", ranks=4, settings=settings)
@@ -125,8 +125,6 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
 def test_bad_node_is_left_out(drills: Drills) -> None:
     """And the job does not wait for another: it may run on one node, too."""
     cluster = drills.cluster
-    if not cluster.isolated:
-        pytest.skip("nodes cannot differ here: that needs root")
     where = cluster.nothing_but(*drills.nodes, cluster.bad_node)  # the bad one is taken first
     job = drills.train("bad_node", where, "--nodes=1-2", settings={"ORA_DOCTOR": 1})
     ended = job.end()

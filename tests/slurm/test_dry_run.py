@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -105,38 +106,26 @@ def test_large_fetches_what_it_trains_on_unless_told_otherwise() -> None:
     assert everything[-1] == script
 
 
-def test_the_dry_run_says_in_words_what_would_be_submitted(tmp_path: Path) -> None:
-    site = tmp_path / "site.sh"
-    site.write_text("export SBATCH_PARTITION=gpu\n: ${ORA_RUN_DIRECTORY:=/scratch/runs}\n")
-    given = ("small", "--dry-run", "--tasks=8", "--variants=gaussian", "model.dropout=0.1")
-    options = ("--sbatch=pretrain=-N 2 --time 01:00:00 --comment=x", "--sbatch=merge=-p cpu")
-    printed = submit(*given, *options, ORA_SITE=str(site)).stdout
-    words = [line[2:] for line in printed.splitlines() if line.startswith("# ")]
-    assert words[0] == "6 jobs would be submitted; nothing is submitted now."
-    chain = words[3:]
-    assert chain[:2] == [
-        "1. download: fetches tinystories into data/tinystories-text",
-        "   as soon as there is room; 1 node, 8 CPUs a task, at most 48:00:00 at a time, partition "
-        "gpu; log slurm/logs/ora-download-%j.log",
-    ]
-    assert "   after tokenizer; array 0-7%8, each task on 1 node, " in chain[5]
-    assert "partition cpu" in chain[7]
-    assert chain[8:11] == [
-        "5. small-gaussian: trains small in /scratch/runs, with run.name=small-gaussian "
-        "attention.variant=gaussian data.directory=data/tinystories model.dropout=0.1",
-        "   after merge; 2 nodes, gpu:8 on each, 8 CPUs a task, at most 01:00:00 at a time, "
-        "partition gpu; log slurm/logs/ora-small-gaussian-%j.log",
-        "   and for sbatch --comment=x",
-    ]
-    assert "its report is /scratch/runs/comparison-small/report.md" in chain[11]
-    kept = submit(*given, ORA_CODE="/mine").stdout
-    assert "# Their code is that of /mine, as ORA_CODE says." in kept and "pin.sh" not in kept
+def test_the_jobs_run_a_copy_of_the_code_unless_told_which() -> None:
+    assert "export ORA_CODE=$(bash slurm/pin.sh)\n" in submit("small", "--dry-run").stdout
+    assert "pin.sh" not in submit("small", "--dry-run", ORA_CODE="/mine").stdout
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """As `| head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "slurm/submit.py", "small", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
         (("mine.yaml", "--from", "pretrain"), ("config mine.yaml is your own", "--shards")),
+        (("larg",), ("neither a file nor one of the shipped configs", "did you mean large?")),
         (("mine.yaml", "--shards", "data/x"), ("no corpus of its own", "--source")),
         (
             ("base", "--from", "merge", "--until", "tokenize"),

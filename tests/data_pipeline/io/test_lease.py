@@ -18,6 +18,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease, held
+from tests.ranks import ROOT
 
 PATIENCE = 60
 
@@ -49,6 +50,44 @@ def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds:
             holders[number] += 1
         all_tried.wait(PATIENCE)
         lease.__exit__(None, None, None)
+
+
+def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with Lease(path, "making x"):
+        with pytest.raises(
+            BusyError, match=rf"process {os.getpid()} on .* is making x; leave it to"
+        ):
+            Lease(path, "making x").__enter__()
+        started = time.monotonic()
+        with pytest.raises(BusyError, match=r"is making x after 0 s of waiting|after 0 s"):
+            Lease(path, "making x", wait_seconds=0.3).__enter__()
+        assert 0.3 <= time.monotonic() - started < 10
+    assert list(tmp_path.iterdir()) == []
+    with Lease(path, "making x"):
+        pass
+
+
+@pytest.mark.distributed
+def test_a_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    program = "import os; from pathlib import Path; from data_pipeline.io.lease import Lease; "
+    program += f"Lease(Path({str(path)!r}), 'making x').__enter__(); os._exit(9)"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
+        # Ended, and not reaped.
+        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+        with Lease(path, "making x"):  # at once: the process is of this machine
+            assert json.loads(path.read_bytes())["pid"] == os.getpid()
+
+
+def test_a_lease_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_pipeline.io.lease.RENEWED_EVERY", 0.05)
+    with Lease(tmp_path / "x.lock", "making x"):
+        os.utime(tmp_path / "x.lock", (1, 1))
+        deadline = time.monotonic() + 10
+        while os.stat(tmp_path / "x.lock").st_mtime < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert os.stat(tmp_path / "x.lock").st_mtime > 2
 
 
 def test_a_lock_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:

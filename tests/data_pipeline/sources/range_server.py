@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.data_pipeline.sources.hub_server import listening
 
 
 @dataclass
@@ -115,16 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(files: dict[str, bytes]) -> Iterator[Web]:
     """A server on a port of its own."""
     web = Web(files)
-    handler = type("Handler", (_Handler,), {"web": web})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    web.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield web
-    finally:
-        web.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with listening(type("Handler", (_Handler,), {"web": web})) as web.address:
+        try:
+            yield web
+        finally:
+            web.released.set()

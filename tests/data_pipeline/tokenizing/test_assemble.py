@@ -47,17 +47,6 @@ def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path)
     assert index_size(manifest.shards[0].documents) == manifest.shards[0].idx_bytes
 
 
-@pytest.mark.distributed
-def test_the_same_bytes_for_any_workers_and_tasks(workshop: Workshop, tmp_path: Path) -> None:
-    workshop.tokenize(tmp_path / "a", **SMALL)
-    workshop.tokenize(tmp_path / "b", workers=3, **SMALL)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    order = (2, 0, 1)
-    workshop.make_tasks(tmp_path / "c", 3, *order, **SMALL)
-    finish(tmp_path / "c", workers=2)
-    assert contents(tmp_path / "a") == contents(tmp_path / "c")
-
-
 class EndedError(Exception):
     """Stands for a kill -9 while shards are being made: nothing is cleaned up after it."""
 

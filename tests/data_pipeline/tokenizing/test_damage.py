@@ -103,6 +103,8 @@ def test_members_one_after_the_other(tmp_path: Path, ending: str) -> None:
     path.write_bytes(pack(lines(0, COUNT))[:-500])
     found, (reject,) = read(path)
     assert reject.reason == "truncated" and found < set(range(COUNT))
+    path.write_bytes(b"not compressed at all")
+    assert [reject.reason for reject in read(path)[1]] == ["damaged"]
 
 
 def _packed(ending: str, parts: list[bytes]) -> list[bytes]:
@@ -169,17 +171,6 @@ def test_damaged_inputs_end_with_exit_code_3_after_everything_else(
     assert run("merge-manifests", shared, "--allow-damaged").code == 0
     strict = workshop.command(tmp_path / "strict", "--strict", corpus=root)
     assert run(*strict).sentence().count("remove the file") == 1
-
-
-def test_a_text_that_is_not_utf_8_is_a_damaged_input(workshop: Workshop, tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
-    (root / "a.txt").write_bytes("Der Großvater saß in der Küche.".encode("latin-1"))
-    (root / "b.jsonl").write_bytes(lines(0, 400))
-    outcome = run(*workshop.command(tmp_path / "out", corpus=root))
-    assert outcome.code == 3
-    assert "damaged input a.txt: damaged: byte 7 of the file is not valid UTF-8" in outcome.err
-    assert [entry.documents for entry in read_manifest(tmp_path / "out").inputs] == [0, 400]
 
 
 def test_too_many_bad_lines_stop_the_run_and_name_the_files(

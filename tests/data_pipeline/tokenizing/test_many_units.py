@@ -51,21 +51,6 @@ def write_files(workshop: Workshop, directory: Path, count: int) -> Path:
 
 
 @pytest.mark.distributed
-def test_directories_of_many_shards_are_read_under_the_limit(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    """Make one shard for every unit, split and source: 1,400 at a limit of 256."""
-    text = write_files(workshop, tmp_path / "in", 700)
-    options = {"validation_fraction": 0.2, "shard_bytes": 1, "workers": 4}
-    manifest, _ = workshop.tokenize(tmp_path / "out", text, **options)
-    assert len(manifest.shards) > 1400
-    said = under_the_limit(
-        "tests.data_pipeline.tokenizing.many_units", tmp_path / "out", tmp_path / "cache"
-    )
-    assert all(int(line.split()[1]) < 10 for line in said.splitlines()), said
-
-
-@pytest.mark.distributed
 @pytest.mark.parametrize("units", [DESCRIPTORS + 50, pytest.param(5000, marks=pytest.mark.full)])
 def test_more_units_than_descriptors_are_tokenised_and_trained_from(
     units: int, workshop: Workshop, tmp_path: Path

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.shards.samples import TrainingSamples
+from data_pipeline.shards.blend import Member, make_blend
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.shards.writing import shard_name
 from data_pipeline.tokenizing.rejects import Limits
@@ -18,7 +17,7 @@ from tests.data_pipeline.helpers import Workshop, run
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 # With 10,000 it passes too, and takes the disk a minute or more of fsync.
-SOURCES = 1500
+SOURCES = 700
 PLAIN = ["C", "C++", "C#", "a b", "a/b", "数据", "数学", "..", "-", "\n", "web"]
 NAMES = [*PLAIN, "x" * 300, "x" * 299, "Ω" * 80]
 
@@ -41,13 +40,16 @@ def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
+def test_hundreds_of_sources(workshop: Workshop, tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     manifest, _ = workshop.tokenize(tmp_path / "out", path, workers=8, validation_fraction=0)
     assert len(manifest.shards) == SOURCES == len(set(manifest.sources("train")))
-    samples = TrainingSamples(read_manifest(tmp_path / "out"), 8, seed=1)
-    samples.blocks(np.arange(samples.samples_per_epoch))  # every shard is read
+    weights = dict.fromkeys(manifest.sources("train"), 1)
+    for members in ([Member(manifest)], [Member(manifest, 1, weights)]):
+        samples = make_blend(members).training_samples(4, 1, tmp_path / "cache")
+        samples.prepare(0)
+        samples.blocks(np.arange(SOURCES))  # shards of every part are read
     assert not before or len(os.listdir("/proc/self/fd")) <= before + 5
 
 

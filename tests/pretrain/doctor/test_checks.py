@@ -1,4 +1,4 @@
-"""What each rank checks by itself: disk, frozen bank, GPUs, sums."""
+"""What each rank checks by itself: disk, GPUs, sums."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config.load import load_config
-from pretrain.doctor.checks import bank_facts
+from pretrain.doctor.checks import Unfit, disk_facts, gpu_facts, require_gpus
 from pretrain.doctor.collectives import WrongSum, check_all_reduce
-from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, require_gpus
 from pretrain.doctor.request import Difference, Request
 from pretrain.errors import UserError
 from tests.mounts import mounted
@@ -53,21 +52,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
         with pytest.raises(Unfit, match="free, and this run's checkpoints need"):
             disk_facts(config)
         assert [path.name for path in disk.iterdir()] == ["other"]
-
-
-def test_the_bank_check_takes_the_first_frozen_head(tmp_path: Path) -> None:
-    own = tiny_overrides(tmp_path / "shards", tmp_path, "bank")
-    half = ["attention.variant=hybrid", 'attention.frozen_heads={"1": 0.5}']
-    for more, place in (
-        ([], "layer 0 query head 0"),
-        (half, "layer 1 query head 1"),
-        (["attention.scope=layer"], "layer 0 query head 0"),
-    ):
-        config = load_config("demo", [*own, *more])
-        assert bank_facts(config)["digest"].endswith(f" at {place}")
-    for none in ("vanilla", "synthesizer_random"):
-        config = load_config("demo", [*own, f"attention.variant={none}"])
-        assert bank_facts(config) == {"digest": "none"}
 
 
 def test_a_wrong_sum_is_seen() -> None:

@@ -80,7 +80,6 @@ def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
     assert (report["exit_code"], report["bad_nodes"], report["problems"]) == (0, [], [])
     ranks_of = {node: facts["ranks"] for node, facts in report["nodes"].items()}
     assert ranks_of == {"n1": [0, 1], "n2": [2]}
-    assert report["nodes"]["n1"]["bank"] == report["nodes"]["n2"]["bank"]
     assert abs(report["nodes"]["n2"]["clock_ahead_seconds"]) < 5
     assert "fit for this run: all 3 ranks on 2 nodes" in said
     assert sum(line.endswith(", ok") for line in said.splitlines()) == 2
@@ -88,7 +87,7 @@ def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists() and not list(tmp_path.glob(".doctor*"))
 
 
-def test_other_data_no_data_and_another_bank_are_named(
+def test_other_data_no_data_and_another_config_are_named(
     ranks: Preflight, tiny_shards: Path, tmp_path: Path
 ) -> None:
     """The same config on every rank, but each node sees other files at the same path."""
@@ -112,9 +111,8 @@ def test_other_data_no_data_and_another_bank_are_named(
     assert report["bad_nodes"] == ["n2", "n3", "n4"]
     assert "manifest fingerprint" in found["n2", "data"]
     assert "data directory shards does not exist" in found["n3", "data"]
-    assert "layer 0 query head 0" in found["n4", "bank"]
     assert "overrides differ" in found["n4", "config"]
-    assert set(found) == {("n2", "data"), ("n3", "data"), ("n4", "bank"), ("n4", "config")}
+    assert set(found) == {("n2", "data"), ("n3", "data"), ("n4", "config")}
     assert "bad node n3: data directory shards does not exist" in said
     assert said.splitlines()[-1] == "bad-nodes: n2,n3,n4"  # what the job script gives to --exclude
 
@@ -156,7 +154,6 @@ def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
 def test_what_no_other_node_would_mend_is_the_users(ranks: Preflight, tmp_path: Path) -> None:
     ranks.run(["n1"], [tiny_overrides(tmp_path / "nowhere", tmp_path, "site")])
     said = ranks.output(0, SITE)
-    digest = ranks.report()["nodes"]["n1"]["bank"]["digest"]
-    assert digest.endswith(" at layer 0 query head 0")  # what can be checked is checked
+    assert ranks.report()["nodes"]["n1"]["disk"]["free"]  # what can be checked is checked
     assert f"error: data directory {tmp_path}/nowhere does not exist" in said
     assert (ranks.report()["exit_code"], ranks.report()["bad_nodes"]) == (SITE, [])

@@ -22,12 +22,10 @@ def gathered(nodes: int, per_node: int = 2, **changes: Any) -> Gathered:
     versions = {"torch": "2.13.0+cu126", "driver": "550.54"}
     gpus = {"names": ["NVIDIA A100-SXM4-80GB 79 GiB"] * per_node, "free": 84e9}
     facts = {r: {"failures": {}, "versions": dict(versions), "gpus": dict(gpus)} for r in world}
-    collectives = {r: {"failures": {}, "link_failures": {}} for r in world}
     content: dict[str, Any] = {
         "nodes": {r: f"n{r // per_node + 1}" for r in world},
         "facts": facts,
-        "collectives": collectives,
-        "ran_collectives": True,
+        "sums": {rank: {} for rank in world},
         **changes,
     }
     return Gathered(**content)
@@ -69,24 +67,15 @@ def test_a_failure_of_some_nodes_is_theirs_and_of_all_the_sites() -> None:
     assert judged(alone)[:2] == (BAD_NODES, ["n1"])
 
 
-def test_failing_collectives_name_the_node_that_can_be_named() -> None:
-    state = gathered(3)
-    failed = "all-reduce within the node failed: 12 of 99 sums are wrong"
-    state.collectives[4]["failures"]["node"] = failed
-    assert judged(state)[:2] == (BAD_NODES, ["n3"])
-    state = gathered(3)
-    failed = "all-reduce between nodes n1 and n2 did not end within 65 s"
-    state.collectives[0]["link_failures"]["n2"] = failed
-    assert judged(state)[:2] == (BAD_NODES, ["n2"])
-    failed = "all-reduce between nodes n1 and n3 did not end within 65 s"
-    state.collectives[0]["link_failures"]["n3"] = failed
-    assert judged(state)[:2] == (BAD_NODES, ["n1"])  # it reaches nobody: it is the one
-    state = gathered(3)
-    for rank in range(6):
-        failed = "all-reduce over all ranks did not end within 65 s"
-        state.collectives[rank]["failures"]["world"] = failed
-    code, bad, (sentence,) = judged(state)
+def test_a_failing_all_reduce_names_the_node_that_can_be_named() -> None:
+    everywhere = {"world": "all-reduce over all ranks did not end within 65 s"}
+    sums: dict[int, dict[str, str]] = {rank: dict(everywhere) for rank in range(6)}
+    code, bad, (sentence,) = judged(gathered(3, sums=sums))
     assert (code, bad) == (SITE, []) and "NCCL_SOCKET_IFNAME" in sentence
+    # A node that fails within itself takes all others along.
+    sums[4]["node"] = "all-reduce within the node failed: 12 of 99 sums are wrong"
+    _, bad, (sentence,) = judged(gathered(3, sums=sums))
+    assert bad == ["n3"] and sentence.startswith("bad node n3: rank 4: all-reduce within the node")
 
 
 def test_clocks() -> None:

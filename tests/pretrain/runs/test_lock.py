@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from data_pipeline.io import lease
 from data_pipeline.io.lease import EXPIRES_AFTER, Holder
 from pretrain.errors import UserError
 from pretrain.runs.lock import RunLock
-from tests.ranks import ROOT
 
 ELSEWHERE = {"host": "n17", "space": "", "pid": 4711, "job": "12 of mine", "restarts": 1}
 
@@ -56,17 +53,6 @@ def test_a_place_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         RunLock(tmp_path / "file" / "r").take()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.distributed
-def test_a_killed_process_of_this_machine_holds_nothing(tmp_path: Path) -> None:
-    program = "import os; from pathlib import Path; from pretrain.runs.lock import RunLock; "
-    program += f"RunLock(Path({str(tmp_path)!r})).take(); os.kill(os.getpid(), 9)"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT)
-    assert json.loads((tmp_path / "lock").read_text())["pid"] != os.getpid()
-    lock = RunLock(tmp_path)
-    assert lock.take()
-    lock.release()
 
 
 def test_on_another_machine_it_holds_while_it_is_renewed_and_then_runs_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""kill -9 of the parent and of a worker: the same command again ends with the same bytes."""
+"""Any split of the work, any kill: the same commands again end with the same bytes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def uninterrupted(
     return contents(out)
 
 
-def start(arguments: list[str], out: Path, new_session: bool = False) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "data_pipeline", *arguments, "--out", str(out)]
+def start(arguments: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
+    """The command in a session of its own, as from a terminal that can send it Ctrl-C."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", "data_pipeline", *arguments, "--out", str(out), *more],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=new_session,
+        start_new_session=True,
         # A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
@@ -80,59 +80,40 @@ def documents_in_units(out: Path) -> int:
     return sum(group["documents"] for record in records for group in record["groups"])
 
 
-def assert_continues(arguments: list[str], out: Path, expected: dict[str, bytes]) -> None:
-    """The same command makes what is missing, and only that."""
-    before = documents_in_units(out)
-    shards = json.loads(expected["manifest.json"])["shards"]
-    everything = sum(shard["documents"] for shard in shards)
-    assert 0 < before < everything
-    assert not (out / "manifest.json").exists()
-    done = run(*arguments, "--out", out)
-    assert done.code == 0, done.err
-    assert f" {everything - before:,} documents, " in done.out
-    assert contents(out) == expected  # no temporary file is left either
-
-
-def test_ctrl_c(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start(arguments, out, new_session=True)
-    wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    *progress, last = errors.splitlines()  # on a slow machine it has said how far it is
-    assert last == "error: interrupted; what is finished is kept: the same command continues"
-    assert all("documents, " in line for line in progress), errors
-    assert_continues(arguments, out, uninterrupted)
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_parent_killed(
-    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("victim", ["all, by Ctrl-C", "parent", "worker"])
+def test_what_is_killed_continues_with_what_is_missing(
+    victim: str, arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     process = start(arguments, out)
     wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
     workers = workers_of(process.pid)
-    process.kill()
-    process.communicate()
     assert len(workers) == 2
-    wait_until(lambda: not any(running(pid) for pid in workers), "end of the orphaned workers")
-    assert_continues(arguments, out, uninterrupted)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_worker_killed(
-    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    process = start(arguments, out)
-    wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    # Another one takes its place, and its unit is made once more.
-    assert process.returncode == 0, errors
-    assert contents(out) == uninterrupted
+    if victim == "worker":  # another one takes its place, and its unit is made once more
+        os.kill(workers[0], signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert contents(out) == uninterrupted
+        return
+    if victim == "parent":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    wait_until(lambda: not any(running(pid) for pid in workers), "end of the workers")
+    if victim != "parent":
+        assert process.returncode == 130
+        *progress, last = errors.splitlines()  # on a slow machine it has said how far it is
+        assert last == "error: interrupted; what is finished is kept: the same command continues"
+        assert all("documents, " in line for line in progress), errors
+    finished = documents_in_units(out)
+    shards = json.loads(uninterrupted["manifest.json"])["shards"]
+    everything = sum(shard["documents"] for shard in shards)
+    assert 0 < finished < everything and not (out / "manifest.json").exists()
+    done = run(*arguments, "--out", out)
+    assert done.code == 0 and f" {everything - finished:,} documents, " in done.out, done.err
+    assert contents(out) == uninterrupted  # no temporary file is left either
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -161,13 +142,15 @@ def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_killed_again_and_again_at_any_moment(
-    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_any_split_killed_again_and_again_at_any_moment(
+    tasks: int, arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     generator = random.Random(3)
+    splits = [("--num-tasks", str(tasks), "--task", str(task)) for task in range(tasks)]
     for attempt in range(6):
-        process = start(arguments, out)
+        process = start(arguments, out, *generator.choice(splits))
         # From before the plan is written to the middle of the work, on a machine of any speed.
         deadline = time.monotonic() + generator.uniform(0.2, 0.9)
         while time.monotonic() < deadline and process.poll() is None:
@@ -177,5 +160,7 @@ def test_killed_again_and_again_at_any_moment(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=60)
-    assert run(*arguments, "--out", out).code == 0
+    for split in generator.sample(splits, tasks):
+        assert run(*arguments, "--out", out, *split, "--workers", "1").code == 0
+    assert run("merge-manifests", out).code == 0
     assert contents(out) == uninterrupted
