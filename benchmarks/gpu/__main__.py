@@ -88,8 +88,6 @@ DESIGNS = {
         "model.qk_norm=false",
         "model.qk_norm=false optimizer.qk_clip=100",
         "attention.variant=orthogonal",
-        "attention.variant=orthogonal attention.score_bound=100",
-        f"attention.variant=monarch {MONARCH} attention.score_bound=100",
     ),
 }
 """By stage, each beside vanilla in the modern recipe under Muon, at the shape of `large_modern`:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks.results.page import RATE, Page, Report, Runs, by_names, of_grid
+from benchmarks.results.page import Page, Report, Runs, by_names, of_grid
 
 DENSE = "vanilla_conv4"
 STRUCTURE = "monarch_shared_conv4"
@@ -71,11 +71,6 @@ MODERN = (
             of_names(DENSE),
             of_names("vanilla", "to_none"),
         ),
-    ),
-    of_grid(
-        "modern/scores",
-        by_names("vanilla", figures="trend", subject=RATE),
-        grid="documentation_modern_scores",
     ),
     of_grid(
         "modern/code",

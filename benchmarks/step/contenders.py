@@ -140,8 +140,6 @@ class Ours:
     def update(self) -> None:
         with self.trainer.qk_clip or nullcontext():
             self.engine.step()
-        if self.trainer.score_bound is not None:
-            self.trainer.score_bound.hold()
 
 
 class Plain:

@@ -14,9 +14,9 @@ short_convolution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,20 +103,6 @@ class HeadTrace(Trace):
     value: Storage
 
 
-class HeadNorms(NamedTuple):
-    """Bounds on the Euclidean norms of a layer's inputs, and of each query head's q and k.
-
-    Attributes:
-        inputs: of the hidden states after the norm.
-        query: `[query heads]`.
-        key: `[query heads]`, of the key head of each.
-    """
-
-    inputs: float
-    query: Array
-    key: Array
-
-
 class Adapter(ABC):
     """An adapter as data.
 
@@ -147,25 +133,6 @@ class Adapter(ABC):
             sizes: that the weights of adapters depend on.
         """
 
-    @abstractmethod
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        """Return bounds on the norms of corrected queries and keys.
-
-        Args:
-            norms: bounds before the correction.
-            weights: the adapter's tensors by name, `[query heads, ...]`; without a role as they
-                are.
-        """
-
-    def shrunk(self, weight: Array, factor: Array) -> Array:
-        """Return a tensor of heads that does `factor` of what it did.
-
-        Args:
-            weight: its values.
-            factor: in a shape that multiplies them.
-        """
-        return weight * factor
-
 
 class LogitScale(Adapter):
     """q_h ← s_h q_h."""
@@ -181,10 +148,6 @@ class LogitScale(Adapter):
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("scaled queries", trace.queries)
-
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        return norms._replace(query=norms.query * np.abs(weights["logit_scale"][:, 0]))
 
 
 class QueryKeyNorm(Adapter):
@@ -212,12 +175,6 @@ class QueryKeyNorm(Adapter):
         trace.save(Storage("normalised queries and keys", both))
         trace.query = Storage("queries after the norm", trace.queries)
         trace.key = Storage("keys after it", trace.keys)
-
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        query, key = (np.abs(weights[name]) for name in ("query_gain", "key_gain"))
-        width = np.sqrt(query.shape[1])
-        return norms._replace(query=width * query.max(axis=1), key=width * key.max(axis=1))
 
 
 class LowRank(Adapter):
@@ -248,15 +205,6 @@ class LowRank(Adapter):
         trace.query = Storage("queries + low rank", trace.queries)
         trace.key = Storage("keys + low rank", trace.keys)
 
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        for_query, for_key = np.split(weights["low_rank_down"], 2)
-        query = np.linalg.norm(weights["up_query"], axis=(1, 2)) * np.linalg.norm(for_query)
-        key = np.linalg.norm(weights["up_key"], axis=(1, 2)) * np.linalg.norm(for_key)
-        return norms._replace(
-            query=norms.query + norms.inputs * query, key=norms.key + norms.inputs * key
-        )
-
 
 class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
@@ -277,11 +225,6 @@ class QueryKeyBias(Adapter):
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.query = Storage("queries + bias", trace.queries)
         trace.key = Storage("keys + bias", trace.keys)
-
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        query, key = (np.linalg.norm(weights[f"{role}_bias"], axis=1) for role in ("query", "key"))
-        return norms._replace(query=norms.query + query, key=norms.key + key)
 
 
 class ShortConvolution(Adapter):
@@ -312,19 +255,6 @@ class ShortConvolution(Adapter):
             trace.save(trace.value)
             trace.value = Storage("convolved values", trace.keys)
 
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        """Bound |Σ_j c_j ∘ k_j|² by max_channel(Σ_j c_j² / m_j) · Σ_j m_j |k|², m_j = max |c_j|.
-
-        By Cauchy and Schwarz; it holds with any m_j > 0, and is exact at the start.
-        """
-        if "key_taps" not in weights:
-            return norms
-        taps = np.abs(weights["key_taps"])
-        most = taps.max(axis=1)
-        per_channel = (taps**2 / np.maximum(most, np.finfo(float).tiny)[:, None]).sum(axis=2)
-        return norms._replace(key=norms.key * np.sqrt(per_channel.max(axis=1) * most.sum(axis=1)))
-
 
 class ChannelScale(Adapter):
     """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
@@ -340,14 +270,6 @@ class ChannelScale(Adapter):
     def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
         trace.save(trace.query)
         trace.query = Storage("queries scaled by channel", trace.queries)
-
-    @override
-    def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
-        return norms._replace(query=norms.query * np.exp(weights["log_scale"].max(axis=1)))
-
-    @override
-    def shrunk(self, weight: Array, factor: Array) -> Array:
-        return weight + np.log(factor)
 
 
 _LAST_TO_FIRST = (

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import ClassVar
 
-import numpy as np
 from typing_extensions import override
 
-from megatron_patches.recipe.adapters import Array
 from megatron_patches.recipe.parts import (
     FP32,
     ModelShape,
@@ -29,19 +26,6 @@ from megatron_patches.recipe.parts import (
 
 class Norm(Part):
     """Norm of each token's hidden state; `passes` are of hidden states."""
-
-    def bound(self, hidden_size: int, weights: Mapping[str, Array]) -> float:
-        """Return the largest possible Euclidean norm of a normalised hidden state.
-
-        As it stands the method is for norms with a factor `weight`, a summand `bias`, or neither.
-
-        Args:
-            hidden_size: width of the hidden state.
-            weights: of the norm, by their own names.
-        """
-        largest = float(np.abs(weights["weight"]).max()) if "weight" in weights else 1.0
-        bias = float(np.linalg.norm(weights["bias"])) if "bias" in weights else 0.0
-        return sqrt(hidden_size) * largest + bias
 
 
 class Mlp(Part):

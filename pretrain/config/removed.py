@@ -27,7 +27,11 @@ class Removed:
     neutral: tuple[Any, ...] = (None,)
 
 
-REMOVED_KEYS: Mapping[str, Removed] = {}
+REMOVED_KEYS: Mapping[str, Removed] = {
+    "attention.score_bound": Removed(
+        "hold scores by model.qk_norm=true, or by optimizer.qk_clip where W_Q and W_K train"
+    ),
+}
 """{`section.key`: what is known of it}"""
 
 REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}

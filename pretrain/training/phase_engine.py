@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.score_bound import is_bounded
 from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
@@ -35,7 +34,6 @@ from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.qk_clip import QueryKeyClip
 from pretrain.training.reduction import OverlappedReduction
-from pretrain.training.score_bound import ScoreBound
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
@@ -50,8 +48,7 @@ class PhasedEngine:
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
-    another one after `enter` has answered True. `score_bound`: of attention's scores; None: they
-    have none, or ranks lack weights (ZeRO stage 3). `qk_clip`: None where it is not asked for.
+    another one after `enter` has answered True. `qk_clip`: None where it is not asked for.
     `structured_products`: how structured rows are multiplied by, chosen once; None: there have been
     none.
 
@@ -74,7 +71,6 @@ class PhasedEngine:
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
-        self.score_bound: ScoreBound | None
         self.qk_clip: QueryKeyClip | None
         self.structured_products: StructuredProducts | None = None
         self._audited: list[dict[str, Any]] = []
@@ -155,7 +151,6 @@ class PhasedEngine:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
         self.qk_clip = None
-        self.score_bound = None
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None
@@ -192,10 +187,6 @@ class PhasedEngine:
         self.qk_clip = None
         if self._config.optimizer.qk_clip is not None:
             self.qk_clip = QueryKeyClip(self.engine, self._config, self._context)
-        self.score_bound = None
-        bounded = is_bounded(self._config.shape, self._config.policy)
-        if bounded and self._resolved.layout.zero_stage < 3:
-            self.score_bound = ScoreBound(self.engine, self._config, self._context)
 
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""

@@ -131,8 +131,8 @@ def test_rows_that_freezing_changes_stop_the_training(
 @pytest.mark.parametrize(
     ("changes", "has"),
     [
-        ({"attention__variant": "monarch"}, {"structured_products", "score_bound"}),
-        ({"attention__variant": "orthogonal"}, {"score_bound"}),
+        ({"attention__variant": "monarch"}, {"structured_products"}),
+        ({"attention__variant": "orthogonal"}, set()),
         ({"attention__variant": "vanilla", "optimizer__qk_clip": 1.0}, {"qk_clip"}),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_an_engine_has(
     changes: dict[str, object], has: set[str], context: ParallelContext
 ) -> None:
     phased = opened(context, **changes)
-    for name in ("structured_products", "score_bound", "qk_clip"):
+    for name in ("structured_products", "qk_clip"):
         assert (getattr(phased, name) is not None) == (name in has)
     layers = phased.engine.module.decoder.layers
     assert ["_whole" in vars(layer) for layer in layers] == [False, False]  # none is compiled
