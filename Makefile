@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -79,11 +79,6 @@ SEED ?= 1
 RECORD ?= build/faults.jsonl
 faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; continues where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
 	$(RUN) -m tools.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
-
-# A score for the tests: how many small faults, planted in the product one at a time, fail a test of the fast suite.
-MUTANTS ?= 200
-mutants: $(VENV)/installed ## does the fast suite find 200 small faults planted one by one? About an hour; continues where it was interrupted; MUTANTS=200 SEED=1
-	$(RUN) -m tools.mutants --mutants $(MUTANTS) --seed $(SEED)
 
 # The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
 # are, each in an environment of its own for every Python. The newest megatron-core needs Python >= 3.12:
