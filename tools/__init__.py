@@ -5,5 +5,4 @@ faults            a campaign of random faults on real runs, `make faults`
 made_corpus       a corpus that is the same on every machine
 record            what must stay byte-equal: make a recording, compare with one
 release           sdist and wheel as a newcomer has them, `make release-check`
-simulations       simulated campaigns that hold a statistic against its promise
 """
