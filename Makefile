@@ -135,7 +135,6 @@ bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of
 	$(RUN) -m benchmarks.bank
 	$(RUN) -m benchmarks.step.measure
 	$(RUN) -m benchmarks.checkpoint
-	$(RUN) -m benchmarks.seals
 	$(RUN) -m benchmarks.data.samples
 	$(RUN) -m benchmarks.data.tokenizing $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 

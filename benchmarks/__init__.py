@@ -7,6 +7,5 @@ data        tokenising, opening shards, the order of samples
 results     the pages of docs/results
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
-seals       wrong hits of users who change what they sealed
 inference   exported models
 """
