@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -37,18 +37,11 @@ demo: $(VENV)/core ## text to two trained models and their comparison, offline, 
 	@echo "The commands of the pages need the environment: source $(VENV)/bin/activate"
 	@echo "Watch both runs: $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
-$(DEMO)/shards/manifest.json: | $(VENV)/core
-	@$(RUN) -m pretrain demo --out $(DEMO) --no-training
-
-demo-clean: ## remove what demo and results made
+demo-clean: ## remove what demo made
 	rm -rf $(DEMO)
 
-# --- results: what is in which page, benchmarks/results/pages.py says; runs that are finished are not run again ------------
-JOBS ?= 2
+# --- results: each page of docs/results has the commands of its runs ---------------------------------------------------
 RESULTS ?= docs/results
-results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
-	$(RUN) -m benchmarks.results --jobs $(JOBS) --out $(RESULTS)
-
 results-figures: $(VENV)/installed ## the figures of docs/results, and a check of its numbers, from the tables beside them; RESULTS=DIRECTORY
 	$(RUN) -m benchmarks.results.figures --out $(RESULTS)
 

@@ -4,7 +4,7 @@ step        training steps beside plain PyTorch
 gpu         rates of a card, training steps on it
 gpu_dry     costs of a training step on a GPU, counted without one (`make gpu-dry`)
 data        tokenising, opening shards, the order of samples
-results     the pages of docs/results
+results     numbers and figures of docs/results again
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
 inference   exported models
