@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -140,32 +140,13 @@ site: $(VENV)/site ## all pages as a site in build/site-pages/html that works of
 	@$(VENV)/bin/python docs/site/build.py
 
 # --- a machine with a GPU -------------------------------------------------------------------------------------------------
-# It may have no network: then it brings Python and torch with CUDA, and the rest is a folder of wheels, installed beside
-# them and not into them. Without that folder the environment of `make` is used.
-GPU_WHEELS ?= build/gpu-wheels
-GPU_PACKAGES := build/gpu-packages
-GPU_PYTHON_VERSION ?= 3.12
 GPU_RESULTS ?=
 GPU_OPTIONS ?=
-OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
-GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
+gpu-check: $(VENV)/installed ## what a GPU must show, in a quarter of an hour, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
+	$(VENV)/bin/python -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
-gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
-	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
-
-gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in half an hour, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
-	$(GPU_RUN) -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
-
-gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about ten minutes
+gpu-dry: $(VENV)/installed ## host waits and copies of a training step on a GPU, counted without one, in about two minutes
 	$(RUN) -m benchmarks.gpu_dry
-	$(RUN) -m benchmarks.gpu_dry.layers
-	$(RUN) -m benchmarks.gpu_dry.selection
-
-# No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
-$(GPU_PACKAGES)/installed: $(OFFLINE)
-	rm -rf $(GPU_PACKAGES)
-	$(PYTHON) $(PIP_INSTALL) --no-index --no-deps --no-compile --target $(GPU_PACKAGES) $(OFFLINE)
-	@touch $@
 
 clean: demo-clean ## remove the environments and caches too
 	rm -rf $(VENV) .venv-oldest-* .venv-newest-* *.egg-info build .pytest_cache .mypy_cache .ruff_cache
