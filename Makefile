@@ -124,12 +124,12 @@ format: $(VENV)/installed ## format the code, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix $(PACKAGES)
 	$(VENV)/bin/ruff format $(PACKAGES)
 
-bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
+bench: $(VENV)/installed ## all benchmarks
 	$(RUN) -m benchmarks.bank
 	$(RUN) -m benchmarks.step.measure
 	$(RUN) -m benchmarks.checkpoint
-	$(RUN) -m benchmarks.data.samples
-	$(RUN) -m benchmarks.data.tokenizing $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+	$(RUN) -m benchmarks.samples
+	$(RUN) -m benchmarks.inference
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 $(VENV)/site: $(VENV)/core

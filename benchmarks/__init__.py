@@ -3,9 +3,10 @@
 step        training steps beside plain PyTorch
 gpu         what a GPU must show: steps timed, parity, resume (`make gpu-check`)
 gpu_dry     host waits and copies of a step on a GPU, counted without one (`make gpu-dry`)
-data        tokenising, opening shards, the order of samples
+samples     the order of samples, and reading them
 results     numbers and figures of docs/results again
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
 inference   exported models
+rounds      actions that take turns, their medians and ratios
 """
