@@ -1,10 +1,9 @@
-"""Ways to hold attention scores in the modern recipe: scores.csv and .svg of docs/results/modern.
+"""Ways to hold attention scores in the modern recipe, from scores.csv of docs/results/modern.
 
     python -m benchmarks.results.scores
 
-Draws loss and largest score over the rate, and prints of every variant over how many octaves of the
-rate its mean loss is within 1 % of the best, and at every rate the losses and, in brackets, the
-largest scores of its seeds.
+Prints of every variant over how many octaves of the rate its mean loss is within 1 % of the best,
+and at every rate the losses and, in brackets, the largest scores of its seeds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.results.figures import RESULTS, table
-from pretrain.reporting.plots import group_style, label, legend_below, new_figure, write_figures
+from pretrain.reporting.plots import group_style, label, legend_below, new_figure
 
 SCORES = RESULTS / "modern" / "scores" / "scores.csv"
 TOLERANCE = 0.01
@@ -74,13 +73,9 @@ def read_scores() -> tuple[ByRate, ByRate]:
     return losses, scores
 
 
-def scores_figure(losses: ByRate, scores: ByRate) -> Figure:
-    """Return the figure of mean loss and largest score over the rate.
-
-    Args:
-        losses: {variant: {rate: of each seed}}.
-        scores: the same.
-    """
+def scores_figure() -> Figure:
+    """Return the figure of mean loss and largest score over the rate."""
+    losses, scores = read_scores()
     figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
     for variant, own in losses.items():
         colour, marker = group_style(list(losses), variant)
@@ -101,10 +96,8 @@ def scores_figure(losses: ByRate, scores: ByRate) -> Figure:
 
 
 def main() -> None:
-    """Draw what is in scores.csv, and print it as a table."""
+    """Print what is in scores.csv as a table."""
     losses, scores = read_scores()
-    write_figures({"scores": lambda: scores_figure(losses, scores)}, SCORES.parent)
-    SCORES.with_suffix(".png").unlink()
     for variant, own in losses.items():
         cells = [
             f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "

@@ -109,8 +109,7 @@ class Adapter(ABC):
     Attributes:
         name: in `attention.adapters`.
         passes: reads and writes of all queries and keys, an element each, in a forward and backward
-            pass: by kernels of their own, and by those that torch.compile joins (`python -m
-            benchmarks.gpu_dry.layers`).
+            pass: by kernels of their own, and by those that torch.compile joins.
         linear: corrected queries and keys are linear in the layer's input, so export can fold the
             adapter into frozen rows. For one that is not linear an export has code (see
             `pretrain.export`).
