@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment

@@ -2,9 +2,9 @@
 
 This needs no torch.
 
-An adapter is declared here by a class with its weights and its costs, and computed by the function
-of the same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding,
-weight decay and checkpoints follow from the declaration.
+An adapter is declared here by a class with its weights, and computed by the function of the same
+name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight decay
+and checkpoints follow from the declaration.
 
 The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for
 qk_norm; smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for
@@ -28,12 +28,9 @@ from megatron_patches.recipe.parts import (
     Part,
     Place,
     Start,
-    Storage,
     Tensor,
-    Trace,
 )
 
-FP32 = 4
 Array: TypeAlias = NDArray[np.float64]
 
 
@@ -84,23 +81,6 @@ class AdapterWeight:
         return len(self.shape) > 1 and self.start in ("zeros", "fan_in")
 
 
-@dataclass(kw_only=True)
-class HeadTrace(Trace):
-    """Queries, keys and values of a rank's layer on their way to the scores.
-
-    Attributes:
-        queries: bytes of the queries of the adapted heads.
-        keys: bytes of their keys, or of their values.
-        query: the queries, where they are now.
-        key: the keys, where they are now.
-        value: the values, where they are now.
-    """
-
-    queries: int
-    keys: int
-    query: Storage
-    key: Storage
-    value: Storage
 
 
 class Adapter(ABC):
@@ -108,15 +88,12 @@ class Adapter(ABC):
 
     Attributes:
         name: in `attention.adapters`.
-        passes: reads and writes of all queries and keys, an element each, in a forward and backward
-            pass: by kernels of their own, and by those that torch.compile joins.
         linear: corrected queries and keys are linear in the layer's input, so export can fold the
             adapter into frozen rows. For one that is not linear an export has code (see
             `pretrain.export`).
     """
 
     name: ClassVar[str]
-    passes: ClassVar[tuple[int, int]]
     linear: ClassVar[bool] = True
 
     @abstractmethod
@@ -124,36 +101,23 @@ class Adapter(ABC):
         """Return the adapter's tensors of one layer."""
 
     @abstractmethod
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        """Follow queries and keys through the adapter: save what its backward pass needs.
-
-        Args:
-            trace: the activations.
-            sizes: that the weights of adapters depend on.
-        """
-
 
 class LogitScale(Adapter):
     """q_h ← s_h q_h."""
 
     name = "logit_scale"
-    passes = (4, 1)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(trace.query)
-        trace.query = Storage("scaled queries", trace.queries)
 
 
 class QueryKeyNorm(Adapter):
     """q_h ← g_qh ∘ q_h / rms(q_h), k alike, computed in fp32; g starts at 1."""
 
     name = "qk_norm"
-    passes = (24, 5)
     linear = False
 
     @override
@@ -165,15 +129,6 @@ class QueryKeyNorm(Adapter):
         )
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        both = trace.queries + trace.keys
-        if trace.element == FP32:
-            trace.save(trace.query, trace.key)
-        else:
-            trace.save(Storage("queries and keys in fp32", both * FP32 // trace.element))
-        trace.save(Storage("normalised queries and keys", both))
-        trace.query = Storage("queries after the norm", trace.queries)
-        trace.key = Storage("keys after it", trace.keys)
 
 
 class LowRank(Adapter):
@@ -186,7 +141,6 @@ class LowRank(Adapter):
     """
 
     name = "low_rank"
-    passes = (5, 3)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -199,17 +153,12 @@ class LowRank(Adapter):
         )
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
-        trace.query = Storage("queries + low rank", trace.queries)
-        trace.key = Storage("keys + low rank", trace.keys)
 
 
 class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
 
     name = "query_key_bias"
-    passes = (6, 2)
     linear = False
 
     @override
@@ -221,9 +170,6 @@ class QueryKeyBias(Adapter):
         )
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.query = Storage("queries + bias", trace.queries)
-        trace.key = Storage("keys + bias", trace.keys)
 
 
 class ShortConvolution(Adapter):
@@ -233,7 +179,6 @@ class ShortConvolution(Adapter):
     """
 
     name = "short_convolution"
-    passes = (20, 11)
     linear = False
 
     @override
@@ -246,29 +191,18 @@ class ShortConvolution(Adapter):
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        if sizes.convolved != "value":
-            trace.save(trace.key)
-            trace.key = Storage("convolved keys", trace.keys)
-        if sizes.convolved != "key":
-            trace.save(trace.value)
-            trace.value = Storage("convolved values", trace.keys)
 
 
 class ChannelScale(Adapter):
     """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
 
     name = "channel_scale"
-    passes = (4, 1)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
 
     @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(trace.query)
-        trace.query = Storage("queries scaled by channel", trace.queries)
 
 
 _LAST_TO_FIRST = (
@@ -346,10 +280,3 @@ class Corrections(Part):
                     partial="heads" if alone else None,
                     layer=at.layer,
                 )
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Follow queries, keys and values through all adapters."""
-        assert isinstance(trace, HeadTrace)
-        for adapter in self.adapters:
-            adapter.keep(trace, self.sizes)
