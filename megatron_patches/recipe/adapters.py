@@ -3,8 +3,8 @@
 This needs no torch.
 
 An adapter is declared here by a class with its weights, and computed by the function of the same
-name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight decay
-and checkpoints follow from the declaration.
+name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight
+decay and checkpoints follow from the declaration.
 
 The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for
 qk_norm; smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for
@@ -81,8 +81,6 @@ class AdapterWeight:
         return len(self.shape) > 1 and self.start in ("zeros", "fan_in")
 
 
-
-
 class Adapter(ABC):
     """An adapter as data.
 
@@ -100,7 +98,6 @@ class Adapter(ABC):
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         """Return the adapter's tensors of one layer."""
 
-    @abstractmethod
 
 class LogitScale(Adapter):
     """q_h ← s_h q_h."""
@@ -110,8 +107,6 @@ class LogitScale(Adapter):
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
-
-    @override
 
 
 class QueryKeyNorm(Adapter):
@@ -127,8 +122,6 @@ class QueryKeyNorm(Adapter):
             AdapterWeight("query_gain", "query", gain, "ones"),
             AdapterWeight("key_gain", "key", gain, "ones"),
         )
-
-    @override
 
 
 class LowRank(Adapter):
@@ -152,8 +145,6 @@ class LowRank(Adapter):
             AdapterWeight("up_key", "key", up, start),
         )
 
-    @override
-
 
 class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
@@ -168,8 +159,6 @@ class QueryKeyBias(Adapter):
             AdapterWeight("query_bias", "query", size, "zeros"),
             AdapterWeight("key_bias", "key", size, "zeros"),
         )
-
-    @override
 
 
 class ShortConvolution(Adapter):
@@ -190,8 +179,6 @@ class ShortConvolution(Adapter):
         )
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
 
-    @override
-
 
 class ChannelScale(Adapter):
     """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
@@ -201,8 +188,6 @@ class ChannelScale(Adapter):
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
-
-    @override
 
 
 _LAST_TO_FIRST = (
