@@ -294,7 +294,6 @@ def put_in_place(gpu: Any) -> None:
 
     replaced: Any = phase_engine
     replaced.build_model = build
-    replaced.choose_structured_products = answering(None)
     replaced = partitioned_param_coordinator
     replaced.assert_ints_same_as_other_ranks = compared_orders
     replaced = engine

@@ -28,6 +28,10 @@ class Removed:
 
 
 REMOVED_KEYS: Mapping[str, Removed] = {
+    "performance.structured_products": Removed(
+        "two batched products are as fast or faster on every GPU that was tried; leave it out",
+        neutral=("auto", "products"),
+    ),
     "attention.score_bound": Removed(
         "hold scores by model.qk_norm=true, or by optimizer.qk_clip where W_Q and W_K train"
     ),

@@ -24,11 +24,6 @@ from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
-from pretrain.model.structured_products import (
-    StructuredProducts,
-    choose_structured_products,
-    use_structured_products,
-)
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
@@ -49,11 +44,9 @@ class PhasedEngine:
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
     another one after `enter` has answered True. `qk_clip`: None where it is not asked for.
-    `structured_products`: how structured rows are multiplied by, chosen once; None: there have been
-    none.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
-    if the checkpoint is damaged or of another model, or a kernel that is asked for cannot be had.
+    if the checkpoint is damaged or of another model.
     """
 
     def __init__(
@@ -72,7 +65,6 @@ class PhasedEngine:
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
         self.qk_clip: QueryKeyClip | None
-        self.structured_products: StructuredProducts | None = None
         self._audited: list[dict[str, Any]] = []
         self._build(state)
 
@@ -161,15 +153,6 @@ class PhasedEngine:
 
     def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
-        if self.structured_products is None:
-            self.structured_products = choose_structured_products(
-                model,
-                self._config.performance.structured_products,
-                self._context,
-                tokens=self._config.data.micro_batch_size * self._config.data.sequence_length,
-                deterministic=self._config.run.deterministic,
-            )
-        use_structured_products(model, self.structured_products)
         if state is not None:
             with together():
                 state.give_weights(model)

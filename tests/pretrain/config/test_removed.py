@@ -9,7 +9,10 @@ from pretrain.errors import UserError
 
 @pytest.mark.parametrize(
     ("override", "instead"),
-    [("attention.score_bound=30", "hold scores by model.qk_norm=true, or by optimizer.qk_clip")],
+    [
+        ("attention.score_bound=30", "hold scores by model.qk_norm=true, or by optimizer.qk_clip"),
+        ("performance.structured_products=kernel", "two batched products are as fast or faster"),
+    ],
 )
 def test_a_setting_that_is_gone_is_refused_with_the_tag_and_the_remedy(
     override: str, instead: str
