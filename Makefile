@@ -5,7 +5,7 @@ RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean site results results-figures test test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz mutants record lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -37,18 +37,11 @@ demo: $(VENV)/core ## text to two trained models and their comparison, offline, 
 	@echo "The commands of the pages need the environment: source $(VENV)/bin/activate"
 	@echo "Watch both runs: $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
-$(DEMO)/shards/manifest.json: | $(VENV)/core
-	@$(RUN) -m pretrain demo --out $(DEMO) --no-training
-
-demo-clean: ## remove what demo and results made
+demo-clean: ## remove what demo made
 	rm -rf $(DEMO)
 
-# --- results: what is in which page, benchmarks/results/pages.py says; runs that are finished are not run again ------------
-JOBS ?= 2
+# --- results: each page of docs/results has the commands of its runs ---------------------------------------------------
 RESULTS ?= docs/results
-results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
-	$(RUN) -m benchmarks.results --jobs $(JOBS) --out $(RESULTS)
-
 results-figures: $(VENV)/installed ## the figures of docs/results, and a check of its numbers, from the tables beside them; RESULTS=DIRECTORY
 	$(RUN) -m benchmarks.results.figures --out $(RESULTS)
 
@@ -89,11 +82,6 @@ SEED ?= 1
 RECORD ?= build/faults.jsonl
 faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; continues where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
 	$(RUN) -m tools.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
-
-# A score for the tests: how many small faults, planted in the product one at a time, fail a test of the fast suite.
-MUTANTS ?= 200
-mutants: $(VENV)/installed ## does the fast suite find 200 small faults planted one by one? About an hour; continues where it was interrupted; MUTANTS=200 SEED=1
-	$(RUN) -m tools.mutants --mutants $(MUTANTS) --seed $(SEED)
 
 # The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
 # are, each in an environment of its own for every Python. The newest megatron-core needs Python >= 3.12:
@@ -146,13 +134,12 @@ format: $(VENV)/installed ## format the code, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix $(PACKAGES)
 	$(VENV)/bin/ruff format $(PACKAGES)
 
-bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
+bench: $(VENV)/installed ## all benchmarks
 	$(RUN) -m benchmarks.bank
 	$(RUN) -m benchmarks.step.measure
 	$(RUN) -m benchmarks.checkpoint
-	$(RUN) -m benchmarks.seals
-	$(RUN) -m benchmarks.data.samples
-	$(RUN) -m benchmarks.data.tokenizing $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+	$(RUN) -m benchmarks.samples
+	$(RUN) -m benchmarks.inference
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 $(VENV)/site: $(VENV)/core
@@ -163,32 +150,13 @@ site: $(VENV)/site ## all pages as a site in build/site-pages/html that works of
 	@$(VENV)/bin/python docs/site/build.py
 
 # --- a machine with a GPU -------------------------------------------------------------------------------------------------
-# It may have no network: then it brings Python and torch with CUDA, and the rest is a folder of wheels, installed beside
-# them and not into them. Without that folder the environment of `make` is used.
-GPU_WHEELS ?= build/gpu-wheels
-GPU_PACKAGES := build/gpu-packages
-GPU_PYTHON_VERSION ?= 3.12
 GPU_RESULTS ?=
 GPU_OPTIONS ?=
-OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
-GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
+gpu-check: $(VENV)/installed ## what a GPU must show, in a quarter of an hour, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
+	$(VENV)/bin/python -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
-gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
-	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
-
-gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in half an hour, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
-	$(GPU_RUN) -m benchmarks.gpu $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
-
-gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about ten minutes
+gpu-dry: $(VENV)/installed ## host waits and copies of a training step on a GPU, counted without one, in about two minutes
 	$(RUN) -m benchmarks.gpu_dry
-	$(RUN) -m benchmarks.gpu_dry.layers
-	$(RUN) -m benchmarks.gpu_dry.selection
-
-# No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
-$(GPU_PACKAGES)/installed: $(OFFLINE)
-	rm -rf $(GPU_PACKAGES)
-	$(PYTHON) $(PIP_INSTALL) --no-index --no-deps --no-compile --target $(GPU_PACKAGES) $(OFFLINE)
-	@touch $@
 
 clean: demo-clean ## remove the environments and caches too
 	rm -rf $(VENV) .venv-oldest-* .venv-newest-* *.egg-info build .pytest_cache .mypy_cache .ruff_cache

@@ -1,12 +1,12 @@
 """Side-by-side measurements, run by hand with `python -m`; nothing here is a test.
 
 step        training steps beside plain PyTorch
-gpu         rates of a card, training steps on it
-gpu_dry     costs of a training step on a GPU, counted without one (`make gpu-dry`)
-data        tokenising, opening shards, the order of samples
-results     the pages of docs/results
+gpu         what a GPU must show: steps timed, parity, resume (`make gpu-check`)
+gpu_dry     host waits and copies of a step on a GPU, counted without one (`make gpu-dry`)
+samples     the order of samples, and reading them
+results     numbers and figures of docs/results again
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
-seals       wrong hits of users who change what they sealed
 inference   exported models
+rounds      actions that take turns, their medians and ratios
 """

@@ -25,8 +25,6 @@ FIRST = (DRILLS, "tests/distributed/", WORKSHOP, "tests/megatron_patches/", "tes
 One file makes the corpus and shards that all of data_pipeline shares; what needs neither runs
 meanwhile.
 """
-ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
-"""Files that look at the same plans: `tests.shipped_grids` makes them once a process."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,13 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `pytest -n 2` a file stays with one process, for its fixtures; some stay together."""
+    """Under `pytest -n 2` a file stays with one process, for its fixtures; so do the drills."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndDrills(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            together = [part for part in (DRILLS, ONE_PLAN) if nodeid.startswith(part)]
-            return str(together[0]) if together else nodeid.partition("::")[0]
+            return DRILLS if nodeid.startswith(DRILLS) else nodeid.partition("::")[0]
 
     return FilesAndDrills(config, log)
 

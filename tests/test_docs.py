@@ -91,8 +91,9 @@ def test_names_of_the_code_that_a_guide_gives_are_in_the_code(name: str) -> None
     assert identifiers - words == set()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "CHANGELOG.md"])
 def test_commands_that_are_named_exist_with_their_options(name: str) -> None:
+    """The CHANGELOG names what is gone too."""
     for command in commands((ROOT / name).read_text()):
         words = command.split()
         if words[0] == "make":

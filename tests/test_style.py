@@ -48,13 +48,11 @@ MANY_POSITIONAL = {
     "run",
     "update",
     "_flash_attention_forward",
-    "two_products",
 }
 """Functions of any number of equal arguments, such as words of a command line.
 
-`apply` of an autograd.Function takes no keywords, the arguments of `_flash_attention_forward` have
-other names in other versions of torch, and a launch of a Triton kernel, `two_products[grid](…)`,
-takes its strides as `*tensor.stride()`, which cannot follow a keyword.
+`apply` of an autograd.Function takes no keywords, and the arguments of `_flash_attention_forward`
+have other names in other versions of torch.
 """
 
 STRANDED = re.compile(r"^ *[\])}]+[:,]?( as \w+:)? +# (?!fmt:|type:)")
@@ -67,9 +65,8 @@ def files() -> list[Path]:
 
 
 def named(node: ast.expr) -> str:
-    """The last name of what is called; of a Triton kernel that is launched, the kernel's."""
-    kernel = node.value if isinstance(node, ast.Subscript) else node
-    return ast.unparse(kernel).rpartition(".")[2]
+    """The last name of what is called."""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def golf(node: ast.AST) -> str | None:

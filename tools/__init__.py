@@ -4,8 +4,6 @@ arithmetic        digest of how a machine rounds
 count_code        how much code there is, without blank lines, comments and docstrings
 faults            a campaign of random faults on real runs, `make faults`
 made_corpus       a corpus that is the same on every machine
-mutants           how many small faults, planted one by one, the fast suite finds, `make mutants`
 record            what must stay byte-equal: make a recording, compare with one
 release           sdist and wheel as a newcomer has them, `make release-check`
-simulations       simulated campaigns that hold a statistic against its promise
 """

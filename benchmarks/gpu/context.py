@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -96,7 +95,7 @@ class StageContext:
             raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
 
     def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
-        """Return the `Measurements` of a module; its own end before time counts as a failure.
+        """Return what a module measured; its own end before time counts as a failure.
 
         Args:
             name: of its log and of its file.
@@ -158,11 +157,10 @@ class StageContext:
 
 
 class StageReport:
-    """The one report of all stages, written after each; stages that run together share it."""
+    """The one report of all stages, written after each."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lock = threading.Lock()
         self.values: dict[str, Any] = {"stages": {}}
 
     def put(self, stage: str, entry: Mapping[str, Any]) -> None:
@@ -172,9 +170,8 @@ class StageReport:
             stage: its name.
             entry: its state, seconds, and what it found.
         """
-        with self._lock:
-            self.values["stages"][stage] = dict(entry)
-            self.write()
+        self.values["stages"][stage] = dict(entry)
+        self.write()
 
     def write(self) -> None:
         write_json(self._file, self.values)

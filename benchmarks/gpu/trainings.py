@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ PARITY_RATE = 3e-4
 """A tenth of the demo's. At its own rate single batches in the first 20 steps have gradients of
 norm 100, and two threads of a CPU are then 0.07 nats from one; at this rate 1e-6.
 """
-SAME_DOCUMENTS = 0.05
-"""bf16 attention by two kernels, nats."""
 
 
 def shards(context: StageContext) -> StageResult:
@@ -88,120 +85,38 @@ def parity(context: StageContext) -> StageResult:
     return StageResult(found, checks)
 
 
-def demo(context: StageContext) -> StageResult:
-    """The demo in bf16 by its defaults, 200 steps, and what the audit found in its engine."""
-    steps = 20 if context.small else 200
-    settings = [f"schedule.steps={steps}", "attention.variant=orthogonal", *context.precision]
-    train(context, "demo", settings)
-    losses = column(context, "demo", "loss/train")
-    last = records(context, "demo")[-1]
-    audit = json.loads((context.runs / "demo/audit.json").read_text())
-    return StageResult(
-        {
-            "losses": losses[:: max(1, steps // 20)],
-            "last": {tag: value for tag, value in last.items() if not isinstance(value, str)},
-            "audit": audit["totals"],
-        },
-        {
-            "every loss is finite": len(losses) == steps and all(map(math.isfinite, losses)),
-            "the loss falls": sum(losses[-5:]) < 0.95 * sum(losses[:5]),
-            "no frozen weight is in ZeRO": audit["frozen_in_zero"] == 0
-            and audit["totals"]["frozen_elements"] > 0,
-        },
-    )
+def resume(context: StageContext) -> StageResult:
+    """Train undisturbed, and beside it a run that is killed after a checkpoint and continues.
 
-
-def early_freeze(context: StageContext) -> StageResult:
-    """The modern demo under Muon; queries and keys are frozen after a quarter of the steps."""
-    steps = 20 if context.small else 120
-    settings = [
-        f"schedule.steps={steps}",
-        "attention.variant=monarch_trainable",
-        *context.precision,
-    ]
-    settings += ["attention.shared=true", "attention.adapters=[short_convolution,channel_scale]"]
-    settings += ["attention.phases=[{at: 0.25, freeze: all}]", "attention.score_bound=100"]
-    train(context, "early-freeze", settings, base="demo_modern")
-    losses = column(context, "early-freeze", "loss/train")
-    bounds = column(context, "early-freeze", "attention/score_bound")
-    audit = json.loads((context.runs / "early-freeze/audit.json").read_text())
-    return StageResult(
-        {"losses": losses[:: max(1, steps // 20)], "bounds": bounds, "audit": audit["totals"]},
-        {
-            "every loss is finite": len(losses) == steps and all(map(math.isfinite, losses)),
-            "the loss falls": sum(losses[-5:]) < 0.95 * sum(losses[:5]),
-            "no frozen weight is in ZeRO": audit["frozen_in_zero"] == 0,
-            "both phases were audited": len(audit["phases"]) == 2,
-            "scores stayed within their bound": max(bounds) <= 100 * (1 + 2**-8),
-        },
-    )
-
-
-def documents(context: StageContext) -> StageResult:
-    """Documents that stand alone: the flash kernel for any lengths beside a mask of all pairs."""
-    curves = {}
-    for way in ("flash", "mask"):
-        settings = ["data.reset_at_document_end=true", f"performance.document_attention={way}"]
-        settings += ["performance.compile=none", "schedule.steps=10", *context.precision]
-        train(context, f"documents-{way}", settings)
-        curves[way] = column(context, f"documents-{way}", "loss/train")
-    apart = [abs(one - other) for one, other in zip(curves["flash"], curves["mask"], strict=True)]
-    return StageResult(
-        {"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS}
-    )
-
-
-def profile(context: StageContext) -> StageResult:
-    """telemetry.profile, in the program's own run."""
-    settings = ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *context.precision]
-    train(context, "profile", settings)
-    written = sorted(path.name for path in (context.runs / "profile/profile").iterdir())
-    kernels = json.loads((context.runs / "profile/profile/kernels_rank_0.json").read_text())
-    return StageResult(
-        {"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written}
-    )
-
-
-def resume_compiled(context: StageContext) -> StageResult:
-    """Kill and resume with run.deterministic, as a run is by default."""
-    return _resume(context, "resume-compiled", [])
-
-
-def resume_eager(context: StageContext) -> StageResult:
-    """The same with layers that are not compiled."""
-    return _resume(context, "resume-eager", ["performance.compile=none"])
-
-
-def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageResult:
-    """Train undisturbed, and beside it a run that is killed after a checkpoint and continues."""
+    Both with run.deterministic, dropout, and layers compiled as a run's are by default.
+    """
     steps, every = (40, 8) if context.small else (240, 40)
-    common = [
+    settings = [
         "run.deterministic=true",
         "model.dropout=0.1",
         "data.global_batch_size=8",
         f"schedule.steps={steps}",
         f"checkpoint.every={every}",
         *context.precision,
-        *settings,
     ]
     with ThreadPoolExecutor(2) as pool:
-        straight = pool.submit(train, context, f"{name}-straight", common)
-        killed_at = _kill_behind(context, f"{name}-killed", common, 2 * every)
+        straight = pool.submit(train, context, "resume-straight", settings)
+        killed_at = _kill_behind(context, "resume-killed", settings, 2 * every)
         straight.result()
-    train(context, f"{name}-killed", common, start="again")
-    found: dict[str, Any] = {"killed_after_step": killed_at}
+    train(context, "resume-killed", settings, start="again")
+    values: dict[str, Any] = {"killed_after_step": killed_at}
     checks = {}
     for tag in ("loss/train", "optim/grad_norm"):
-        ours, theirs = (column(context, f"{name}-{kind}", tag) for kind in ("killed", "straight"))
-        found[f"{tag}: last"] = [ours[-1], theirs[-1]]
-        found[f"{tag}: largest difference"] = max(
+        ours, theirs = (column(context, f"resume-{kind}", tag) for kind in ("killed", "straight"))
+        values[f"{tag}: last"] = [ours[-1], theirs[-1]]
+        values[f"{tag}: largest difference"] = max(
             abs(a - b) for a, b in zip(ours, theirs, strict=True)
         )
         checks[f"{tag} is the same in all {steps} steps"] = ours == theirs and len(ours) == steps
-    digests = [_digests(context.runs / f"{name}-{kind}", steps) for kind in ("killed", "straight")]
+    digests = [_digests(context.runs / f"resume-{kind}", steps) for kind in ("killed", "straight")]
     checks["the last checkpoint is the same to the bit"] = digests[0] == digests[1] != {}
     checks["it was killed before its end"] = killed_at < steps
-    return StageResult(found, checks)
+    return StageResult(values, checks)
 
 
 def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step: int) -> int:
@@ -218,13 +133,7 @@ def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step
     return int(records(context, name)[-1]["step"])
 
 
-def train(
-    context: StageContext,
-    name: str,
-    settings: Sequence[str],
-    start: str = "",
-    base: str = "demo",
-) -> None:
+def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
     """Train to the end; what it printed is in a log of that name.
 
     Args:
@@ -232,24 +141,20 @@ def train(
         name: of the run.
         settings: overrides of `training`.
         start: ends the log's name, where a run is started more than once.
-        base: the configuration that the settings change.
 
     Raises:
         StageError: it failed, or the stage's time was over first.
     """
-    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings, base))
+    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
 
 
-def training(
-    context: StageContext, name: str, settings: Sequence[str], base: str = "demo"
-) -> list[str]:
+def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
     """Return the command of a run on one rank.
 
     Args:
         context: of the stage.
         name: of the run.
-        settings: overrides; the last of a key counts.
-        base: the configuration that they change.
+        settings: overrides of `demo`; the last of a key counts.
     """
     fixed = [
         f"run.name={name}",
@@ -268,7 +173,7 @@ def training(
         fixed += ["data.sequence_length=32", "schedule.warmup_steps=2"]
     last_given = dict(word.split("=", 1) for word in [*fixed, *settings])
     words = [f"{key}={value}" for key, value in last_given.items()]
-    return [sys.executable, "-m", "pretrain", "train", base, *words]
+    return [sys.executable, "-m", "pretrain", "train", "demo", *words]
 
 
 def _manifest(context: StageContext) -> dict[str, Any]:

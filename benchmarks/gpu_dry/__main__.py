@@ -1,4 +1,4 @@
-"""Costs of a training step on a GPU, counted without one: host waits, copies, types, kernels.
+"""Host waits and copies of a training step on a GPU, counted without one.
 
     make gpu-dry                                 # or: python -m benchmarks.gpu_dry [DESIGN …]
 
@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +27,11 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu-dry"
-KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
+KINDS = ("host wait", "copy", "copied MB", "mixed", "pageable")
 """Columns of the table.
 
-`host wait` has the one at the end, where the loop reads its numbers; `a layer` is kernels of a
-layer and micro batch; `copy` those of 1 MiB or more; `fp32` results of 2^20 numbers or more; `fp64`
-all results, of which the loss has some with a number for each token.
+`host wait` has the one at the end, where the loop reads its numbers; `copy` those of 1 MiB or more;
+`mixed` operations on tensors of two devices; `pageable` copies from memory that is not pinned.
 """
 MICRO_BATCHES, SAMPLES = 2, 25
 MARK = "counted: "
@@ -59,6 +57,7 @@ class Design:
     def overrides(self) -> list[str]:
         """Return the overrides of `large`."""
         return [
+            "model.num_layers=2",
             f"attention.variant={self.variant}",
             f"deepspeed.config=zero{self.stage}",
             f"parallel.tensor_model_parallel_size={self.tensor_parallel_size}",
@@ -71,159 +70,79 @@ class Design:
         ]
 
 
-HELPERS = "[short_convolution, query_key_bias, channel_scale]"
-MODERN = (
-    "model.norm=rmsnorm",
-    "model.mlp=swiglu",
-    "model.ffn_hidden_size=2816",
-    "model.qk_norm=true",
-    "model.position_embedding=rope",
-)
 DESIGNS = {
-    "vanilla": Design("vanilla", (1, 105, 3761, 216, 8, 786, 37, 0, 0)),
-    "orthogonal": Design("orthogonal", (1, 105, 3647, 216, 8, 794, 39, 0, 0)),
-    "monarch": Design("monarch", (1, 105, 3647, 216, 8, 802, 41, 0, 0)),
-    "tp2": Design("orthogonal", (1, 59, 1877, 112, 20, 658, 53, 0, 0), tensor_parallel_size=2),
-    "dp8": Design("orthogonal", (1, 105, 3553, 219, 8, 801, 40, 0, 0), data_parallel_size=8),
-    "dp8_zero2": Design(
-        "orthogonal", (4, 138, 4652, 207, 8, 817, 48, 0, 0), data_parallel_size=8, stage=2
-    ),
-    "dp8_zero3": Design(
-        "orthogonal", (31, 162, 4361, 228, 18, 944, 59, 0, 0), data_parallel_size=8, stage=3
-    ),
-    "fp32": Design(
+    "orthogonal": Design("orthogonal", (1, 105, 3647, 0, 0)),
+    "tp2": Design("orthogonal", (1, 59, 1877, 0, 0), tensor_parallel_size=2),
+    "dp8_zero3": Design("orthogonal", (31, 162, 4361, 0, 0), data_parallel_size=8, stage=3),
+    "modern": Design(
         "orthogonal",
-        (1, 22, 1363, 365, 8, 668, 35, 0, 0),
-        stage=0,
-        settings=("precision.dtype=fp32",),
-    ),
-    "dropout": Design(
-        "orthogonal", (1, 105, 3647, 216, 8, 814, 43, 0, 0), settings=("model.dropout=0.1",)
-    ),
-    "gqa_rope": Design(
-        "orthogonal",
-        (1, 105, 3565, 212, 8, 833, 51, 0, 0),
-        settings=("model.num_query_groups=4", "model.position_embedding=rope"),
-    ),
-    "shared_monarch": Design(
-        "monarch",
-        (1, 101, 3438, 216, 8, 1024, 96, 0, 0),
-        settings=("attention.shared=true", f"attention.adapters={HELPERS}"),
-    ),
-    "thin": Design(
-        "low_rank",
-        (1, 101, 3438, 216, 8, 1034, 99, 0, 0),
-        settings=("attention.low_rank=3", "attention.adapters=[short_convolution, channel_scale]"),
-    ),
-    "modern": Design("vanilla", (1, 105, 3761, 216, 8, 854, 57, 0, 0), settings=MODERN),
-    "modern_orthogonal": Design(
-        "orthogonal", (1, 105, 3647, 216, 8, 862, 59, 0, 0), settings=MODERN
+        (1, 105, 3647, 0, 0),
+        settings=(
+            "model.norm=rmsnorm",
+            "model.mlp=swiglu",
+            "model.ffn_hidden_size=2816",
+            "model.qk_norm=true",
+            "model.position_embedding=rope",
+        ),
     ),
 }
 
 
 def main() -> int:
     """Count the designs that are named, or all; return 1 if a bound is passed."""
-    options = options_of("benchmarks.gpu_dry", DESIGNS, detail="places")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry")
+    parser.add_argument("names", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
+    what = "print what each count consists of"
+    parser.add_argument("--places", action="store_true", help=what)
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if options.in_this_process:
-        tell(count(DESIGNS[name]) for name in options.names)
+        tell(DESIGNS[options.names[0]])
     passed = []
     print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
-    for name in options.names:
-        ((counts, places),) = counted_apart("benchmarks.gpu_dry", [name])
+    for name in options.names or DESIGNS:
+        counts, places = counted_apart(name)
         print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
-        if options.detail:
+        if options.places:
             print(*places, sep="\n")
         for kind, number, bound in zip(KINDS, counts, DESIGNS[name].bounds, strict=True):
             if number > bound:
                 passed.append(f"{name}: {kind} {number}, at most {bound}")
-    return tell_passed(passed)
-
-
-def options_of(module: str, names: Iterable[str], detail: str) -> argparse.Namespace:
-    """Return the options of one of the commands of this package.
-
-    Args:
-        module: of the command.
-        names: what may be named; without any all are counted.
-        detail: the option that prints what each count consists of.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    every = list(names)
-    parser.add_argument("names", nargs="*", choices=[*every, []], metavar="NAME")
-    what = "print what each count consists of"
-    parser.add_argument(f"--{detail}", dest="detail", action="store_true", help=what)
-    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    options.names = options.names or every
-    return options
-
-
-def tell(counted: Iterable[Any]) -> NoReturn:
-    """Print what is counted in this process, for `counted_apart`, and end the process."""
-    for one in counted:
-        print(f"\n{MARK}{json.dumps(one)}", flush=True)
-    os._exit(0)  # no library may tidy up what was never there
-
-
-def counted_apart(module: str, names: Sequence[str]) -> list[Any]:
-    """Return what a module counts in a process of its own.
-
-    Args:
-        module: to run.
-        names: what it counts.
-
-    Returns:
-        What it told, in order.
-    """
-    command = [sys.executable, "-m", module, *names, "--in-this-process"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    lines = done.stdout.splitlines()  # the others are DeepSpeed's
-    return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
-
-
-def tell_passed(passed: Sequence[str]) -> int:
-    """Print the bounds that are passed; return the exit code."""
     print(*passed, sep="\n", file=sys.stderr)
     return 1 if passed else 0
 
 
-def count(design: Design) -> tuple[list[int], list[str]]:
-    """Count one step of a design, in a process of its own.
+def counted_apart(name: str) -> tuple[list[int], list[str]]:
+    """Count a step of a design in a process of its own, where CUDA is pretended.
 
     Returns:
         Numbers by KINDS, and lines on where they come from.
     """
-    (one, _), (two, places) = costs_of_steps([(design, 1), (design, 2)])
-    two["a layer"] = (two["kernel"] - one["kernel"]) / MICRO_BATCHES
-    return [round(two[kind]) for kind in KINDS], places
+    command = [sys.executable, "-m", "benchmarks.gpu_dry", name, "--in-this-process"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    lines = done.stdout.splitlines()  # the others are DeepSpeed's
+    (counted,) = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+    counts, places = json.loads(counted)
+    return counts, places
 
 
-def costs_of_steps(
-    asked: Sequence[tuple[Design, int]],
-) -> Iterator[tuple[dict[str, float], list[str]]]:
-    """Count a step of several designs of one layout.
-
-    Args:
-        asked: the designs, each with a number of layers.
-
-    Yields:
-        Costs by kind, `a layer` not among them, and lines on where they come from.
-    """
+def tell(design: Design) -> NoReturn:
+    """Print what a step of the design costs, for `counted_apart`, and end the process."""
     load_guard()
     from benchmarks.gpu_dry.pretended import PretendedGpu
 
     with PretendedGpu() as gpu:
-        context = pretend_ranks(asked[0][0])
+        context = pretend_ranks(design)
         put_in_place(gpu)
         _fuse_rms_norm()
-        for design, layers in asked:
-            _run_steps(gpu, context, design, layers)
-            found = sorted(gpu.costs.found.items())
-            places = [
-                f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"
-            ]
-            yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
+        _run_steps(gpu, context, design)
+        counts = [round(gpu.costs.total(kind)) for kind in KINDS]
+        places = [
+            f"  {kind}: {times:.0f} {what}"
+            for (kind, what), times in sorted(gpu.costs.found.items())
+        ]
+    print(f"\n{MARK}{json.dumps([counts, places])}", flush=True)
+    os._exit(0)  # no library may tidy up what was never there
 
 
 def _fuse_rms_norm() -> None:
@@ -288,7 +207,7 @@ def pretend_ranks(design: Design) -> Any:
     return initialize_distributed(launch, design.tensor_parallel_size, timeout_seconds=600)
 
 
-def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
+def _run_steps(gpu: Any, context: Any, design: Design) -> None:
     """Run two steps; what the second took is then in `gpu.costs`."""
     import torch
 
@@ -298,7 +217,7 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
     from pretrain.training import loop
     from pretrain.training.phase_engine import PhasedEngine
 
-    config = load_config("large", [f"model.num_layers={layers}", *design.overrides])
+    config = load_config("large", design.overrides)
     phased = PhasedEngine(resolve(config, context.world_size), context)
     shape = (MICRO_BATCHES, SAMPLES, config.data.sequence_length + 1)
     run: Any = SimpleNamespace(
@@ -375,7 +294,6 @@ def put_in_place(gpu: Any) -> None:
 
     replaced: Any = phase_engine
     replaced.build_model = build
-    replaced.choose_structured_products = answering(None)
     replaced = partitioned_param_coordinator
     replaced.assert_ints_same_as_other_ranks = compared_orders
     replaced = engine

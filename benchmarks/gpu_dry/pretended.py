@@ -21,39 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 LARGE = 2**20
-"""Bytes from which on a copy counts, and numbers from which on a result in fp32 does."""
-LARGE_FP64 = 1000
+"""Bytes from which on a copy counts."""
 COPIES = ("_to_copy", "copy_", "clone", "cat")
 READS = ("_local_scalar_dense", "nonzero", "equal")
-NO_KERNEL = {
-    "view",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "slice",
-    "select",
-    "unsqueeze",
-    "squeeze",
-    "split",
-    "split_with_sizes",
-    "detach",
-    "alias",
-    "_unsafe_view",
-    "as_strided",
-    "narrow",
-    "unbind",
-    "unfold",
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "_reshape_alias",
-    "lift_fresh",
-    "is_pinned",
-    "record_stream",
-}
 
 
 def answering(answer: Any) -> Any:
@@ -66,7 +36,7 @@ def answering(answer: Any) -> Any:
 
 
 class Costs(TorchDispatchMode):
-    """Counts by kind and place; the kinds are `dry.KINDS` but for `a layer`."""
+    """Counts by kind and place; the kinds are KINDS of the command."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +68,7 @@ class Costs(TorchDispatchMode):
             return not inputs[0].is_cuda if inputs[0].dtype == torch.bool else 1.0
         result = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if (
-            func.namespace != "prim"
-            and name not in NO_KERNEL
-            and any(tensor.is_cuda for tensor in inputs + results)
-        ):
+        if func.namespace != "prim" and any(tensor.is_cuda for tensor in inputs + results):
             # The third argument of `copy_` is non_blocking; that of others may be a tensor.
             waits = name in COPIES and not (kwargs.get("non_blocking") or True in args[2:])
             self._count(name, inputs, results, waits=waits)
@@ -111,7 +77,6 @@ class Costs(TorchDispatchMode):
     def _count(
         self, name: str, inputs: list[torch.Tensor], results: list[torch.Tensor], *, waits: bool
     ) -> None:
-        self.add("kernel", name)
         devices = {tensor.device.type for tensor in inputs + results}
         if name in COPIES and len(devices) > 1:
             source = inputs[-1]
@@ -126,11 +91,6 @@ class Costs(TorchDispatchMode):
             types = f"{inputs[-1].dtype} to {results[0].dtype}".replace("torch.", "")
             self.add("copy", f"{name} of {tuple(results[0].shape)}, {types}")
             self.add("copied MB", name, moved / 1e6)
-        for tensor in results:
-            if tensor.dtype == torch.float64 and tensor.numel() >= LARGE_FP64:
-                self.add("fp64", f"{name} {tuple(tensor.shape)}")
-            if tensor.dtype == torch.float32 and tensor.numel() >= LARGE:
-                self.add("fp32", f"{name} {tuple(tensor.shape)}")
 
 
 class PretendedGpu(contextlib.ExitStack):

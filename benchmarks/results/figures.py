@@ -4,8 +4,9 @@
 
 Derives the means, gaps, intervals and tests of each report from its runs.csv and compares them with
 variants.csv and the tables of report.md; then draws the figures. Costs come from variants.csv,
-curves from curves.csv, and the figures of `evaluate` and `ladder` from their JSON. The exit code
-is 1 where a published number is not the derived one.
+curves from curves.csv, scores from scores.csv, the figures of `evaluate` from its report.json. A
+figure is drawn where it is committed. The exit code is 1 where a published number is not the
+derived one.
 """
 
 from __future__ import annotations
@@ -25,12 +26,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.results.page import Report
-from benchmarks.results.pages import PAGES
 from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
 from pretrain.compare.content import variants_csv
-from pretrain.compare.convergence import Stability, smoothed_loss
+from pretrain.compare.convergence import Stability
 from pretrain.compare.figures import figures as of_comparison
 from pretrain.compare.figures import frontier_figure, trend_figure
 from pretrain.compare.tables import gap_table
@@ -47,7 +46,7 @@ from pretrain.reporting.plots import (
 )
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import spread
-from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes, read_finished_run
+from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
 from pretrain.study.gaps import NATS, PairedGap, adjust, paired_gap
 from pretrain.study.seeds import Groups
 
@@ -56,19 +55,6 @@ DERIVED = ("validation_loss.", "validation_perplexity.", "perplexity.", "gap.")
 """Columns of variants.csv that runs.csv gives; the others are of the runs' records."""
 POINTS = 100
 """Points of a run's curve in curves.csv, at evenly spaced tokens."""
-ALT = {
-    "gap": "Gap of each variant to its baseline, with the 95 % interval and the pairs of seeds",
-    "trend": "Gap to the baseline over the subject's values, with a line for each variant",
-    "frontier": "Gap of each variant over the FLOPs that a token saves",
-    "ladder": "Loss over tokens by size: runs, law, and predictions",
-    "length": "Change of perplexity by length, and what context gives by position",
-    "diversity": "Cosine, principal angle, KL divergence and entropy of the heads by layer",
-    "approximation": "Error by width and by depth",
-    "loss": "Training loss over tokens, mean over the seeds of each variant",
-}
-RINGS = (
-    "Of each variant every run, thin, over the baseline's mean, dashed; rings are validations.\n\n"
-)
 Row = Mapping[str, str]
 
 
@@ -78,18 +64,16 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def rebuilt(place: Path, report: Report) -> Comparison:
-    """Return the comparison in the folder `place` as far as its CSV files tell it.
+def rebuilt(folder: Path) -> Comparison:
+    """Return the comparison of a folder with runs.csv, variants.csv and report.md.
 
-    Args:
-        place: Folder with runs.csv and variants.csv.
-        report: The report that `compare` wrote there, for its subject and its match.
-
-    Returns:
-        The comparison with gaps, tests, trends and costs in FLOPs, without runs and their records.
+    It has gaps, tests, trends and costs in FLOPs, without runs and their records.
     """
-    rows = table(place / "variants.csv")
-    runs = table(place / "runs.csv")
+    rows = table(folder / "variants.csv")
+    runs = table(folder / "runs.csv")
+    report = (folder / "report.md").read_text()
+    about = re.search(r"^Baseline: .* Subject: (\S+)\. Each", report, re.MULTILINE)
+    subject = about[1] if about else ""
     members = {
         row["variant"]: [run for run in runs if run["variant"] == row["variant"]] for row in rows
     }
@@ -107,12 +91,14 @@ def rebuilt(place: Path, report: Report) -> Comparison:
     ]
     baselines = {row["baseline"]: row["label"] for row in rows if row["variant"] == row["baseline"]}
     baseline = min(baselines) if len(baselines) == 1 else min(baselines.values())
-    subjects = (report.subject,) if report.subject else ()
-    match = "flops" if "flops" in report.options else "tokens"
-    groups = Groups[FinishedRun](baseline, (), {})
-    trends = trends_of(variants, members, report.subject)
     return Comparison(
-        baseline, subjects, tuple(variants), trends, notes=(), groups=groups, match=match
+        baseline,
+        (subject,) if subject else (),
+        tuple(variants),
+        trends_of(variants, members, subject),
+        notes=(),
+        groups=Groups[FinishedRun](baseline, (), {}),
+        match="flops" if "\nGaps are at equal FLOPs" in report else "tokens",
     )
 
 
@@ -209,31 +195,24 @@ def trends_of(
     return fit_trends(subject, gaps)[0]
 
 
-def deviations(place: Path, report: Report) -> list[str]:
-    """Return what of a comparison's published numbers is not as runs.csv has it.
+def deviations(folder: Path) -> list[str]:
+    """Return a sentence for each published number of a comparison that runs.csv does not give.
 
-    Args:
-        place: Folder of the report.
-        report: The report; one of another verb than `compare` has nothing to derive.
-
-    Returns:
-        A sentence for each number of variants.csv and each line of report.md that deviates.
+    Looked at are the numbers of variants.csv and the lines of report.md's tables.
     """
-    if report.verb != "compare":
-        return []
-    comparison = rebuilt(place, report)
+    comparison = rebuilt(folder)
     derived = csv.DictReader(io.StringIO(variants_csv(comparison)))
-    found = [
-        f"{place}/variants.csv: {name} of {own['variant']} is {row[name]}, not {own[name]}"
-        for own, row in zip(derived, table(place / "variants.csv"), strict=True)
-        for name in own.keys() & row.keys()
-        if name.startswith(DERIVED) and not close(own[name], row[name])
+    sentences = [
+        f"{folder}/variants.csv: {name} of {row['variant']} is {published[name]}, not {row[name]}"
+        for row, published in zip(derived, table(folder / "variants.csv"), strict=True)
+        for name in row.keys() & published.keys()
+        if name.startswith(DERIVED) and not close(row[name], published[name])
     ]
     tables = [gap_table(comparison)] if comparison.others else []
     tables += [trend_table(comparison.trends)] if comparison.trends else []
-    text = (place / "report.md").read_text()
-    lines = [line for own in tables for line in lines_as_published(own, text)]
-    return found + [f"{place}/report.md: lacks {line}" for line in lines if line not in text]
+    text = (folder / "report.md").read_text()
+    lines = [line for derived_table in tables for line in lines_as_published(derived_table, text)]
+    return sentences + [f"{folder}/report.md: lacks {line}" for line in lines if line not in text]
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
@@ -275,29 +254,11 @@ def read_curves(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return curves
 
 
-def write_curves(paths: Sequence[Path], out: Path) -> None:
-    """Write the training losses of finished runs, means over the last 5 % of the records.
-
-    Args:
-        paths: Directories of the runs.
-        out: File to write, with losses in thousandths of a nat.
-    """
-    lines = ["name,first,last,losses"]
-    for path in paths:
-        curves = read_finished_run(path).curves
-        smooth = smoothed_loss(curves)
-        there = np.isfinite(smooth)
-        first, last = curves.tokens[there][[0, -1]]
-        losses = np.interp(np.linspace(first, last, POINTS), curves.tokens[there], smooth[there])
-        lines.append(f"{path.name},{first},{last},{' '.join(f'{loss:.3f}' for loss in losses)}")
-    out.write_text("\n".join(lines) + "\n")
-
-
-def loss_figure(place: Path) -> Figure:
+def loss_figure(folder: Path) -> Figure:
     """Draw the mean curve of each variant's runs."""
-    curves = read_curves(place / "curves.csv")
+    curves = read_curves(folder / "curves.csv")
     members: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for run in table(place / "runs.csv"):
+    for run in table(folder / "runs.csv"):
         members.setdefault(run["variant"], []).append(curves[run["name"]])
     figure, (plot,) = new_figure(1, 1, height=3.6 + 0.25 * len(members))
     shown = []
@@ -323,77 +284,52 @@ FROM_TABLES: Mapping[str, Callable[[Comparison], Figure | None]] = {
 }
 
 
-def draw(place: Path, report: Report, out: Path) -> None:
-    """Draw the figures of a report as SVG.
+def draw(folder: Path, out: Path) -> None:
+    """Draw the figures that are committed in a folder anew, as SVG.
 
     Args:
-        place: Folder with the report's data.
-        report: The report, whose `figures` are drawn; also `loss`, where there is a curves.csv.
+        folder: Folder with the data of a report of `compare` or `evaluate`.
         out: Folder of the figures, made if missing.
     """
     makers: dict[str, Callable[[], Figure | None]] = {}
-    for name in report.figures:
+    for committed in sorted(folder.glob("*.svg")):
+        name = committed.stem
         if name in FROM_TABLES:
-            makers[name] = partial(FROM_TABLES[name], rebuilt(place, report))
-            continue
-        from benchmarks.results.recorded import FROM_JSON  # with torch, which takes seconds
+            makers[name] = partial(FROM_TABLES[name], rebuilt(folder))
+        elif name == "loss":
+            makers[name] = partial(loss_figure, folder)
+        elif name == "scores":
+            from benchmarks.results.scores import scores_figure  # which reads tables as here
 
-        if name in FROM_JSON:
-            file, make = FROM_JSON[name]
-            makers[name] = partial(make, json.loads((place / file).read_text()))
-    if (place / "curves.csv").exists():
-        makers["loss"] = partial(loss_figure, place)
+            makers[name] = scores_figure
+        elif (folder / "report.json").exists():
+            from benchmarks.results.recorded import FROM_JSON  # with torch, which takes seconds
+
+            content = json.loads((folder / "report.json").read_text())
+            makers[name] = partial(FROM_JSON[name], content)
     out.mkdir(parents=True, exist_ok=True)
     write_figures(makers, out)
     for name in makers:
         (out / f"{name}.png").unlink(missing_ok=True)
 
 
-def settle(place: Path, report: Report, runs: Sequence[Path]) -> None:
-    """Make of a report that `compare` or another verb wrote what is committed of it.
-
-    Args:
-        place: Folder of the report; figures that are not kept, and comparison.json, are removed.
-        report: The report.
-        runs: Its runs, whose curves are written where the report shows a figure of gaps.
-    """
-    if "gap" in report.figures and report.verb == "compare":
-        write_curves(runs, place / "curves.csv")
-    draw(place, report, place)
-    kept = {f"{name}.svg" for name in report.figures}
-    kept |= {"loss.svg"} if (place / "curves.csv").exists() else set()
-    for path in place.iterdir():
-        drawn = path.suffix in (".png", ".svg") and path.name not in kept
-        if drawn or path.name == "comparison.json":
-            path.unlink()
-    text = (place / "report.md").read_text().replace(RINGS, "")
-
-    def link(found: re.Match[str]) -> str:
-        name = found[1]
-        there = (place / f"{name}.svg").exists()
-        return f"![{ALT.get(name, name)}]({name}.svg)\n\n" if there else ""
-
-    (place / "report.md").write_text(re.sub(r"!\[(\w+)\]\(\1\.png\)\n\n", link, text))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw and check the pages that the arguments name; 1 where a number deviates, else 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.results.figures", description=__doc__)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="folders in docs/results; all")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"default: {RESULTS}")
-    given = parser.parse_args(arguments)
-    named = {page.name: page for page in PAGES}
-    if unknown := [name for name in given.pages if name not in named]:
-        parser.error(f"there is no page '{unknown[0]}'; there are {', '.join(named)}")
-    found = []
-    for page in (named[name] for name in given.pages or named):
-        for report in page.reports:
-            place = Path(page.name, report.out)
-            if (RESULTS / place).exists():
-                draw(RESULTS / place, report, given.out / place)
-                found += deviations(RESULTS / place, report)
-    print(*found, f"{len(found)} numbers deviate", sep="\n")
-    return int(bool(found))
+    options = parser.parse_args(arguments)
+    for page in options.pages:
+        if not (RESULTS / page).is_dir():
+            parser.error(f"there is no page '{page}' in {RESULTS}")
+    sentences = []
+    for page in options.pages or [""]:
+        for report in sorted((RESULTS / page).rglob("report.md")):
+            draw(report.parent, options.out / report.parent.relative_to(RESULTS))
+            if report.with_name("variants.csv").exists():
+                sentences += deviations(report.parent)
+    print(*sentences, f"{len(sentences)} numbers deviate", sep="\n")
+    return int(bool(sentences))
 
 
 if __name__ == "__main__":

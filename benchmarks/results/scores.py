@@ -1,22 +1,16 @@
-"""Ways to hold attention scores in the modern recipe: scores.csv and .svg of docs/results/modern.
+"""Ways to hold attention scores in the modern recipe, from scores.csv of docs/results/modern.
 
-    python -m benchmarks.results.scores [--runs]
+    python -m benchmarks.results.scores
 
-With --runs writes scores.csv from the runs of documentation_modern_scores first. Draws loss and
-largest score over the rate, and prints of every variant over how many octaves of the rate its mean
-loss is within 1 % of the best, and at every rate the losses and, in brackets, the largest scores of
-its seeds.
+Prints of every variant over how many octaves of the rate its mean loss is within 1 % of the best,
+and at every rate the losses and, in brackets, the largest scores of its seeds.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,14 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.results.figures import RESULTS, table
-from benchmarks.results.page import runs_of
-from benchmarks.results.pages import PAGES
-from pretrain.reporting.plots import group_style, label, legend_below, new_figure, write_figures
-from pretrain.runs.directory import RunDirectory
-from pretrain.runs.finished import read_finished_run
+from pretrain.reporting.plots import group_style, label, legend_below, new_figure
 
 SCORES = RESULTS / "modern" / "scores" / "scores.csv"
-LARGEST = "attention/largest_score/"
 TOLERANCE = 0.01
 STEPS_OF_OCTAVE = 100
 """Points of an octave at which the interpolated loss is looked at."""
@@ -49,32 +38,6 @@ WAYS = {
 
 ByRate = dict[str, dict[float, list[float]]]
 """{variant: {rate: a number of each seed}}"""
-
-
-def largest_score(directory: Path) -> float:
-    """Return the largest score that a run has recorded, over steps and layers.
-
-    Args:
-        directory: Of the run.
-    """
-    records = map(json.loads, RunDirectory(directory).metrics.open())
-    return max(
-        value for record in records for tag, value in record.items() if tag.startswith(LARGEST)
-    )
-
-
-def write_scores() -> None:
-    """Write scores.csv from the runs of the grid."""
-    (page,) = (page for page in PAGES if page.name == "modern/scores")
-    with SCORES.open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["variant", "learning_rate", "seed", "validation_loss", "largest_score"])
-        for placed in runs_of(page):
-            run = read_finished_run(placed.path)
-            rate = run.config["optimizer"]["learning_rate"]
-            loss = run.result.validation_loss
-            variant = placed.cell.partition("-")[0]
-            rows.writerow([variant, rate, run.seed, loss, largest_score(placed.path)])
 
 
 def octaves(losses: Mapping[float, float]) -> float:
@@ -110,13 +73,9 @@ def read_scores() -> tuple[ByRate, ByRate]:
     return losses, scores
 
 
-def scores_figure(losses: ByRate, scores: ByRate) -> Figure:
-    """Return the figure of mean loss and largest score over the rate.
-
-    Args:
-        losses: {variant: {rate: of each seed}}.
-        scores: the same.
-    """
+def scores_figure() -> Figure:
+    """Return the figure of mean loss and largest score over the rate."""
+    losses, scores = read_scores()
     figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
     for variant, own in losses.items():
         colour, marker = group_style(list(losses), variant)
@@ -137,10 +96,8 @@ def scores_figure(losses: ByRate, scores: ByRate) -> Figure:
 
 
 def main() -> None:
-    """Draw what is in scores.csv, and print it as a table."""
+    """Print what is in scores.csv as a table."""
     losses, scores = read_scores()
-    write_figures({"scores": lambda: scores_figure(losses, scores)}, SCORES.parent)
-    SCORES.with_suffix(".png").unlink()
     for variant, own in losses.items():
         cells = [
             f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "
@@ -152,6 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--runs"]:
-        write_scores()
     main()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.rounds import in_turn
 from benchmarks.step.plain_gpt import PlainGPT, plain_optimizers
 from pretrain.config.load import config_from_draft
 from pretrain.config.resolved import resolve
@@ -24,7 +24,6 @@ from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.phase_engine import PhasedEngine
 
-T = TypeVar("T")
 HEAD_DIM = 64
 COMPILED, SHARDED = "plain compiled", "plain sharded"
 PEERS = ("plain", COMPILED, SHARDED)
@@ -140,8 +139,6 @@ class Ours:
     def update(self) -> None:
         with self.trainer.qk_clip or nullcontext():
             self.engine.step()
-        if self.trainer.score_bound is not None:
-            self.trainer.score_bound.hold()
 
 
 class Plain:
@@ -258,32 +255,6 @@ def take_turns(
             if round_number >= WARM_UP_ROUNDS:
                 times[name].append(now() - started)
     return times
-
-
-def in_turn(items: Sequence[T], number: int) -> list[T]:
-    """Return the items of a round in an order that rotates from round to round.
-
-    Args:
-        items: at least one.
-        number: of the round.
-    """
-    first = number % len(items)
-    return [*items[first:], *items[:first]]
-
-
-def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
-    """Divide the two times of each round.
-
-    Args:
-        mine: seconds, round by round.
-        base: seconds of the same rounds, by which is divided.
-
-    Returns:
-        `median`, and the quartiles `low` and `high`.
-    """
-    ratios = [one / other for one, other in zip(mine, base, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": median, "low": low, "high": high}
 
 
 def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:

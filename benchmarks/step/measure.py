@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.rounds import ratio
 from benchmarks.step.contenders import (
     AGAIN,
     COMPILED,
@@ -52,7 +53,6 @@ from benchmarks.step.contenders import (
     benchmark_config,
     build_contender,
     contender_name,
-    ratio,
     take_turns,
     waiting,
 )

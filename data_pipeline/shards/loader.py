@@ -2,7 +2,7 @@
 
 Reading ahead is for storage that is slow to answer: a thread that waits for a page holds no lock.
 If the shards are in the page cache, reading is a small part of a step and there is nothing to gain
-(benchmarks.data.samples).
+(docs/samples.md).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.bank.monarch import Factors, add_input_grad, factor_grads, project
-from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.collectives import (
     finish,
     finish_input_grad,
@@ -33,7 +32,6 @@ def column_parallel_products(
     tp_group: dist.ProcessGroup,
     sequence_parallel: bool,
     weights: Sequence[torch.Tensor],
-    tile: Tile | None = None,
     factors_train: bool = False,
     kept: int = 0,
 ) -> tuple[torch.Tensor, ...]:
@@ -45,7 +43,6 @@ def column_parallel_products(
         tp_group: the tensor-parallel ranks.
         sequence_parallel: activations outside the products are slices of the sequence.
         weights: further weights `[rows of this rank, hidden]`, those that train before the others.
-        tile: tile of `monarch.project` as a kernel; None: as two products.
         factors_train: what stands in the place of the frozen weight are factors that train.
         kept: how many of the last `weights` get no gradient.
 
@@ -58,7 +55,6 @@ def column_parallel_products(
             hidden_states,
             tp_group,
             sequence_parallel,
-            tile,
             len(parts),
             factors_train,
             len(weights) - kept,
@@ -73,7 +69,6 @@ def column_parallel_products(
         frozen,
         tp_group=tp_group,
         sequence_parallel=sequence_parallel,
-        tile=tile,
         weights=weights,
     )
 
@@ -99,7 +94,6 @@ def _products(
     frozen: Frozen,
     tp_group: dist.ProcessGroup,
     sequence_parallel: bool,
-    tile: Tile | None,
     weights: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
     if sequence_parallel:
@@ -108,7 +102,7 @@ def _products(
     if frozen is None:
         return learned
     if isinstance(frozen, Factors):
-        return project(hidden_states, frozen, tile), *learned
+        return project(hidden_states, frozen), *learned
     return hidden_states @ frozen.t(), *learned
 
 
@@ -124,7 +118,6 @@ class _ColumnParallelProducts(torch.autograd.Function):
         hidden_states: torch.Tensor,
         tp_group: dist.ProcessGroup,
         sequence_parallel: bool,
-        tile: Tile | None,
         num_frozen: int,
         factors_train: bool,
         num_trained: int,
@@ -135,7 +128,6 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.save_for_backward(hidden_states, *operands)
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
-        ctx.tile = tile
         ctx.num_frozen = num_frozen
         ctx.factors_train = factors_train
         ctx.num_trained = num_trained
@@ -146,7 +138,6 @@ class _ColumnParallelProducts(torch.autograd.Function):
             frozen,
             tp_group=tp_group,
             sequence_parallel=sequence_parallel,
-            tile=tile,
             weights=weights,
         )
 
@@ -160,7 +151,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
-        input_grad = _input_grad(grads, frozen, ctx.tile, weights)
+        input_grad = _input_grad(grads, frozen, weights)
         if ctx.sequence_parallel:
             hidden_states = finish(hidden_states, gather)
         input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
@@ -174,13 +165,12 @@ class _ColumnParallelProducts(torch.autograd.Function):
             assert isinstance(frozen, Factors)
             frozen_grads = factor_grads(grads[0], inputs, frozen)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, None, None, None, None, None, None, *frozen_grads, *weight_grads
+        return input_grad, None, None, None, None, None, *frozen_grads, *weight_grads
 
 
 def _input_grad(
     grads: Sequence[torch.Tensor],
     frozen: Frozen,
-    tile: Tile | None,
     weights: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
@@ -190,5 +180,5 @@ def _input_grad(
     for grad, weight in zip(others, dense[1:], strict=True):
         flat = torch.addmm(flat, grad.flatten(0, 1), weight)
     if isinstance(frozen, Factors):
-        flat = add_input_grad(grads[0], frozen, flat, tile)
+        flat = add_input_grad(grads[0], frozen, flat)
     return flat.view(*first.shape[:-1], flat.size(-1))

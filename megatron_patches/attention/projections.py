@@ -32,7 +32,6 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron_patches.attention.convolution import reach_of
 from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.attention.products import column_parallel_products
-from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.documents import Visible
 from megatron_patches.errors import MethodError
@@ -169,8 +168,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
 
     Attributes:
         value_weight: parameter `[groups * head_dim, hidden]`.
-        tile: tile of the kernel that multiplies by structured rows; None, the initial value: two
-            products.
     """
 
     def __init__(
@@ -200,7 +197,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
         )
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
-        self.tile: Tile | None = None
         device = torch.cuda.current_device()
         self._add_frozen_rows(
             policy,
@@ -262,7 +258,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
             weights=[],
-            tile=self.tile,
         )
         return self._split(frozen, self.heads.frozen)
 
@@ -284,7 +279,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
             sequence_parallel=self.sequence_parallel,
             weights=[*weights.values()],
             kept=int(self.kept and own[frozen_now] is not None),
-            tile=self.tile,
             factors_train=factors is not None and not self.kept,
         )
         names = [first, *weights] if len(made) > len(weights) else [*weights]

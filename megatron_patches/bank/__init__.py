@@ -8,6 +8,4 @@ initial_weights_file  rows and other initial weights of a model that was trained
 head_split            heads of a tensor-parallel rank, and which of them have frozen rows
 shards                rows of a tensor-parallel rank, their digests
 monarch               products with structured rows, as two batched products or one kernel
-monarch_kernel        the operator of those products that torch.compile does not look into
-monarch_triton        its Triton kernel
 """

@@ -7,8 +7,7 @@ With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
 
 and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to
 another order: the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the
-matrices of both products directly, and results are written to their final places. Given a `Tile`,
-each product is one kernel instead (`monarch_kernel`), which keeps the intermediate result on chip.
+matrices of both products directly, and results are written to their final places.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-
-from megatron_patches.bank.monarch_kernel import Tile, two_products
 
 
 class Factors(NamedTuple):
@@ -38,46 +35,35 @@ class Factors(NamedTuple):
         return products.flatten(2).flatten(0, 1)
 
 
-def project(
-    hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None
-) -> torch.Tensor:
+def project(hidden_states: torch.Tensor, factors: Factors) -> torch.Tensor:
     """Multiply by structured rows: x Wᵀ with W = `factors.rows()`, which is never made.
 
     Args:
         hidden_states: `[..., a * b]`.
         factors: factors of the rows, of m blocks.
-        tile: tile of the kernel; None: two batched products.
 
     Returns:
         `[..., m * a]`, contiguous.
     """
     right, left = factors
     pieces, blocks, width = right.shape
-    if tile is not None:
-        rows = two_products(hidden_states.flatten(0, -2), right, left, None, tile=[*tile])
-        return rows.view(*hidden_states.shape[:-1], blocks * pieces)
     compute = _project_at_once if torch.compiler.is_compiling() else _project
     rows = compute(hidden_states.reshape(-1, pieces * width), right, left)
     return rows.view(*hidden_states.shape[:-1], blocks * pieces)
 
 
-def add_input_grad(
-    grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
-) -> torch.Tensor:
-    """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
+def add_input_grad(grad: torch.Tensor, factors: Factors, total: torch.Tensor) -> torch.Tensor:
+    """Add the gradient of `project`'s input to `total`, in place.
 
     Args:
         grad: gradient of the product, `[..., m * a]`.
         factors: factors of the rows.
-        total: gradient so far, `[tokens, a * b]`, contiguous; may be overwritten.
-        tile: tile of the kernel; None: two batched products.
+        total: gradient so far, `[tokens, a * b]`, contiguous; it is overwritten.
 
     Returns:
         The sum, `[tokens, a * b]`.
     """
     right, left = factors
-    if tile is not None:
-        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, tile=[*tile])
     add = _add_at_once if torch.compiler.is_compiling() else _add_input_grad
     add(grad.flatten(0, -2), right, left, total)
     return total

@@ -12,5 +12,4 @@ tensors   the inventory: every parameter and buffer of a model
 matrices  the matrices of a tensor that Muon orthogonalises, and where a rank has them
 optimizers rules of the optimizer: what each keeps of a tensor, moves and computes
 counting  parameters and FLOPs: sums over the inventory
-score_bound what scores of attention cannot exceed, and weights that hold it
 """

@@ -19,7 +19,6 @@ from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import PhaseStart
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from megatron_patches.recipe.variants import VARIANTS
-from pretrain.config.sections import EVERY_STEP
 from pretrain.config.types import (
     SEED_MAX,
     Int,
@@ -181,13 +180,6 @@ class AttentionSection(Section):
         replace(_REFUSED, identity="seed" not in BANK_KEYS),
         ge=0,
         le=SEED_MAX,
-    )
-    score_bound: float | None = setting(
-        None,
-        "After each update, scale trained scales, biases, taps and gains down so far that no score "
-        "before the softmax can exceed this; unset: not.",
-        EVERY_STEP,
-        gt=0,
     )
 
     def given_axes(self) -> dict[str, Any]:

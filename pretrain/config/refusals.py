@@ -18,7 +18,6 @@ from data_pipeline.io.forms import LARGEST
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.optimizers import factor_of_name, rule_of
 from megatron_patches.recipe.phases import check_phases
-from megatron_patches.recipe.score_bound import is_bounded
 from megatron_patches.recipe.tensors import is_patched
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.sources import override_text
@@ -41,7 +40,6 @@ def check_tree(config: Config) -> None:
     _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
     _check_qk_norm(config)
-    _check_score_bound(config)
     _check_qk_clip(config)
     _check_z_loss(config)
     _check_factors(config)
@@ -211,16 +209,6 @@ def _check_qk_norm(config: Config) -> None:
             )
 
 
-def _check_score_bound(config: Config) -> None:
-    limit = config.attention.score_bound
-    if limit is not None and not is_bounded(config.shape, config.policy):
-        raise UserError(
-            f"attention.score_bound={limit:g} with attention.variant={config.attention.variant}: "
-            "scores have no bound where rows of queries and keys train, or are not orthonormal, "
-            "without a norm after them; set model.qk_norm=true, or leave it out"
-        )
-
-
 def _check_qk_clip(config: Config) -> None:
     limit, policy, shape = config.optimizer.qk_clip, config.policy, config.shape
     if limit is None:
@@ -228,7 +216,7 @@ def _check_qk_clip(config: Config) -> None:
     if shape.qk_norm or "qk_norm" in policy.adapters:
         raise UserError(
             f"optimizer.qk_clip={limit:g} scales W_Q and W_K, which the norm of queries and keys "
-            "undoes; hold its gains by attention.score_bound, or leave qk_clip out"
+            "undoes; leave qk_clip out"
         )
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups)
     if policy.synthesizer or any(is_patched(policy, groups) for groups in frozen):
@@ -429,14 +417,11 @@ def check_stage(config: Config, stage: int) -> None:
             f"ZeRO stage {stage} does not keep; set deepspeed.config=auto, zero0 or zero1"
         )
     if stage == 3:
-        held = {"attention.score_bound": config.attention.score_bound}
-        held["optimizer.qk_clip"] = config.optimizer.qk_clip
-        for key, limit in held.items():
-            if limit is not None:
-                raise UserError(
-                    f"{key}={limit:g} needs whole weights on every rank, which ZeRO stage 3 does "
-                    "not keep; set deepspeed.config=auto or zero2"
-                )
+        if config.optimizer.qk_clip is not None:
+            raise UserError(
+                f"optimizer.qk_clip={config.optimizer.qk_clip:g} needs whole weights on every "
+                "rank, which ZeRO stage 3 does not keep; set deepspeed.config=auto or zero2"
+            )
         _check_same_parameters(config)
     if policy.phases and stage not in (1, 2):
         raise UserError(

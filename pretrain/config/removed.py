@@ -27,7 +27,15 @@ class Removed:
     neutral: tuple[Any, ...] = (None,)
 
 
-REMOVED_KEYS: Mapping[str, Removed] = {}
+REMOVED_KEYS: Mapping[str, Removed] = {
+    "performance.structured_products": Removed(
+        "two batched products are as fast or faster on every GPU that was tried; leave it out",
+        neutral=("auto", "products"),
+    ),
+    "attention.score_bound": Removed(
+        "hold scores by model.qk_norm=true, or by optimizer.qk_clip where W_Q and W_K train"
+    ),
+}
 """{`section.key`: what is known of it}"""
 
 REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}

@@ -316,12 +316,6 @@ class PerformanceSection(Section):
         "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
         ROUNDING,
     )
-    structured_products: Literal["auto", "kernel", "products"] = setting(
-        "auto",
-        "Q and K of a structured bank. products: two batched products; kernel: one Triton "
-        "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
-        ROUNDING,
-    )
     recompute: Literal["none", "query_key", "attention", "full"] = setting(
         "none",
         "Activation checkpointing: what to recompute in the backward pass. query_key: queries and "

@@ -17,7 +17,6 @@ from megatron_patches.recipe.counting import (
     count_parameters,
     model_flops_per_token,
 )
-from megatron_patches.recipe.score_bound import bound_at_start
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.schedule import Phase, last_stable_step
@@ -82,12 +81,6 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     more = round(config.total_flops / steps_flops - 1, 3)
     stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
     executed = f"executed: {abs(more):.1%} {'more' if more > 0 else 'fewer'}"
-    bound = bound_at_start(shape, policy)
-    scores = "without bound: rows of queries and keys train, or are not orthonormal, without a norm"
-    if bound is not None:
-        scores = f"at most {bound:.4g} at the start"
-    if config.attention.score_bound is not None:
-        scores += f", held within {config.attention.score_bound:.4g}"
     factors = []
     if policy.structured:
         a, b = block_sizes(shape.hidden_size, shape.head_dim)
@@ -108,7 +101,6 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("total FLOPs, executed", f"{config.total_flops:.4g}"),
         *([("last step before the decay", stable)] if config.schedule.kind == "wsd" else []),
         *factors,
-        ("attention scores |q·k|/√head_dim", scores),
         ("training FLOPs per token", f"{model_flops:.4g}; {executed}"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),

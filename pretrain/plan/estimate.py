@@ -20,16 +20,11 @@ from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
+from pretrain.plan.cards import Gpu, find_gpu
+from pretrain.plan.duration import StepSeconds, step_seconds, update_flops
 from pretrain.plan.horizon import Horizon, horizon_of
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
 from pretrain.plan.products import hardware_flops_per_token
-from pretrain.plan.roofline import (
-    Gpu,
-    StepSeconds,
-    find_gpu,
-    step_seconds,
-    update_flops,
-)
 from pretrain.plan.workload import Workload, workload_of
 
 

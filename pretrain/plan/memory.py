@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.matrices import AT_A_TIME, has_matrices, stacks
 from megatron_patches.recipe.optimizers import Rule, rule_of
-from megatron_patches.recipe.parts import Place
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
-from pretrain.plan.activations import activation_bytes, inside_mlp, recomputed_bytes
+from pretrain.plan.activations import Activations, activations_of
 from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
 
 CONTEXT_BYTES = 1_500_000_000
@@ -183,14 +181,15 @@ def memory_of(work: Workload) -> Memory:
 def _of_rank(work: Workload, rank: int) -> Memory:
     held = rank_tensors(work, rank)
     states = rank_states(held, work.layout)
+    activations = activations_of(work, rank)
     return Memory(
         states=states,
-        activations=activation_bytes(work, rank),
+        activations=activations.kept(work.performance.recompute),
         logits=logit_bytes(work),
-        layer_gradients=layer_gradient_bytes(work, rank),
+        layer_gradients=layer_gradient_bytes(work, activations),
         communication_buffers=_communication(work, held) if work.layout.world_size > 1 else 0,
         update_buffers=_update(held, states, work.layout) + _orthogonalising(work, held),
-        context=CONTEXT_BYTES if work.on_cuda else 0,
+        context=CONTEXT_BYTES,
     )
 
 
@@ -218,24 +217,22 @@ def logit_bytes(work: Workload) -> int:
     return logits * (FP32 + copies) + (0 if copies else weight * FP32)
 
 
-def layer_gradient_bytes(work: Workload, rank: int) -> int:
-    """Return the bytes of the gradients that are there inside the MLP's backward pass.
+def layer_gradient_bytes(work: Workload, activations: Activations) -> int:
+    """Return the bytes of one layer's gradients while its backward pass runs.
 
-    Those of what it keeps, of the residual stream twice, of a weight. What is recomputed of a whole
-    layer is there then too. Of the attention alone it is made later, when the gradients inside the
-    MLP are gone.
+    An MLP has gradients of all that it keeps, and of a weight. What is recomputed of a whole layer
+    is there then too; the attention alone is made again later, when these gradients are gone.
 
     Args:
         work: of the rank.
-        rank: of tensor parallelism.
+        activations: of the rank.
     """
-    shape, size = work.shape, work.layout.tensor_parallel_size
-    weights = MLPS[shape.mlp].tensors(Place("mlp", "mlp"), shape)
-    largest = max(weight.rank_elements(rank, size) for weight in weights)
-    outside = (largest + 2 * work.tokens * shape.hidden_size) * work.layout.element
-    in_mlp = inside_mlp(work) + outside
-    again = recomputed_bytes(work, rank)
-    return in_mlp + again if work.performance.recompute == "full" else max(in_mlp, again)
+    layers, size = work.shape.num_layers, work.layout.tensor_parallel_size
+    mlp = [tensor for tensor in work.tensors() if ".mlp." in tensor.name]
+    weight = max(tensor.rank_elements(0, size) for tensor in mlp) * work.layout.element
+    gradients = activations.mlp // layers + weight
+    again = activations.made_again(work.performance.recompute) // layers
+    return gradients + again if work.performance.recompute == "full" else max(gradients, again)
 
 
 def _communication(work: Workload, held: RankTensors) -> int:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_patches.bank.head_split import split_heads
-from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.optimizers import Rule
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.tensors import is_patched, tensors
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.optimizer import OptimizerSection
 from pretrain.config.resolved import Resolved
 from pretrain.config.sections import PerformanceSection
@@ -69,25 +67,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class LayerHeads:
-    """Heads of one layer on one rank, by what becomes of their W_Q and W_K.
-
-    Attributes:
-        patched: the layer has W_V apart from W_Q and W_K; else megatron-core's own fused W_QKV.
-        frozen, trained: heads that have frozen and trained rows of their own, of both roles
-            together.
-        adapted: groups of key heads that adapters correct.
-        mixed: heads of the same role come from both, and are put together in their order.
-    """
-
-    patched: bool
-    frozen: int
-    trained: int
-    adapted: int
-    mixed: bool
-
-
-@dataclass(frozen=True)
 class Workload:
     """A model, the layout of its training, and one micro batch of it; sizes are those of one rank.
 
@@ -97,8 +76,7 @@ class Workload:
         masked: documents of a sample must not see each other.
         softcap: logits are capped.
         z_loss: the square of their log-sum-exp is trained on.
-        heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and
-            vocabulary.
+        vocabulary: rows of the output layer.
     """
 
     shape: ModelShape
@@ -112,10 +90,6 @@ class Workload:
     softcap: bool
     z_loss: bool
     performance: PerformanceSection
-    on_cuda: bool
-    heads: int
-    groups: int
-    ffn: int
     vocabulary: int
 
     @property
@@ -127,7 +101,7 @@ class Workload:
     def newton_schulz(self) -> str:
         """Return the type of Muon's products."""
         chosen = self.optimizer.newton_schulz_dtype
-        return chosen if chosen != "auto" else "bf16" if self.on_cuda else "fp32"
+        return "bf16" if chosen == "auto" else chosen
 
     @property
     def tokens(self) -> int:
@@ -140,55 +114,16 @@ class Workload:
         size = self.layout.tensor_parallel_size
         return self.tokens // size if self.layout.sequence_parallel else self.tokens
 
-    @property
-    def mask(self) -> int:
-        """Return the bytes of an element of a dropout mask."""
-        return 1 if self.on_cuda else self.layout.element
-
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the inventory of the whole model."""
         return tensors(self.shape, self.policy, self.phase)
 
-    def layer_heads(self, rank: int) -> tuple[LayerHeads, ...]:
-        """Return each layer's heads on a tensor-parallel rank; none for a synthesizer."""
-        if self.policy.synthesizer:
-            return ()
-        shape, policy, first = self.shape, self.policy, rank * self.groups
-        layers = []
-        sizes = shape.num_layers, shape.num_query_groups
-        keeps = policy.keeps(*sizes)
-        for layer, groups in enumerate(policy.frozen_groups(*sizes, self.phase)):
-            keep = keeps[layer]
-            parted = keep is not None and not keep.whole
-            split = split_heads(
-                shape.num_attention_heads,
-                shape.num_query_groups,
-                groups,
-                rank,
-                tensor_parallel_size=self.layout.tensor_parallel_size,
-                roles=policy.frozen_row_roles,
-                shared=policy.shared,
-            )
-            adapted = policy.adapted_groups(groups, shape.num_query_groups)
-            layers.append(
-                LayerHeads(
-                    patched=is_patched(policy, groups),
-                    frozen=sum(map(len, split.frozen.values())),
-                    trained=sum(map(len, split.trainable.values())) if policy.has_rows else 0,
-                    adapted=sum(first <= group < first + self.groups for group in adapted),
-                    mixed=parted
-                    or any(split.frozen[role] and split.trainable[role] for role in ROLES),
-                )
-            )
-        return tuple(layers)
 
-
-def workload_of(resolved: Resolved, on_cuda: bool = True, phase: int | None = None) -> Workload:
-    """Return the workload of each rank.
+def workload_of(resolved: Resolved, phase: int | None = None) -> Workload:
+    """Return the workload of each rank, a GPU.
 
     Args:
         resolved: a configuration that fits its ranks.
-        on_cuda: whether the ranks are GPUs.
         phase: number of the training phase; None: that in which most weights train.
     """
     config, settings = resolved.config, resolved.deepspeed
@@ -206,9 +141,8 @@ def workload_of(resolved: Resolved, on_cuda: bool = True, phase: int | None = No
         live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
         overlap_comm=bool(zero.get("overlap_comm")),
     )
-    shape, size = config.shape, layout.tensor_parallel_size
     return Workload(
-        shape=shape,
+        shape=config.shape,
         policy=config.policy,
         optimizer=config.optimizer,
         phase=config.fullest_phase if phase is None else phase,
@@ -219,9 +153,5 @@ def workload_of(resolved: Resolved, on_cuda: bool = True, phase: int | None = No
         softcap=config.model.logit_softcap is not None,
         z_loss=config.model.z_loss > 0,
         performance=config.performance,
-        on_cuda=on_cuda,
-        heads=shape.num_attention_heads // size,
-        groups=shape.num_query_groups // size,
-        ffn=shape.ffn_hidden_size // size,
-        vocabulary=shape.vocab_size // size,
+        vocabulary=config.shape.vocab_size // layout.tensor_parallel_size,
     )

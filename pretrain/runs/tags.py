@@ -22,7 +22,6 @@ class When(Enum):
     VALIDATED = "after a validation"
     SAVED = "at a step with a checkpoint"
     OBSERVED = "after every `telemetry.attention_every`-th step"
-    BOUNDED = "at every `telemetry.every`-th step, where scores have a bound"
     WEIGHED = "after every `telemetry.weights_every`-th step"
     WRITTEN = "in the first record after a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
@@ -171,13 +170,6 @@ LARGEST_SCORE = Metric(
     "largest attention score, by layer",
     when=When.OBSERVED,
     member="layer",
-)
-SCORE_BOUND = Metric(
-    "attention/score_bound",
-    "",
-    "the largest score before the softmax that the weights allow, whatever the text",
-    "bound on attention scores",
-    when=When.BOUNDED,
 )
 WEIGHT_NORM = Metric(
     "weights/norm/",

@@ -6,7 +6,7 @@ bound the sequence p_5 … p_100 has one distribution, whatever the standard dev
 makes the probability that any of the 96 looks claims wrongly a itself: repeated confidence
 intervals (Jennison and Turnbull, J. R. Statist. Soc. B 51, 1989) at unknown variance. How many
 pairs are meant to be made does not enter: stopping, continuing and planning by what has been seen
-are all free. κ anew: `python -m tools.simulations.trial_campaigns`.
+are all free. κ is from simulated trials (tools/simulations of tag `v0.5-lab`).
 
 An answer "yes" uses bounds at 5 % each, "no" at 2.5 % each, so that either is wrong in at most 5 %
 of trials.

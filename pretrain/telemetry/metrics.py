@@ -43,7 +43,6 @@ def step_metrics(
         tags.LOSS_VARIANCE.tag: loss_variance,
         tags.SKIPPED_STEPS.tag: record.position.skipped_steps,
         **attention_metrics(record.attention),
-        **({} if record.score_bound is None else {tags.SCORE_BOUND.tag: record.score_bound}),
         **weight_metrics(result.weights),
         **throughput_metrics(facts, step_tokens, seconds.step),
         tags.STEP_SECONDS.tag: seconds.step,

@@ -99,7 +99,6 @@ class StepRecord:
             ended.
         samples: of telemetry.sample_prompts, in their order, where there was a validation.
         attention: of each layer, where telemetry.attention_every asks for it.
-        score_bound: the largest score that the weights allow; None: not measured, or no bound.
     """
 
     position: Position
@@ -109,7 +108,6 @@ class StepRecord:
     written: SaveSeconds | None = None
     samples: tuple[Sample, ...] = ()
     attention: tuple[AttentionScores, ...] = ()
-    score_bound: float | None = None
 
 
 @dataclass(frozen=True)

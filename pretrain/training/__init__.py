@@ -17,7 +17,6 @@ step_clock      times of the parts of a step
 state_transfer  optimizer state and weights from one engine to the next
 held_out        loss on held-out text
 qk_clip         rows of queries and keys scaled down where scores were too large
-score_bound     the bound on attention scores: measured, and held after an update
 weight_norms    norms of weights and of their updates
 prompts         continuations of a few prompts
 """

@@ -108,14 +108,11 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         if _due(position.step, config.telemetry.attention_every):
             run.watch.at(f"the attention after step {position.step}")
             attention = attention_scores(run.engine, run.data, run.context)
-        bound = run.phased.score_bound
-        measured = bound is not None and _due(position.step, config.telemetry.every)
         record = StepRecord(
             position,
             result,
             stall,
             validation,
-            score_bound=bound.largest() if bound is not None and measured else None,
             written=run.checkpoints.take_written(),
             samples=samples,
             attention=attention,
@@ -185,9 +182,6 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     before = WeightsBefore.of(run.engine) if measured else None
     with run.phased.qk_clip or nullcontext():
         update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
-    bound = run.phased.score_bound
-    if bound is not None:
-        bound.hold()
     weights = None
     if before is not None:
         patterns = config.telemetry.spectral_norms

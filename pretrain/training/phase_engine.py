@@ -20,22 +20,15 @@ import torch.distributed as dist
 
 from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.score_bound import is_bounded
 from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
 from pretrain.config.resolved import Resolved
 from pretrain.model.build import build_model, compile_layers
-from pretrain.model.structured_products import (
-    StructuredProducts,
-    choose_structured_products,
-    use_structured_products,
-)
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.qk_clip import QueryKeyClip
 from pretrain.training.reduction import OverlappedReduction
-from pretrain.training.score_bound import ScoreBound
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
@@ -50,13 +43,10 @@ class PhasedEngine:
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
-    another one after `enter` has answered True. `score_bound`: of attention's scores; None: they
-    have none, or ranks lack weights (ZeRO stage 3). `qk_clip`: None where it is not asked for.
-    `structured_products`: how structured rows are multiplied by, chosen once; None: there have been
-    none.
+    another one after `enter` has answered True. `qk_clip`: None where it is not asked for.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
-    if the checkpoint is damaged or of another model, or a kernel that is asked for cannot be had.
+    if the checkpoint is damaged or of another model.
     """
 
     def __init__(
@@ -74,9 +64,7 @@ class PhasedEngine:
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
-        self.score_bound: ScoreBound | None
         self.qk_clip: QueryKeyClip | None
-        self.structured_products: StructuredProducts | None = None
         self._audited: list[dict[str, Any]] = []
         self._build(state)
 
@@ -155,7 +143,6 @@ class PhasedEngine:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
         self.qk_clip = None
-        self.score_bound = None
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None
@@ -166,15 +153,6 @@ class PhasedEngine:
 
     def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
-        if self.structured_products is None:
-            self.structured_products = choose_structured_products(
-                model,
-                self._config.performance.structured_products,
-                self._context,
-                tokens=self._config.data.micro_batch_size * self._config.data.sequence_length,
-                deterministic=self._config.run.deterministic,
-            )
-        use_structured_products(model, self.structured_products)
         if state is not None:
             with together():
                 state.give_weights(model)
@@ -192,10 +170,6 @@ class PhasedEngine:
         self.qk_clip = None
         if self._config.optimizer.qk_clip is not None:
             self.qk_clip = QueryKeyClip(self.engine, self._config, self._context)
-        self.score_bound = None
-        bounded = is_bounded(self._config.shape, self._config.policy)
-        if bounded and self._resolved.layout.zero_stage < 3:
-            self.score_bound = ScoreBound(self.engine, self._config, self._context)
 
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""

@@ -15,7 +15,6 @@ from pretrain.config.resolved import Resolved
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
-from pretrain.model.structured_products import StructuredProducts
 from pretrain.plan.products import hardware_flops_per_token
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
@@ -80,7 +79,6 @@ def open_run_files(
     environment = environment_of(
         resolved,
         context.device,
-        phased.structured_products,
         start,
         changes=[*start.layout_changes, *changes],
         earlier=earlier,
@@ -186,7 +184,6 @@ def write_run_files(
 def environment_of(
     resolved: Resolved,
     device: torch.device,
-    products: StructuredProducts | None,
     start: Start,
     changes: Sequence[Change],
     earlier: Earlier,
@@ -196,7 +193,6 @@ def environment_of(
     Args:
         resolved: the run's configuration, with its layout.
         device: of this rank.
-        products: how structured rows are multiplied by; None: there are none.
         start: where the run starts from.
         changes: keys that differ from the segment before.
         earlier: what the run's files say of the segments before.
@@ -210,8 +206,6 @@ def environment_of(
         "cpu_threads": torch.get_num_threads(),  # sums are in another order with others
         **resolved.layout.as_dict(),
     }
-    if products is not None:
-        layout["structured_products"] = products.as_dict()
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain.runs.metrics_file import read_metrics
-from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE, SCORE_BOUND
+from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE
 from pretrain.training.held_out import spread_of_scores
 from tests.command_line import assert_same_checkpoint, deterministic_metrics
 from tests.distributed.designs import design_overrides
@@ -35,11 +35,7 @@ def trained(
 def measured(run: Path) -> list[dict[str, float]]:
     """Return what each record has of attention."""
     return [
-        {
-            tag: value
-            for tag, value in record.items()
-            if tag.startswith("attention/") and tag != SCORE_BOUND.tag
-        }
+        {tag: value for tag, value in record.items() if tag.startswith("attention/")}
         for record in read_metrics(run / "metrics.jsonl")
     ]
 

@@ -48,7 +48,7 @@ TOKENS_PER_STEP = 8 * 32
 SPARSE = {"schedule__steps": 5, "telemetry__every": 2}
 BY_TOKENS = {"schedule__steps": "null", "schedule__tokens": 2 * TOKENS_PER_STEP + 1}
 SOURCES = ("PydocTopics", "StdlibComments", "StdlibDocstrings")
-ALWAYS = tags_of(When.ALWAYS, When.BOUNDED)  # of frozen orthonormal rows
+ALWAYS = tags_of(When.ALWAYS)
 VALIDATED = tags_of(When.VALIDATED) | {PERPLEXITY_OF_SOURCE.of(source) for source in SOURCES}
 
 
@@ -165,7 +165,7 @@ def test_written_run_files_have_the_form_of_real_ones(
         json.loads((path / "audit.json").read_text())["totals"].keys() for path in (real, written)
     ]
     assert totals[0] == totals[1]
-    plain = records(real)[0].keys() - tags_of(When.SAVED, When.WRITTEN, When.BOUNDED)
+    plain = records(real)[0].keys() - tags_of(When.SAVED, When.WRITTEN)
     assert list(records(written)[0]) == [key for key in records(real)[0] if key in plain]
 
 

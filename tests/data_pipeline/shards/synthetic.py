@@ -44,28 +44,6 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
     return _with_manifest(directory, made)
 
 
-def sparse_shards(
-    directory: Path, tokens: int, sources: int, shard_bytes: int = 1_000_000_000
-) -> Manifest:
-    """About `tokens` ids in shards of a size: real .idx files, and .bin files that are holes."""
-    directory.mkdir(parents=True)
-    generator = np.random.Generator(np.random.Philox(0))
-    count = shard_bytes // (2 * MEAN_DOCUMENT + 20)
-    lengths = 1 + generator.exponential(MEAN_DOCUMENT - 1, count).astype(np.int32)
-    index = index_bytes(lengths, "uint16")
-    total = int(lengths.sum())
-    made = []
-    for number in range(-(-tokens // total)):
-        source = f"source{number % sources}"
-        name = shard_name("sparse", "train", source, number // sources)
-        (directory / f"{name}.idx").write_bytes(index)
-        with open(directory / f"{name}.bin", "wb") as stream:
-            stream.truncate(2 * total)
-        shard = _shard(name, number, lengths, index, bin_sha256=f"{number:064}")
-        made.append(replace(shard, source=source, number=number // sources))
-    return _with_manifest(directory, made)
-
-
 def _shard(name: str, unit: int, lengths: np.ndarray, index: bytes, bin_sha256: str) -> Shard:
     """What the manifest states of a shard of one unit; its number is 0."""
     total = int(lengths.sum())

@@ -12,19 +12,12 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.freeze import reduce_partial_gradients
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
-from pretrain.errors import UserError
 from pretrain.model.build import build_model, compile_layers, token_losses
-from pretrain.model.structured_products import (
-    StructuredProducts,
-    choose_structured_products,
-    use_structured_products,
-)
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
@@ -41,11 +34,10 @@ EOD = 2
 def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
     """For each case, how far two ways of computing are apart on any rank.
 
-    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}, and perhaps `by_operator`,
-    the way that multiplies by structured rows through the kernel's operator. Differences are in
-    units of the largest loss, and of the largest entry of each gradient. `saved` is what autograd
-    keeps for backward, in bytes, without weights; `collectives` are those of the forward pass, each
-    with how often.
+    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}. Differences are in units of
+    the largest loss, and of the largest entry of each gradient. `saved` is what autograd keeps for
+    backward, in bytes, without weights; `collectives` are those of the forward pass, each with how
+    often.
     """
     size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
@@ -58,7 +50,6 @@ def _compare(
     context: ParallelContext,
     overrides: list[str],
     ways: dict[str, list[str]],
-    by_operator: str = "",
 ) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
@@ -66,7 +57,6 @@ def _compare(
         name: _pass(
             context,
             load_config("demo", [*overrides, *own]),
-            Tile() if name == by_operator else None,
         )
         for name, own in ways.items()
     }
@@ -90,14 +80,13 @@ def _compare(
 
 
 def _pass(
-    context: ParallelContext, config: Config, tile: Tile | None
+    context: ParallelContext, config: Config
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Losses and all gradients of a micro batch.
 
     Bytes kept for backward, the forward pass's collectives.
     """
     model = build_model(config, context)
-    use_structured_products(model, StructuredProducts(tile, "for a test"))
     reduce_partial_gradients(model, context.tensor_parallel_group)
     if config.performance.compile == "layers":
         compile_layers(model, "aot_eager")
@@ -128,28 +117,6 @@ def _pass(
         "saved": saved,
         "collectives": dict(log.collectives),
     }
-
-
-def structured_choices(payload: dict[str, Any]) -> list[Any]:
-    """Return for each config the chosen product of structured rows, or the refusal."""
-    size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
-    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    found: list[Any] = []
-    for overrides in payload["runs"]:
-        config = load_config("demo", overrides)
-        try:
-            chosen = choose_structured_products(
-                build_model(config, context),
-                config.performance.structured_products,
-                context,
-                tokens=config.data.micro_batch_size * config.data.sequence_length,
-                deterministic=config.run.deterministic,
-            )
-            found.append(None if chosen is None else chosen.as_dict())
-        except UserError as error:
-            found.append(str(error))
-    shutdown_distributed(context)
-    return found
 
 
 def some_tokens(config: Config) -> torch.Tensor:

@@ -107,7 +107,7 @@ def test_an_axis_is_a_key_with_its_meaning(name: str) -> None:
 
 
 def test_the_section_has_its_own_keys_and_the_axes_in_their_order() -> None:
-    assert list(AttentionSection.model_fields) == ["variant", "seed", "score_bound", *AXES]
+    assert list(AttentionSection.model_fields) == ["variant", "seed", *AXES]
     assert list(axes_of(QKPolicy)) == list(AXES) == list(APPLIES)
 
 

@@ -26,7 +26,10 @@ from tests.command_line import assert_refused
 from tests.fabricated_runs import write_planned_run
 from tests.ranks import warm_cli
 from tests.tiny import tiny_overrides
-from tools.simulations.ladder_coverage import FACTORS, LENGTHS, NEXT, SIZES, campaign, law
+
+FACTORS = {"base": 1.0, "other": 0.8, "third": 1.3}
+SIZES, NEXT = (462_720, 841_536, 1_318_656), 2_567_808
+LENGTHS = (256_000, 512_000, 1_024_000)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,54 @@ def few_refits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # The law
+
+
+def law(arm: str, parameters: int, tokens: int) -> float:
+    """Return the true loss in nats.
+
+    Args:
+        arm: One of `FACTORS`.
+        parameters: Of the model.
+        tokens: That it was trained on.
+    """
+    return 2.0 + 0.9 * (parameters / 8e5) ** -0.35 + 1.6 * (FACTORS[arm] * tokens / 5e5) ** -0.45
+
+
+def campaign(
+    random: np.random.Generator,
+    seed_sd: float = 0.0,
+    run_sd: float = 0.01,
+    misfit_sd: float = 0.0,
+    seeds: float = 3,
+    other_seeds: float = 0,
+) -> tuple[list[Cell], list[Cell]]:
+    """Draw a campaign.
+
+    Args:
+        random: Where chance comes from.
+        seed_sd: Standard deviation by seed, nats.
+        run_sd: The same by run.
+        misfit_sd: The same by size and length.
+        seeds: How many each cell has.
+        other_seeds: The first seed of the next size.
+
+    Returns:
+        The cells that are fitted, and those of the next size with the losses they will have.
+    """
+    alike = random.normal(0, seed_sd, int(seeds + other_seeds))
+    misfit = {(n, d): random.normal(0, misfit_sd) for n in (*SIZES, NEXT) for d in LENGTHS}
+
+    def cells(sizes: tuple[int, ...], first: float) -> list[Cell]:
+        found = []
+        for arm, n, d in ((arm, n, d) for arm in FACTORS for n in sizes for d in LENGTHS):
+            mean = law(arm, n, d) + misfit[n, d]
+            own = range(int(first), int(first + seeds))
+            found.append(
+                Cell(arm, n, d, {s: mean + alike[s] + random.normal(0, run_sd) for s in own})
+            )
+        return found
+
+    return cells(SIZES, 0), cells((NEXT,), other_seeds)
 
 
 def exact(arms: Sequence[str] = tuple(FACTORS), sizes: Sequence[int] = SIZES) -> list[Cell]:
@@ -74,7 +125,6 @@ def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anyth
 
 @pytest.mark.distributed
 def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
-    """`python -m tools.simulations.ladder_coverage` has the share to the percent."""
     random = np.random.default_rng(2)
     inside: list[bool] = []
     factors: list[bool] = []

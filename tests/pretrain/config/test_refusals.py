@@ -391,11 +391,6 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["saves no memory with model.qk_norm"],
         ),
         (
-            ["attention.score_bound=50", "attention.variant=vanilla"],
-            ["attention.score_bound=50", "scores have no bound", "set model.qk_norm=true"],
-        ),
-        (["attention.score_bound=0"], ["attention.score_bound"]),
-        (
             ["optimizer.qk_clip=100", "attention.variant=vanilla", "model.qk_norm=true"],
             ["optimizer.qk_clip=100", "the norm of queries and keys undoes"],
         ),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pretrain.plan.roofline import GPUS, find_gpu
 
 from megatron_patches.recipe.counting import forward_flops_per_token
 from pretrain.config.load import load_config
@@ -17,7 +18,6 @@ from pretrain.plan.advice import divisors, fit_of
 from pretrain.plan.estimate import Plan, Request, Saving, make_plan, saving
 from pretrain.plan.memory import memory_of
 from pretrain.plan.report import as_json
-from pretrain.plan.roofline import GPUS, find_gpu
 from pretrain.plan.workload import workload_of
 
 

@@ -26,7 +26,6 @@ PUBLIC = [
     "attention/entropy/",
     "attention/score_scale/",
     "attention/largest_score/",
-    "attention/score_bound",
     "weights/norm/",
     "weights/update/",
     "weights/spectral_norm/",

@@ -13,15 +13,6 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.seals import (
-    Campaign,
-    Look,
-    does_everything,
-    made_campaign,
-    made_run,
-    sealed_hit,
-    simulate,
-)
 from pretrain.compare.compare_runs import compare_runs
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
@@ -35,6 +26,7 @@ from pretrain.study.verdict import SEQUENTIAL, fixed_rule, gap_at_end, p_value, 
 from pretrain.sweep.grid import Grid, read_grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
 from tests.fabricated_runs import write_planned_run
+from tests.fabricated_seals import Campaign, made_run, made_seal
 from tests.tiny import tiny_overrides
 
 SEEDS = [1, 2, 3, 4, 5]
@@ -261,13 +253,11 @@ def test_compare_judges_a_trial_by_its_own_rule_alone(tiny_shards: Path, tmp_pat
 
 
 def fabricated(differences: Sequence[float], trial: bool = False) -> Campaign:
-    """A sealed campaign whose pairs have these differences by every measure."""
-    campaign = made_campaign(np.random.default_rng(1), len(differences), trial=trial)
-    claim = Hypothesis("new", "worse", 2.0, "old")
-    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, hypotheses=[claim]))
+    """A sealed campaign whose pairs have these differences."""
+    seal = made_seal(len(differences), trial=trial)
     old = [4.0 + 0.1 * place for place in range(len(differences))]
     new = [loss + difference for loss, difference in zip(old, differences, strict=True)]
-    return Campaign(seal, {match: {"old": old, "new": new} for match in campaign.losses})
+    return Campaign(seal, {"old": old, "new": new})
 
 
 def with_(content: Sealed, **values: Any) -> Sealed:
@@ -278,7 +268,7 @@ CLEAR = (0.1, 0.11, 0.12, 0.105, 0.115)
 
 
 def said(campaign: Campaign, match: str = "tokens", subjects: Sequence[str] = ()) -> str:
-    runs = campaign.runs(range(1, 1 + len(campaign.losses["tokens"]["old"])))
+    runs = campaign.runs(range(1, 1 + len(campaign.losses["old"])))
     return verdicts(campaign.seal, runs, gap_at_end, asked=(match, subjects))
 
 
@@ -456,26 +446,25 @@ def test_a_trial_ends_at_its_first_answer_or_at_the_first_pair_that_is_not_there
 def test_the_correction_is_over_the_hypotheses_of_the_seal_whatever_is_compared() -> None:
     """Four designs, each of p about 0.03: none is a HIT, alone or together."""
     designs = ("a", "b", "c", "d")
-    campaign = made_campaign(np.random.default_rng(1), 5, designs)
-    claims = [Hypothesis(name, "worse", 2.0, "old") for name in designs]
-    seal = replace(campaign.seal, sealed=with_(campaign.seal.sealed, hypotheses=claims))
+    seal = made_seal(5, designs)
+    claims = seal.sealed.hypotheses
     old = [4.0] * 5
     new = [4.0 + gap for gap in (0.001, 0.012, 0.004, 0.02, 0.013)]
-    losses = {"tokens": {"old": old, **dict.fromkeys(designs, new)}}
-    campaign = Campaign(seal, losses)
+    campaign = Campaign(seal, {"old": old, **dict.fromkeys(designs, new)})
     alone = replace(seal, sealed=with_(seal.sealed, hypotheses=claims[:1]))
-    look = Look(campaign.runs(range(1, 6), designs[:1]))
-    assert sealed_hit(replace(campaign, seal=alone), look)
-    assert not sealed_hit(campaign, look)
-    assert not sealed_hit(campaign, Look(campaign.runs(range(1, 6), designs)))
+    asked = ("tokens", [])
+    first = campaign.runs(range(1, 6), designs[:1])
+    every = campaign.runs(range(1, 6), designs)
+    assert "': HIT" in verdicts(alone, first, gap_at_end, asked)
+    assert "': HIT" not in verdicts(seal, first, gap_at_end, asked)
+    assert "': HIT" not in verdicts(seal, every, gap_at_end, asked)
     # Nor one by one.
     others = [
         replace(seal, path=seal.path.with_name(name), sealed=with_(seal.sealed, hypotheses=[claim]))
         for name, claim in zip(designs[1:], claims[1:], strict=True)
     ]
     for together, word in (((), "': HIT"), (others, "': not decided")):
-        asked = ("tokens", [])
-        sentence = verdicts(alone, look.runs, gap_at_end, asked, together=(alone, *together))
+        sentence = verdicts(alone, first, gap_at_end, asked, together=(alone, *together))
         assert word in sentence
 
 
@@ -489,10 +478,3 @@ def test_p_values_are_the_t_tests_own_and_turn_with_the_interval() -> None:
     edge = 100 * (np.exp(gap.high) - 1)
     within = Hypothesis("new", "within", float(edge), "old")
     assert p_value(within, gap) == pytest.approx(0.05)
-
-
-def test_users_who_move_things_get_few_wrong_hits() -> None:
-    """`python -m benchmarks.seals` has the shares of 2,000 campaigns."""
-    found = simulate(40, [does_everything])
-    hits = [hit for of_user in found.values() for hit in of_user]
-    assert sum(sealed for sealed, _ in hits) <= 2 < sum(plain for _, plain in hits)

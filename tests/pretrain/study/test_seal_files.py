@@ -8,19 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks.seals import made_campaign
 from pretrain.errors import UserError
 from pretrain.study.seal import Seal, read_seals, write_seal
+from tests.fabricated_seals import made_seal
 
 
 def a_seal(directory: Path) -> Seal:
     """Write a seal of runs that are not there."""
-    content = made_campaign(np.random.default_rng(1), 5).seal.sealed.model_dump(
-        exclude={"commit", "sealed", "predictions"}
-    )
+    content = made_seal(5).sealed.model_dump(exclude={"commit", "sealed", "predictions"})
     content["hypotheses"] = [
         {"design": "new", "question": "worse", "margin": 2.0, "baseline": "old"}
     ]

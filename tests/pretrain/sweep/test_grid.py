@@ -419,7 +419,6 @@ SEEDS_OF = {
         "documentation_modern_price_rates",
         "documentation_modern_rates_muon",
         "documentation_modern_rivals_rates",
-        "documentation_modern_scores",
     ),
     3: ("documentation_ladder",),
     4: ("documentation_widths",),

@@ -1,0 +1,104 @@
+"""A seal and finished runs of made-up losses, which lie nowhere, for tests of verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.runs.curves import RunCurves
+from pretrain.runs.finished import FinishedRun, ModelSize, RunResult, StateBytes
+from pretrain.study.hypothesis import Hypothesis
+from pretrain.study.seal import Seal
+from pretrain.study.sealed import Measure, Sealed, SealedGrid, design_settings
+from pretrain.study.verdict import SEQUENTIAL, fixed_rule
+
+DIRECTORY = Path("/campaign")
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A seal, and the losses of its runs.
+
+    Attributes:
+        seal: Of one hypothesis for each variant.
+        losses: {variant: losses by seed, from seed 1 on}.
+    """
+
+    seal: Seal
+    losses: Mapping[str, Sequence[float]]
+
+    def runs(self, seeds: Sequence[int], variants: Sequence[str] = ("new",)) -> list[FinishedRun]:
+        """Return the runs of some seeds, the baseline's first.
+
+        Args:
+            seeds: Of the pairs.
+            variants: Beside the baseline.
+        """
+        return [
+            made_run(name, seed, self.losses[name][seed - 1])
+            for name in ("old", *variants)
+            for seed in seeds
+        ]
+
+
+def made_run(name: str, seed: int, loss: float) -> FinishedRun:
+    """Return a finished run of made-up numbers.
+
+    Args:
+        name: Of its variant.
+        seed: Of the run, its bank and its data.
+        loss: Validation loss, in nats per token.
+    """
+    config = {
+        "run": {"name": f"{name}-seed_{seed}", "seed": seed},
+        "attention": {"variant": name, "seed": seed},
+        "data": {"seed": seed},
+    }
+    return FinishedRun(
+        path=DIRECTORY / f"{name}-seed_{seed}",
+        name=f"{name}-seed_{seed}",
+        variant=name,
+        seed=seed,
+        config=config,
+        environment={"git_commit": "c", "started": "2099-01-01T00:00:00+0000"},
+        data_fingerprint="d",
+        validation_tokens={},
+        zero_stage=1,
+        result=RunResult(
+            1, 1, loss, math.exp(loss), unigram_perplexity=9.0, perplexity_by_source={}
+        ),
+        size=ModelSize(1, 0),
+        states=StateBytes(1, 1, 1, optimizer_state_bytes=1, checkpoint_bytes=1),
+        curves=RunCurves(np.array([1]), np.array([1]), {}),
+    )
+
+
+def made_seal(pairs: int, variants: Sequence[str] = ("new",), trial: bool = False) -> Seal:
+    """Return a seal that says of each variant that it is 2 % worse than the baseline.
+
+    Args:
+        pairs: That are sealed; of a trial at most.
+        variants: Beside the baseline.
+        trial: The seal is a trial's.
+    """
+    names = ("old", *variants)
+    sealed = Sealed(
+        hypotheses=[Hypothesis(name, "worse", 2.0, "old") for name in variants],
+        stopping_rule="",
+        fixed_n=not trial,
+        measure=Measure(
+            match="tokens", subjects=[], rule=SEQUENTIAL if trial else fixed_rule(pairs)
+        ),
+        grid=SealedGrid(file="grid.yaml", sha256=""),
+        seeds=[*range(1, pairs + 1)],
+        settings={name: design_settings(made_run(name, 1, 4.0).config) for name in names},
+        other_seeds={name: {"attention.seed": None} for name in names},
+        data=["d"],
+        commit="c",
+        sealed="2026-01-01T00:00:00+0000",
+    )
+    return Seal(DIRECTORY / "seals/0.json", DIRECTORY, sealed, raw={}, intact=True)
