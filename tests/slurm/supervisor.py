@@ -1,9 +1,9 @@
 """Starts and ends the daemons of a private Slurm; everything it started ends with it.
 
 Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that.
-Commands come on stdin, one a line: `start NODE`, `kill NODE` (the power goes off), `start-daemon
-slurmctld` and `stop-daemon slurmctld`; each is answered by one line. When stdin ends, because the
-tests ended or were killed, it ends all processes of this Slurm and removes its directory.
+Commands come on stdin, one a line: `start NODE` and `kill NODE` (the power goes off); each is
+answered by one line. When stdin ends, because the tests ended or were killed, it ends all processes
+of this Slurm and removes its directory.
 """
 
 from __future__ import annotations
@@ -43,16 +43,9 @@ class Supervisor:
         files += f" --seed-file={run}/munged.seed"
         self._spawn("munged", "munged", "--foreground", "--force", *files.split())
         _wait_for(self.directory / "run/munge.sock")
-        self.start_daemon("slurmctld")
+        self._spawn("slurmctld", "slurmctld", "-D", "-i")
         for node in self.nodes:
             self.start_node(node)
-
-    def start_daemon(self, name: str) -> None:
-        self._spawn(name, name, "-D", "-i")
-
-    def kill_daemon(self, name: str) -> None:
-        """As if it crashed; what it has saved stays."""
-        _kill([process for process in self._family() if process.name() == name])
 
     def start_node(self, node: str) -> None:
         command = f"exec slurmd -D -N {node}"
@@ -135,8 +128,6 @@ def serve(supervisor: Supervisor) -> None:
             action = {
                 "start": supervisor.start_node,
                 "kill": supervisor.kill_node,
-                "stop-daemon": supervisor.kill_daemon,
-                "start-daemon": supervisor.start_daemon,
             }[words[0]]
             action(words[1])
             print("done", flush=True)
