@@ -258,20 +258,6 @@ class Cluster:
             describe=self.logs,
         )
 
-    def kill_controller(self) -> None:
-        """Nobody answers Slurm's commands from now on; jobs continue."""
-        self._tell("stop-daemon slurmctld")
-
-    def start_controller(self) -> None:
-        """Start slurmctld again; returns when it answers."""
-        self._tell("start-daemon slurmctld")
-        wait_until(
-            lambda: bool(self._states()),
-            "slurmctld to come back",
-            timeout=120,
-            describe=self.logs,
-        )
-
     def _start(self) -> None:
         module = [sys.executable, "-m", "tests.slurm.supervisor", str(self.directory)]
         self._supervisor = subprocess.Popen(

@@ -1,9 +1,8 @@
 """Starts and ends the daemons of a private Slurm, as the first process of its namespaces.
 
 Everything that it started ends with it. Commands come from `cluster.Cluster` on stdin, one a line:
-`start NODE`, `kill NODE` (the power goes off), `start-daemon slurmctld` and `stop-daemon
-slurmctld`; each is answered by one line. It ends when stdin does, because the tests ended or were
-killed.
+`start NODE` and `kill NODE` (the power goes off); each is answered by one line. It ends when stdin
+does, because the tests ended or were killed.
 """
 
 from __future__ import annotations
@@ -45,16 +44,9 @@ class Supervisor:
         deadline = time.monotonic() + 60
         while not (run / "munge.sock").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.start_daemon("slurmctld")
+        self._spawn("slurmctld", "slurmctld", "-D", "-i")
         for node in self.nodes:
             self.start_node(node)
-
-    def start_daemon(self, name: str) -> None:
-        self._spawn(name, name, "-D", "-i")
-
-    def kill_daemon(self, name: str) -> None:
-        """As if it crashed; what it has saved stays."""
-        _kill([process for process in psutil.process_iter() if process.name() == name])
 
     def start_node(self, node: str) -> None:
         _run(f"ip link set to-{node} up")
@@ -107,8 +99,6 @@ def serve(supervisor: Supervisor) -> None:
     actions = {
         "start": supervisor.start_node,
         "kill": supervisor.kill_node,
-        "stop-daemon": supervisor.kill_daemon,
-        "start-daemon": supervisor.start_daemon,
     }
     while True:
         ready, _, _ = select.select([0], [], [], 0.5)

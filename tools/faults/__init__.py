@@ -8,7 +8,6 @@
     starts        one start of the real command, its end, and what it has left behind
     inflict       what is done to a start: signals, file systems that fail, damaged checkpoints
     references    the undisturbed runs, one a layout
-    outside       faults of other commands: inputs of tokenize, an export, Slurm without controller
     judge         whether a finished run is the undisturbed one
     cases         one case from the fault to the verdict
     table         the outcome in Markdown and JSON

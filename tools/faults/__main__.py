@@ -17,8 +17,7 @@ from pathlib import Path
 from tests.conftest import data_pipeline, make_shards
 from tools.faults.cases import Cases, Outcome
 from tools.faults.inflict import build_shim
-from tools.faults.outside import not_drawn
-from tools.faults.plan import OUTSIDE, Case, Fault, Layout, draw
+from tools.faults.plan import Case, Fault, Layout, draw
 from tools.faults.references import Reference, References
 from tools.faults.table import as_record, commit, markdown, put_into, recorded
 
@@ -91,8 +90,7 @@ def campaign(
     outcomes = []
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            inside = [case for case in cases if case.fault not in OUTSIDE]
-            list(pool.map(references.of, dict.fromkeys(case.layout for case in inside)))
+            list(pool.map(references.of, dict.fromkeys(case.layout for case in cases)))
             running = {pool.submit(runner.run, case): case for case in cases}
             for number, future in enumerate(as_completed(running), start=1):
                 outcome = future.result()
@@ -107,7 +105,6 @@ def campaign(
             raise
         finally:
             pool.shutdown()
-            runner.close()
     return sorted(outcomes, key=lambda outcome: outcome.case.name)
 
 
@@ -126,7 +123,6 @@ def _chosen(arguments: argparse.Namespace) -> list[Case]:
     wanted = {
         fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only
     }
-    wanted -= not_drawn().keys()
     chosen = []
     for seed in arguments.seed:
         drawn = (draw(seed, number) for number in range(arguments.faults * len(Fault)))

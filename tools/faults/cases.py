@@ -23,10 +23,8 @@ from tools.faults.inflict import (
     small_disk,
 )
 from tools.faults.judge import differences
-from tools.faults.outside import Outside
 from tools.faults.plan import (
     DAMAGE,
-    OUTSIDE,
     STEPS,
     STORAGE,
     SUSPENDED_SECONDS,
@@ -96,11 +94,6 @@ class Cases:
         self._shards = shards
         self._shim = shim
         self._references = references
-        self._outside = Outside(directory, shards.parent / "corpus", references)
-
-    def close(self) -> None:
-        """End what was started for several cases."""
-        self._outside.close()
 
     def run(self, case: Case) -> Outcome:
         """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
@@ -110,10 +103,7 @@ class Cases:
         directory.mkdir(parents=True)
         with ExitStack() as stack:
             try:
-                if case.fault in OUTSIDE:
-                    self._outside.run(case, directory, outcome)
-                else:
-                    self._run(outcome, directory, stack)
+                self._run(outcome, directory, stack)
             except Exception as error:  # of this program: a campaign goes on, and says so
                 outcome.wrong_end.append(f"the case itself failed: {type(error).__name__}: {error}")
         outcome.seconds = time.monotonic() - began

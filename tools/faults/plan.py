@@ -31,16 +31,11 @@ class Fault(Enum):
     STORAGE_STANDS = "file system that stops answering"
     CLOCK_BACK = "SIGKILL, then the clock set back"
     TWO_STARTERS = "SIGKILL, then two starts at once"
-    INPUT_CUT = "input cut under tokenize"
-    WEB_503 = "web server with 1 % of 503"
-    EXPORT_KILLED = "SIGKILL of an export"
-    CONTROLLER_AWAY = "Slurm's controller away"
     DISPLAY_GONE = "display goes away"
     HANG_UP = "SIGHUP"
     RECORD_LOST = "COMPLETE and checkpoint.json lost"
     SETTINGS_LOST = "config.yaml or environment.json lost or cut"
     MARKER_STANDS = "COMPLETE does not answer"
-    STRANGE_SEAL = "strange file among the seals"
 
 
 DAMAGE = (
@@ -52,14 +47,6 @@ DAMAGE = (
     Fault.MARKER_STANDS,
 )
 STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR, Fault.STORAGE_STANDS)
-OUTSIDE = (
-    Fault.INPUT_CUT,
-    Fault.WEB_503,
-    Fault.EXPORT_KILLED,
-    Fault.CONTROLLER_AWAY,
-    Fault.STRANGE_SEAL,
-)
-"""Faults of other commands than `train`; their cases have no layout of their own."""
 WAITING = (Fault.SUSPEND, Fault.STORAGE_STANDS, Fault.MARKER_STANDS)
 """Faults that are told after parallel.timeout_seconds, which is short then."""
 
@@ -146,7 +133,7 @@ def draw(seed: int, number: int) -> Case:
     then = _layout(chance)
     while then == layout:
         then = _layout(chance)
-    in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE, *OUTSIDE)
+    in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE)
     return Case(
         seed=seed,
         number=number,

@@ -161,36 +161,14 @@ def run_start(
     Args:
         overrides: of the configuration.
         layout: says how many ranks.
-        run: as of `run_command`, and so are the others.
-        log: as above.
-        disturb: as above.
-        environment: as above.
-        piped: as above.
-    """
-    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
-    command += ["--local-ranks", str(layout.ranks)]
-    return run_command(command, run, log, disturb, environment=environment, piped=piped)
-
-
-def run_command(
-    command: Sequence[str],
-    run: Path,
-    log: Path,
-    disturb: Disturb = leave_alone,
-    *,
-    environment: Mapping[str, str] | None = None,
-    piped: Sequence[str] = (),
-) -> End:
-    """Start a command, disturb it, and wait for its end.
-
-    Args:
-        command: words of the command line.
-        disturb: is called with the start while it runs.
         run: the directory that it makes.
         log: its output goes there, its errors beside it.
+        disturb: is called with the start while it runs.
         environment: is added to the usual one.
         piped: which of stdout and stderr are a `Display`'s pipe; the display shows them in `log`.
     """
+    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
+    command += ["--local-ranks", str(layout.ranks)]
     mark = uuid.uuid4().hex
     shared_before = _shared_files()
     env = rank_environment() | dict(environment or {}) | {MARK: mark}

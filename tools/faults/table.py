@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.ranks import ROOT
 from tools.faults.cases import Outcome
-from tools.faults.outside import not_drawn
 from tools.faults.plan import Fault, draw
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
@@ -49,11 +48,6 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         *[row for row in rows if row],
         _row("all", list(outcomes)),
     ]
-    tried = {outcome.case.fault for outcome in outcomes}
-    if absent := [
-        f"{kind.value} ({why})" for kind, why in not_drawn().items() if kind not in tried
-    ]:
-        lines += ["", f"Not drawn: {'; '.join(absent)}."]
     waited = [outcome.waited for outcome in outcomes if outcome.waited is not None]
     if waited:
         lines += ["", f"A suspended rank was named after {min(waited):.1f} to {max(waited):.1f} s."]

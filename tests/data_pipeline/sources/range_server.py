@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -22,7 +22,6 @@ class Web:
     down: so many requests of any kind are; packs: bodies are compressed for clients that accept it;
     deaf: ranges are ignored; nameless: no version is stated; silent: GETs wait for `released`;
     replace_after: after so many GETs the file there is another one.
-    unlucky: whether a request is answered 503, asked for each; refused: so many were.
     served: bytes of bodies that were sent, by path.
     """
 
@@ -38,8 +37,6 @@ class Web:
     silent: bool = False
     replace_after: tuple[int, str, bytes] | None = None
     released: threading.Event = field(default_factory=threading.Event)
-    unlucky: Callable[[], bool] = bool
-    refused: int = 0
     served: dict[str, int] = field(default_factory=dict)
     gets: int = 0
 
@@ -76,9 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
         if web.down:
             web.down -= 1
             status = web.status
-        if web.unlucky():
-            web.refused += 1
-            status = 503
         content = web.files[path] if status == 200 else b"no"
         start = 0
         end = len(content)
