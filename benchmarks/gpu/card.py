@@ -19,7 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.measurements import Measurements, measuring_parser
 from pretrain.model.structured_products import take_turns
-from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
+from pretrain.plan.cards import GPUS, Gpu
+from pretrain.plan.duration import FLASH_BACKWARD
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.runs.directory import write_json

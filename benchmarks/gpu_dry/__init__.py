@@ -2,6 +2,6 @@
 
 pretended  the GPU that is not there
 kernels    the compiled loss: what its kernels read and write
-layers     a compiled layer: what its kernels move, beside what `plan` says
+layers     a compiled layer: what its kernels move
 selection  a step of everything that a configuration may combine
 """

@@ -1,13 +1,12 @@
-"""The memory traffic of a compiled layer, counted without a GPU, beside that of `pretrain plan`.
+"""The memory traffic of a compiled layer, counted without a GPU.
 
     python -m benchmarks.gpu_dry.layers [DESIGN …] [--kernels]
 
 torch traces a layer of `large` on pretended CUDA tensors, and inductor lowers its forward and its
 backward pass and joins what can be joined; nothing is run. Of each kernel that inductor then
 writes, every buffer that it reads or writes counts once. Matrix products and flash attention are no
-such kernels: they count apart, and `plan` has rates of their own for them. The unit is the bytes of
-the hidden states of a micro batch. Like the counts of a step these have bounds, and more is an
-error; so is a number of `plan` far off.
+such kernels: they count apart. The unit is the bytes of the hidden states of a micro batch. Like
+the counts of a step these have bounds, and more is an error.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ BOUNDS = {
     **{"modern": 67.4, "modern_orthogonal": 64.4},
 }
 """{design: the most that the kernels of both passes may move}."""
-PLAN_WITHIN = 1.25
-"""The most that plan's number may be too large or too small by, as a factor."""
 
 
 def main() -> int:
@@ -53,14 +50,14 @@ def main() -> int:
     if options.in_this_process:
         tell(traffic(DESIGNS[name]) for name in options.names)
     passed = []
-    print("| design | kernels | forward | backward | sum | plan | products, attention |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| design | kernels | forward | backward | sum | products, attention |")
+    print("|---|---:|---:|---:|---:|---:|")
     for name in options.names:
-        ((passes, planned),) = counted_apart("benchmarks.gpu_dry.layers", [name])
+        (passes,) = counted_apart("benchmarks.gpu_dry.layers", [name])
         own = [[size for _, size, ours in kernels if ours] for kernels in passes]
         total = sum(map(sum, own))
         others = sum(size for kernels in passes for _, size, ours in kernels if not ours)
-        numbers = (*map(sum, own), total, planned, others)
+        numbers = (*map(sum, own), total, others)
         print(
             f"| {name} | {sum(map(len, own))} |",
             *(f"{number:.1f} |" for number in numbers),
@@ -71,16 +68,14 @@ def main() -> int:
                 print(*(f"    {size:6.2f} {what}" for what, size, _ in kernels), "", sep="\n")
         if total > BOUNDS[name]:
             passed.append(f"{name}: kernels move {total:.2f}, at most {BOUNDS[name]}")
-        if not 1 / PLAN_WITHIN <= planned / total <= PLAN_WITHIN:
-            passed.append(f"{name}: kernels move {total:.2f}, where plan takes {planned:.2f}")
     return tell_passed(passed)
 
 
-def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]:
+def traffic(design: Design) -> list[list[tuple[str, float, bool]]]:
     """Count what a compiled layer of a design moves.
 
     Returns:
-        Of each pass [(kernel, what it moves, whether inductor wrote it)], and the sum by `plan`.
+        Of each pass [(kernel, what it moves, whether inductor wrote it)].
     """
     load_guard()
     import torch
@@ -94,10 +89,7 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     put_in_place(gpu)
     describe_card(80)
     from pretrain.config.load import load_config
-    from pretrain.config.resolved import resolve
     from pretrain.model.build import compile_layers
-    from pretrain.plan.roofline import _elementwise
-    from pretrain.plan.workload import workload_of
     from pretrain.training import phase_engine
 
     config = load_config("large", ["model.num_layers=1", *design.overrides])
@@ -133,10 +125,7 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     inductor_config.shape_padding = False  # what is padded, the card's clock decides
     compile_layers(model, "inductor")
     layer._whole(hidden.requires_grad_(), None).backward(grad)
-    compiling = load_config(
-        "large", ["model.num_layers=1", *design.overrides, "performance.compile=layers"]
-    )
-    return passes, _elementwise(workload_of(resolve(compiling, design.world_size))) / unit
+    return passes
 
 
 def _name(node: Any) -> str:

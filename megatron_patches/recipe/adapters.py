@@ -2,9 +2,9 @@
 
 This needs no torch.
 
-An adapter is declared here by a class with its weights and its costs, and computed by the function
-of the same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding,
-weight decay and checkpoints follow from the declaration.
+An adapter is declared here by a class with its weights, and computed by the function of the same
+name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight
+decay and checkpoints follow from the declaration.
 
 The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for
 qk_norm; smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for
@@ -28,12 +28,9 @@ from megatron_patches.recipe.parts import (
     Part,
     Place,
     Start,
-    Storage,
     Tensor,
-    Trace,
 )
 
-FP32 = 4
 Array: TypeAlias = NDArray[np.float64]
 
 
@@ -84,25 +81,6 @@ class AdapterWeight:
         return len(self.shape) > 1 and self.start in ("zeros", "fan_in")
 
 
-@dataclass(kw_only=True)
-class HeadTrace(Trace):
-    """Queries, keys and values of a rank's layer on their way to the scores.
-
-    Attributes:
-        queries: bytes of the queries of the adapted heads.
-        keys: bytes of their keys, or of their values.
-        query: the queries, where they are now.
-        key: the keys, where they are now.
-        value: the values, where they are now.
-    """
-
-    queries: int
-    keys: int
-    query: Storage
-    key: Storage
-    value: Storage
-
-
 class HeadNorms(NamedTuple):
     """Bounds on the Euclidean norms of a layer's inputs, and of each query head's q and k.
 
@@ -122,30 +100,17 @@ class Adapter(ABC):
 
     Attributes:
         name: in `attention.adapters`.
-        passes: reads and writes of all queries and keys, an element each, in a forward and backward
-            pass: by kernels of their own, and by those that torch.compile joins (`python -m
-            benchmarks.gpu_dry.layers`).
         linear: corrected queries and keys are linear in the layer's input, so export can fold the
             adapter into frozen rows. For one that is not linear an export has code (see
             `pretrain.export`).
     """
 
     name: ClassVar[str]
-    passes: ClassVar[tuple[int, int]]
     linear: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         """Return the adapter's tensors of one layer."""
-
-    @abstractmethod
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        """Follow queries and keys through the adapter: save what its backward pass needs.
-
-        Args:
-            trace: the activations.
-            sizes: that the weights of adapters depend on.
-        """
 
     @abstractmethod
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -171,16 +136,10 @@ class LogitScale(Adapter):
     """q_h ← s_h q_h."""
 
     name = "logit_scale"
-    passes = (4, 1)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(trace.query)
-        trace.query = Storage("scaled queries", trace.queries)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -191,7 +150,6 @@ class QueryKeyNorm(Adapter):
     """q_h ← g_qh ∘ q_h / rms(q_h), k alike, computed in fp32; g starts at 1."""
 
     name = "qk_norm"
-    passes = (24, 5)
     linear = False
 
     @override
@@ -201,17 +159,6 @@ class QueryKeyNorm(Adapter):
             AdapterWeight("query_gain", "query", gain, "ones"),
             AdapterWeight("key_gain", "key", gain, "ones"),
         )
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        both = trace.queries + trace.keys
-        if trace.element == FP32:
-            trace.save(trace.query, trace.key)
-        else:
-            trace.save(Storage("queries and keys in fp32", both * FP32 // trace.element))
-        trace.save(Storage("normalised queries and keys", both))
-        trace.query = Storage("queries after the norm", trace.queries)
-        trace.key = Storage("keys after it", trace.keys)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -230,7 +177,6 @@ class LowRank(Adapter):
     """
 
     name = "low_rank"
-    passes = (5, 3)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -241,12 +187,6 @@ class LowRank(Adapter):
             AdapterWeight("up_query", "query", up, start),
             AdapterWeight("up_key", "key", up, start),
         )
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
-        trace.query = Storage("queries + low rank", trace.queries)
-        trace.key = Storage("keys + low rank", trace.keys)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -262,7 +202,6 @@ class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
 
     name = "query_key_bias"
-    passes = (6, 2)
     linear = False
 
     @override
@@ -272,11 +211,6 @@ class QueryKeyBias(Adapter):
             AdapterWeight("query_bias", "query", size, "zeros"),
             AdapterWeight("key_bias", "key", size, "zeros"),
         )
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.query = Storage("queries + bias", trace.queries)
-        trace.key = Storage("keys + bias", trace.keys)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -291,7 +225,6 @@ class ShortConvolution(Adapter):
     """
 
     name = "short_convolution"
-    passes = (20, 11)
     linear = False
 
     @override
@@ -302,15 +235,6 @@ class ShortConvolution(Adapter):
             AdapterWeight("value_taps", "value", taps, "current"),
         )
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        if sizes.convolved != "value":
-            trace.save(trace.key)
-            trace.key = Storage("convolved keys", trace.keys)
-        if sizes.convolved != "key":
-            trace.save(trace.value)
-            trace.value = Storage("convolved values", trace.keys)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -330,16 +254,10 @@ class ChannelScale(Adapter):
     """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
 
     name = "channel_scale"
-    passes = (4, 1)
 
     @override
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
-
-    @override
-    def keep(self, trace: HeadTrace, sizes: AdapterSizes) -> None:
-        trace.save(trace.query)
-        trace.query = Storage("queries scaled by channel", trace.queries)
 
     @override
     def bound(self, norms: HeadNorms, weights: Mapping[str, Array]) -> HeadNorms:
@@ -425,10 +343,3 @@ class Corrections(Part):
                     partial="heads" if alone else None,
                     layer=at.layer,
                 )
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Follow queries, keys and values through all adapters."""
-        assert isinstance(trace, HeadTrace)
-        for adapter in self.adapters:
-            adapter.keep(trace, self.sizes)

@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from megatron_patches.recipe.adapters import Array
 from megatron_patches.recipe.parts import (
-    FP32,
     ModelShape,
     Part,
     Place,
     Start,
-    Storage,
     Tensor,
-    Trace,
 )
 
 
 class Norm(Part):
-    """Norm of each token's hidden state; `passes` are of hidden states."""
+    """Norm of each token's hidden state."""
 
     def bound(self, hidden_size: int, weights: Mapping[str, Array]) -> float:
         """Return the largest possible Euclidean norm of a normalised hidden state.
@@ -45,7 +41,7 @@ class Norm(Part):
 
 
 class Mlp(Part):
-    """Map of each token's hidden state by way of a wider one; `passes` are of the inner width."""
+    """Map of each token's hidden state by way of a wider one."""
 
     def width(self, hidden_size: int) -> int:
         """Return the inner width where the configuration leaves it open."""
@@ -56,7 +52,6 @@ class LayerNorm(Norm):
     """(x − mean) / sd ∘ weight + bias."""
 
     name = "layernorm"
-    passes = (7, None)
     kernels = r"layer_?norm"
 
     @override
@@ -65,19 +60,11 @@ class LayerNorm(Norm):
         yield norm_vector(at, "weight", shape.hidden_size, "ones")
         yield norm_vector(at, "bias", shape.hidden_size, "zeros")
 
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the input, mean and standard deviation of each token."""
-        statistics = 2 * trace.between * trace.statistic
-        trace.save(trace.hidden, Storage(f"statistics of {trace.hidden.name}", statistics))
-        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
-
 
 class RMSNorm(Norm):
     """x / √(mean x² + ε) ∘ weight."""
 
     name = "rmsnorm"
-    passes = (7, None)
     kernels = r"rms_?norm|rsqrt"
 
     @override
@@ -85,20 +72,12 @@ class RMSNorm(Norm):
         """Yield the weight."""
         yield norm_vector(at, "weight", shape.hidden_size, "ones")
 
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the input, and one fp32 scale of each token."""
-        trace.save(trace.hidden, Storage(f"scales of {trace.hidden.name}", FP32 * trace.between))
-        trace.hidden = Storage(f"normalised {trace.hidden.name}", trace.hidden.size)
-
 
 class Gelu(Mlp):
     """W_2 GELU(W_1 x)."""
 
     name = "gelu"
-    passes = (5, None)
     kernels = "gelu"
-    inside: ClassVar[tuple[str, str]] = ("before GELU", "after GELU")
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
@@ -111,27 +90,18 @@ class Gelu(Mlp):
             f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
         )
 
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the input, and the inner width twice."""
-        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
-        trace.save(trace.hidden, *(Storage(name, inner) for name in self.inside))
-
 
 class SquaredRelu(Gelu):
     """W_2 ReLU(W_1 x)²: the tensors of a GELU MLP."""
 
     name = "relu2"
-    passes = (7, None)
     kernels = "relu|pow"
-    inside = ("after ReLU", "squared")
 
 
 class SwiGlu(Mlp):
     """W_2 (SiLU(W_gate x) ∘ W_up x); gate and up are one matrix of two parts."""
 
     name = "swiglu"
-    passes = (9, None)
     kernels = "silu"
 
     @override
@@ -158,12 +128,6 @@ class SwiGlu(Mlp):
         yield into_residual(
             f"{at.module}.linear_fc2.weight", f"{at.stream}.fc2", (hidden, inner), at.layer
         )
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the input, gate and up, and their product."""
-        inner = trace.tokens * (shape.ffn_hidden_size // trace.size) * trace.element
-        trace.save(trace.hidden, Storage("gate and up", 2 * inner), Storage("gated", inner))
 
 
 NORMS: Mapping[str, Norm] = {part.name: part for part in (LayerNorm(), RMSNorm())}
@@ -194,10 +158,6 @@ class Embeddings(Part):
                 start="embedding",
             )
 
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save nothing but ids."""
-
 
 @dataclass(frozen=True)
 class Projection(Part):
@@ -221,15 +181,6 @@ class Projection(Part):
         gain = norm_vector(at, "gain", shape.hidden_size, "residual_gain")
         yield replace(gain, kind="adapter")
 
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the heads' context vectors; with a gain the product instead."""
-        context = trace.tokens * (shape.query_size // trace.size) * trace.element
-        trace.save(Storage("context", context))
-        if self.frozen:
-            product = trace.between * shape.hidden_size * trace.element
-            trace.save(Storage("product with the output projection", product))
-
 
 class Output(Part):
     """The output layer, where it has a weight of its own."""
@@ -238,10 +189,6 @@ class Output(Part):
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the weight."""
         yield matrix(f"{at.module}.weight", at.stream, (shape.vocab_size, shape.hidden_size))
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save nothing here: what logits need depends on `performance.cross_entropy`."""
 
 
 def matrix(

@@ -38,6 +38,8 @@ class Rule:
         takes: whether the rule updates a tensor.
         products: FLOPs of the matrix products in one update of a whole tensor.
         whole_matrices: an update needs the whole tensor, so that ZeRO cannot cut it anywhere.
+        takes_adamw_rates: its learning rates are on AdamW's scale, so that a published law of
+            AdamW's rate is where to start.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Rule:
     takes: Callable[[Tensor], bool] = every
     products: Callable[[Tensor], int] = no_products
     whole_matrices: bool = False
+    takes_adamw_rates: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -65,19 +68,24 @@ class Rule:
         return FP32 + 2 * self.checkpoint_bytes
 
 
-ADAMW = Rule("adamw", states=("exp_avg", "exp_avg_sq"))
+ADAMW = Rule("adamw", states=("exp_avg", "exp_avg_sq"), takes_adamw_rates=True)
 
 
 @cache
-def muon(steps: int) -> Rule:
+def muon(steps: int, takes_adamw_rates: bool = True) -> Rule:
     """Return the rule of Muon, which takes the matrices of the layers.
 
     Args:
         steps: Newton-Schulz iterations of an update.
+        takes_adamw_rates: updates are scaled to the size of AdamW's.
     """
-    products = partial(newton_schulz_flops, steps=steps)
     return Rule(
-        "muon", states=("momentum",), takes=has_matrices, products=products, whole_matrices=True
+        "muon",
+        states=("momentum",),
+        takes=has_matrices,
+        products=partial(newton_schulz_flops, steps=steps),
+        whole_matrices=True,
+        takes_adamw_rates=takes_adamw_rates,
     )
 
 

@@ -1,10 +1,10 @@
-"""Parts of the model as data: what each is made of, keeps, moves, and is called elsewhere.
+"""Parts of the model as data: what each is made of, and is called elsewhere.
 
 This needs no torch.
-A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay), what
-its backward pass keeps, what it moves through memory, and its names in transformers' classes.
-Everything else loops over the declarations: initial values and marks, parameter groups, counts,
-`plan`, the audit, the blocks of a checkpoint, comparability, the profile, export and import.
+A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay) and
+its names in transformers' classes. Everything else loops over the declarations: initial values and
+marks, parameter groups, counts, `plan`, the audit, the blocks of a checkpoint, comparability, the
+profile, export and import.
 `block` has the norms, MLPs, embeddings and projections, `tensors` the queries, keys and values, and
 `adapters` what corrects these.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 FP32 = 4
@@ -244,45 +244,6 @@ class Tensor:
         return math.prod(self.rank_shape(rank, size))
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Memory behind one or several tensors, in bytes."""
-
-    name: str
-    size: int
-
-
-@dataclass(kw_only=True)
-class Trace:
-    """A rank's activations on their way through a layer, and what autograd has saved of them.
-
-    Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves
-    what it reads or leaves it, and writes a new storage.
-
-    Attributes:
-        tokens: of a micro batch.
-        element: bytes of the compute type.
-        between: tokens that the rank has outside of attention and MLP: its slice under sequence
-            parallelism.
-        statistic: bytes of one of a norm's statistics of a token.
-        size: tensor-parallel size.
-        hidden: the hidden states, where they are now.
-        saved: {name of a storage: bytes}.
-    """
-
-    tokens: int
-    element: int
-    between: int
-    statistic: int
-    size: int
-    hidden: Storage
-    saved: dict[str, int] = field(default_factory=dict)
-
-    def save(self, *storages: Storage) -> None:
-        """Keep storages for the backward pass."""
-        self.saved |= {storage.name: storage.size for storage in storages}
-
-
 class Place(NamedTuple):
     """Where a part is in the model.
 
@@ -302,15 +263,11 @@ class Part(ABC):
 
     Attributes:
         name: in the configuration.
-        passes: reads and writes of all that the part transforms, an element each, in a forward and
-            backward pass: by kernels of their own, and by those that torch.compile joins. None: as
-            many as joined kernels move of everything on average.
         kernels: regular expression of what the names of its own kernels contain; empty: it has
             none.
     """
 
     name: ClassVar[str]
-    passes: ClassVar[tuple[int, int | None]] = (0, None)
     kernels: ClassVar[str] = ""
 
     @abstractmethod
@@ -319,14 +276,5 @@ class Part(ABC):
 
         Args:
             at: its place.
-            shape: sizes of the model.
-        """
-
-    @abstractmethod
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Follow the activations through the part: save what its backward pass needs.
-
-        Args:
-            trace: the activations.
             shape: sizes of the model.
         """

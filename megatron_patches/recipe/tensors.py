@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.adapters import FP32, AdapterSizes, Corrections, HeadTrace
+from megatron_patches.recipe.adapters import AdapterSizes, Corrections
 from megatron_patches.recipe.block import (
     MLPS,
     NORMS,
@@ -32,9 +32,7 @@ from megatron_patches.recipe.parts import (
     Part,
     Place,
     Start,
-    Storage,
     Tensor,
-    Trace,
 )
 from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
@@ -145,11 +143,6 @@ class QueryKeyValue(Part):
     frozen_groups: tuple[int, ...]
     later: Keep | None = None
     phase: int = 0
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save the input; what queries, keys and values need depends on the kernel, see `plan`."""
-        trace.save(trace.hidden)
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
@@ -335,11 +328,10 @@ class QueryKeyValue(Part):
 class QueryKeyNorm(Part):
     """q_h ← g_q ∘ q_h / rms(q_h), k alike, computed in fp32: gains that all heads of a layer share.
 
-    The last that is done to queries and keys before positions rotate them; `passes` are of these.
+    The last that is done to queries and keys before positions rotate them.
     """
 
     name = "qk_norm"
-    passes = (7, 5)
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
@@ -347,13 +339,3 @@ class QueryKeyNorm(Part):
         for role, module in {"query": "q_layernorm", "key": "k_layernorm"}.items():
             place = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
             yield replace(norm_vector(place, "weight", shape.head_dim, "ones"), partial="heads")
-
-    @override
-    def keep(self, trace: Trace, shape: ModelShape) -> None:
-        """Save queries and keys as they come, and the scale of each head's vector."""
-        assert isinstance(trace, HeadTrace)
-        vectors = trace.tokens * (shape.num_attention_heads + shape.num_query_groups) // trace.size
-        trace.save(trace.query, trace.key, Storage("scales of queries and keys", vectors * FP32))
-        head = trace.tokens * trace.element // trace.size
-        trace.query = Storage("normalised queries", shape.query_size * head)
-        trace.key = Storage("normalised keys", shape.key_size * head)

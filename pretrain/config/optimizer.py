@@ -117,7 +117,9 @@ class OptimizerSection(Section):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the optimizer, in the order in which they choose their tensors."""
-        return (muon(self.newton_schulz_steps), ADAMW) if self.kind == "muon" else (ADAMW,)
+        if self.kind != "muon":
+            return (ADAMW,)
+        return muon(self.newton_schulz_steps, self.update_scale == "match_adamw"), ADAMW
 
     def rate_factor(self, tensor: Tensor) -> float:
         """Return the factor of a tensor's learning rate: of its kind, times that of its name."""

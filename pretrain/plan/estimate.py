@@ -20,16 +20,11 @@ from pretrain.config.resolved import Resolved, resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
+from pretrain.plan.cards import Gpu, find_gpu
+from pretrain.plan.duration import StepSeconds, step_seconds, update_flops
 from pretrain.plan.horizon import Horizon, horizon_of
 from pretrain.plan.memory import Memory, memory_of, rank_tensors
 from pretrain.plan.products import hardware_flops_per_token
-from pretrain.plan.roofline import (
-    Gpu,
-    StepSeconds,
-    find_gpu,
-    step_seconds,
-    update_flops,
-)
 from pretrain.plan.workload import Workload, workload_of
 
 
@@ -262,7 +257,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
     memory = memory_of(work)
     trainable = rank_tensors(work, 0).trainable
     tokens = config.tokens_per_step
-    executed = hardware_flops_per_token(work.shape, work.policy, number, work.performance)
+    executed = hardware_flops_per_token(work.shape, work.policy, number, config.performance)
     return PhaseCost(
         first_step=bounds[number],
         steps=bounds[number + 1] - bounds[number],
@@ -275,7 +270,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
             update=update_flops(work),
         ),
         seconds=step_seconds(work, gpu, passes, memory.states, trainable=trainable),
-        checkpoint_bytes=checkpoint_bytes(work.tensors(), work.rules),
+        checkpoint_bytes=checkpoint_bytes(work.tensors(), config.optimizer.rules),
     )
 
 

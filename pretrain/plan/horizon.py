@@ -81,8 +81,7 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     steps = -(-tokens // (samples * config.data.sequence_length))
     rate = float(f"{1.79 * inner**-0.713 * tokens**0.307:.2e}")
     warmup = min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
-    optimizer = config.optimizer
-    rate_holds = optimizer.kind == "adamw" or optimizer.update_scale == "match_adamw"
+    rate_holds = all(rule.takes_adamw_rates for rule in config.optimizer.rules)
     values = {"schedule.tokens": tokens, "schedule.warmup_steps": warmup}
     values["data.global_batch_size"] = samples
     rates = {"optimizer.learning_rate": rate} if rate_holds else {}
@@ -137,10 +136,13 @@ def sentences(horizon: Horizon, config: Config) -> list[str]:
             "Step Law's published searches are of 215 to 1,074 M parameters and 4 to 100 B tokens: "
             "this run lies outside, so search the rate"
         )
-    if config.optimizer.kind == "muon":
+    optimizer = config.optimizer
+    of_muon = optimizer.kind == "muon"
+    if not horizon.rate_holds:
+        kind = f"Muon with update_scale {optimizer.update_scale}" if of_muon else optimizer.kind
+        lines.append(f"AdamW's rate says nothing of {kind}, so none is set")
+    elif of_muon:
         lines.append(
             "under Muon with update_scale match_adamw AdamW's rate is where to start a search"
-            if horizon.rate_holds
-            else "AdamW's rate says nothing of Muon with update_scale spectral, so none is set"
         )
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from megatron_patches.recipe.counting import (
     forward_flops_per_token,
     multiplications,
 )
-from megatron_patches.recipe.parts import ModelShape, Place
+from megatron_patches.recipe.parts import ModelShape, Place, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.sections import PerformanceSection
@@ -49,9 +50,10 @@ class Products:
     def remade(self) -> int:
         """Return those with the factors of layers whose queries and keys come of nothing else."""
         every = tensors(self.shape, self.policy, self.phase)
-        rows = [tensor for tensor in every if "query_key" in tensor.name]
-        partly = {tensor.layer for tensor in rows if tensor.kind != "frozen"}
-        return 2 * multiplications(tensor for tensor in rows if tensor.layer not in partly)
+        layers = layers_of_frozen_rows(every)
+        return 2 * multiplications(
+            tensor for tensor in every if "query_key" in tensor.name and tensor.layer in layers
+        )
 
     def again(self, performance: PerformanceSection) -> float:
         """Return those that backward makes once more.
@@ -73,6 +75,17 @@ class Products:
             "full": self.forward - logits,
         }[performance.recompute]
         return layers + (logits if performance.cross_entropy == "chunked" else 0.0)
+
+
+def layers_of_frozen_rows(every: Iterable[Tensor]) -> set[int | None]:
+    """Return the layers whose queries and keys come of nothing but frozen rows or factors.
+
+    Args:
+        every: the inventory.
+    """
+    rows = [tensor for tensor in every if "query_key" in tensor.name]
+    frozen = {tensor.layer for tensor in rows if tensor.kind == "frozen"}
+    return frozen - {tensor.layer for tensor in rows if tensor.kind != "frozen"}
 
 
 def hardware_flops_per_token(

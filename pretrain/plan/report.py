@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
+from pretrain.plan.duration import ACTIVATION_PASSES, bytes_a_logit
 from pretrain.plan.estimate import Estimate, Plan
 from pretrain.plan.horizon import sentences
 from pretrain.plan.memory import CONTEXT_BYTES
-from pretrain.plan.roofline import HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH, bytes_a_logit
 from pretrain.reporting.tables import Table, rich_table
 from pretrain.reporting.text import number, percent
 
@@ -39,18 +39,10 @@ MEMORY = {
     "context": (ESTIMATE, "CUDA context, NCCL, fragments (assumed)"),
     "peak": (ESTIMATE, "peak"),
 }
-PARTS = {
-    "products": "matrix products",
-    "attention": "attention",
-    "elementwise": "norms, activations{dropout}, residuals",
-    "cross_entropy": "cross entropy",
-    "accumulation": "gradients into their sum",
-    "tensor_parallel": "tensor-parallel collectives",
-    "reduction": "reduction of gradients, not hidden",
-    "gathering": "gathering of weights, not hidden",
-    "update": "norm, clipping, optimizer",
-    "launches": "waiting for kernel launches",
-    "host": "waiting for the host",
+TERMS = {
+    "compute": "compute: products, attention",
+    "memory": "memory traffic: activations, states",
+    "communication": "communication that nothing hides",
 }
 
 
@@ -83,7 +75,7 @@ def _headline(plan: Plan) -> list[str]:
     config, request = plan.config, plan.request
     nodes = f"{plan.nodes} node{'s' if plan.nodes > 1 else ''}"
     layout = plan.work.layout
-    parallel = f"TP {layout.tensor_parallel_size} × DP {layout.data_parallel_size}"
+    parallel = f"TP {layout.tensor_model_parallel_size} × DP {layout.data_parallel_size}"
     passes = config.gradient_accumulation_steps(request.gpus)
     many = f"{passes} micro batch{'es' if passes > 1 else ''}"
     batch = f"{many} of {config.data.micro_batch_size} × {config.data.sequence_length} tokens"
@@ -93,9 +85,8 @@ def _headline(plan: Plan) -> list[str]:
         f"a step: {batch} on each data-parallel rank",
         *([f"without --baseline {request.baseline}: {plan.refusal}"] if plan.refusal else []),
         "",
-        f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are a roofline, to about "
-        "±15 % if",
-        "  the assumptions below hold; nothing here has been checked against a run on a GPU.",
+        f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are sums of three terms "
+        "under the assumptions below; nothing here has been checked against a run on a GPU.",
     ]
 
 
@@ -129,12 +120,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _step(plan: Plan) -> Table:
-    taken = [part for part in PARTS if any(getattr(one.seconds, part) for one in _estimates(plan))]
-    dropout = ", dropout" if plan.work.dropout else ""
-    rows = [
-        (ESTIMATE, PARTS[part].format(dropout=dropout), f"seconds.{part}", 1e-3, 1)
-        for part in taken
-    ]
+    rows = [(ESTIMATE, name, f"seconds.{term}", 1e-3, 1) for term, name in TERMS.items()]
     return _table(plan, "one step, ms", [*rows, (ESTIMATE, "step", "seconds.total", 1e-3, 1)])
 
 
@@ -257,17 +243,16 @@ def assumptions(plan: Plan) -> list[str]:
         f"{gpu.name}: {rates}, of {gpu.peak_tflops:g} at peak (bf16)",
         f"attention {gpu.attention_tflops:g} TFLOP/s over long samples, half of it at "
         f"{gpu.attention_half_length:g} tokens",
-        f"memory traffic {gpu.bandwidth_tb_s:g} TB/s; every elementwise kernel reads and writes "
-        "memory",
-        f"cross entropy moves {bytes_a_logit(work)} bytes a logit",
+        f"memory traffic {gpu.bandwidth_tb_s:g} TB/s; an activation moves {ACTIVATION_PASSES} "
+        f"times, a logit {bytes_a_logit(work)} bytes",
         f"collectives {gpu.node_gb_s:g} GB/s in a node of {gpu.gpus_per_node}, "
         f"{gpu.network_gb_s:g} over nodes, no latency",
-        f"{CONTEXT_BYTES / 1e9:g} GB for CUDA and NCCL; {1e3 * HOST_SECONDS:g} ms a step for the "
-        f"host; {LAUNCHES_A_LAYER} launches a layer of {1e6 * SECONDS_A_LAUNCH:g} µs",
+        f"{CONTEXT_BYTES / 1e9:g} GB for CUDA and NCCL",
         f"{gpu.watts:g} W a board at full load, without host and cooling",
         f"a node fails every {plan.request.mtbf_hours:g} h (--mtbf-hours), the job every "
         f"{plan.chosen.saving.mean_hours_between_failures:,.0f} h",
-        "training steps only: no validation, no opening, no checkpoints, no failures",
+        "training steps only: no validation, no opening, no checkpoints, no failures; no waits for "
+        "the host or between kernels",
     ]
 
 
@@ -287,7 +272,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "overrides": list(request.overrides),
         "gpus": request.gpus,
         "nodes": plan.nodes,
-        "tensor_parallel_size": layout.tensor_parallel_size,
+        "tensor_parallel_size": layout.tensor_model_parallel_size,
         "data_parallel_size": layout.data_parallel_size,
         "zero_stage": layout.zero_stage,
         "gpu": plan.gpu.model_dump(),

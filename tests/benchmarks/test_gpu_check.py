@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import __main__ as gpu_check
 from benchmarks.gpu.card import attention_curve, card_of
 from benchmarks.gpu.context import StageContext, StageReport, StageResult
-from pretrain.plan.roofline import find_gpu
+from pretrain.plan.cards import find_gpu
 from tests.ranks import ROOT, rank_environment
 
 STAGES = ("card", "parity", "structured", "large_2048", "switches_2", "modern_scores")

@@ -71,7 +71,6 @@ def test_the_kernels_of_a_compiled_layer_move_no_more_than_they_did(design: str)
     command = [sys.executable, "-m", "benchmarks.gpu_dry.layers", design]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    forward, backward, total, planned = map(float, done.stdout.splitlines()[-1].split("|")[3:7])
+    forward, backward, total = map(float, done.stdout.splitlines()[-1].split("|")[3:6])
     assert total == pytest.approx(forward + backward, abs=0.11)
     assert BOUNDS[design] - 0.2 < total  # else lower the bound
-    assert 0.85 < planned / total < 1.65
