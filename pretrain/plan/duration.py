@@ -68,7 +68,7 @@ def step_seconds(
     compute = _products(work, gpu) + _attention(work, gpu)
     memory = _pass_bytes(work, trainable) / memory_rate
     parallel = _tensor_parallel(work, gpu)
-    collectives = _data_parallel(work, gpu, trainable, passes, compute + memory + parallel)
+    collectives = _data_parallel(work, gpu, trainable, passes, one_pass=compute + memory + parallel)
     matrices_rate = gpu.fp32_tflops if work.newton_schulz == "fp32" else gpu.gemm_tflops
     update = update_flops(work) / layout.world_size / (matrices_rate * 1e12)
     return StepSeconds(
