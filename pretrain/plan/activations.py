@@ -67,10 +67,10 @@ def activations_of(work: Workload, rank: int) -> Activations:
         work: of the rank.
         rank: of tensor parallelism.
     """
-    shape, element, layers = work.shape, work.layout.element, work.shape.num_layers
-    size = work.layout.tensor_parallel_size
-    inputs = work.between * shape.hidden_size * element
-    around = 2 * inputs + (work.between * shape.hidden_size if work.dropout else 0)
+    shape, element, layers = work.shape, work.element, work.shape.num_layers
+    size = work.tensor_parallel_size
+    inputs = work.tokens_between * shape.hidden_size * element
+    around = 2 * inputs + (work.tokens_between * shape.hidden_size if work.dropout else 0)
     adapters = inside_mlp = 0
     for tensor in work.tensors():
         rows, *columns = tensor.rank_shape(rank, size)
@@ -99,9 +99,9 @@ def _probabilities(work: Workload) -> int:
 
     They are the same for every sample, unless a mask or dropout makes them differ.
     """
-    heads = work.shape.num_attention_heads // work.layout.tensor_parallel_size
+    heads = work.shape.num_attention_heads // work.tensor_parallel_size
     square = heads * work.shape.sequence_length**2
-    applied = square * (work.batch if work.masked or work.dropout else 1) * work.layout.element
+    applied = square * (work.batch if work.masked or work.dropout else 1) * work.element
     if not work.policy.trainable:
         return applied
     return applied + square * (work.batch if work.masked else 1) * FP32

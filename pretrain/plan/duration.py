@@ -17,7 +17,7 @@ from pretrain.plan.activations import activations_of
 from pretrain.plan.cards import Gpu
 from pretrain.plan.memory import States
 from pretrain.plan.products import ATTENTION_ONCE, Products
-from pretrain.plan.workload import BYTES, FP32, Layout, Workload
+from pretrain.plan.workload import BYTES, FP32, Workload
 
 FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
@@ -68,12 +68,12 @@ def step_seconds(
     compute = _products(work, gpu) + _attention(work, gpu)
     memory = _pass_bytes(work, trainable) / memory_rate
     parallel = _tensor_parallel(work, gpu)
-    collectives = _data_parallel(layout, gpu, trainable, passes, compute + memory + parallel)
+    collectives = _data_parallel(work, gpu, trainable, passes, one_pass=compute + memory + parallel)
     matrices_rate = gpu.fp32_tflops if work.newton_schulz == "fp32" else gpu.gemm_tflops
     update = update_flops(work) / layout.world_size / (matrices_rate * 1e12)
     return StepSeconds(
         compute=passes * compute + update,
-        memory=passes * memory + _update_bytes(layout, states, trainable) / memory_rate,
+        memory=passes * memory + _update_bytes(work, states, trainable) / memory_rate,
         communication=passes * parallel + collectives + _exchange(work, gpu),
     )
 
@@ -83,8 +83,8 @@ def _products(work: Workload, gpu: Gpu) -> float:
     products = Products(work.shape, work.policy, work.phase)
     forward = products.forward
     weight_gradient = forward - products.frozen
-    forward_again = products.again(work.performance)
-    tokens = work.tokens / work.layout.tensor_parallel_size
+    forward_again = products.again(work.config.performance)
+    tokens = work.tokens / work.tensor_parallel_size
     if work.layout.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
     seconds = (2 * forward + forward_again) / gpu.gemm_tflops
@@ -93,8 +93,8 @@ def _products(work: Workload, gpu: Gpu) -> float:
 
 
 def _attention(work: Workload, gpu: Gpu) -> float:
-    forward_again = work.performance.recompute not in ATTENTION_ONCE
-    tokens = work.tokens * work.shape.num_layers / work.layout.tensor_parallel_size
+    forward_again = work.config.performance.recompute not in ATTENTION_ONCE
+    tokens = work.tokens * work.shape.num_layers / work.tensor_parallel_size
     if work.policy.synthesizer:  # one product with probabilities, over the full square
         rate = gpu.fp32_tflops if work.layout.dtype == "fp32" else gpu.gemm_tflops
         products = (3 if work.policy.trainable else 2) + forward_again
@@ -105,7 +105,7 @@ def _attention(work: Workload, gpu: Gpu) -> float:
         rate = min(rate, gpu.fp32_tflops / 2)
     # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by
     # how much depends on their lengths.
-    flash = work.performance.document_attention == "flash" and work.layout.dtype == "bf16"
+    flash = work.config.performance.document_attention == "flash" and work.layout.dtype == "bf16"
     share = 1.0 if work.masked and not flash else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
     return tokens * 2 * score_products(work.shape, share) * passes / (rate * 1e12)
@@ -113,70 +113,71 @@ def _attention(work: Workload, gpu: Gpu) -> float:
 
 def _pass_bytes(work: Workload, trainable: int) -> int:
     """Return the bytes that a forward and backward pass moves: activations, logits, gradients."""
-    recompute = work.performance.recompute
+    recompute = work.config.performance.recompute
     activations = activations_of(work, rank=0)
     moved = ACTIVATION_PASSES * activations.kept("none") + 2 * activations.made_again(recompute)
     logits = work.tokens * work.vocabulary * bytes_a_logit(work)
-    return moved + logits + trainable * (10 if work.layout.bf16_optimizer else 12)
+    return moved + logits + trainable * (10 if work.bf16_optimizer else 12)
 
 
 def bytes_a_logit(work: Workload) -> int:
     """Return the traffic of cross entropy, in bytes a logit."""
-    way = work.performance.cross_entropy
-    compiled = work.performance.compiles(True, work.layout.zero_stage)
+    way = work.config.performance.cross_entropy
+    compiled = work.config.performance.compiles(True, work.layout.zero_stage)
     return COMPILED_BYTES_A_LOGIT if compiled and way == "in_place" else BYTES_A_LOGIT[way]
 
 
 def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
     """Return the seconds of a layer's four all-reduces, or of their halves and gathers."""
-    size = work.layout.tensor_parallel_size
+    size = work.tensor_parallel_size
     if size == 1:
         return 0.0
     rate = (gpu.node_gb_s if size <= gpu.gpus_per_node else gpu.network_gb_s) * 1e9
-    one = 2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.layout.element / rate
+    one = 2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.element / rate
     return one * (work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2)
 
 
-def _data_parallel(layout: Layout, gpu: Gpu, trainable: int, passes: int, one_pass: float) -> float:
+def _data_parallel(work: Workload, gpu: Gpu, trainable: int, passes: int, one_pass: float) -> float:
     """Return the seconds of reduced gradients and gathered weights that nothing hides."""
-    ranks = layout.data_parallel_size
+    layout, ranks = work.layout, work.layout.data_parallel_size
     if ranks == 1:
         return 0.0
     rate = gpu.node_gb_s * 1e9
     if layout.world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
-        rate = gpu.network_gb_s * 1e9 / min(layout.tensor_parallel_size, gpu.gpus_per_node)
+        rate = gpu.network_gb_s * 1e9 / min(work.tensor_parallel_size, gpu.gpus_per_node)
     once = (ranks - 1) / ranks * trainable / rate
-    weights, gradients = once * layout.element, once * BYTES[layout.grad_accum_dtype]
+    weights, gradients = once * work.element, once * BYTES[work.config.precision.grad_accum_dtype]
     if layout.zero_stage <= 1:
         # The last pass's backward hides it.
-        hidden = one_pass * 2 / 3 if layout.reduces_in_backward else 0.0
+        hidden = one_pass * 2 / 3 if work.reduces_in_backward else 0.0
         return max(0.0, 2 * gradients - hidden) + (weights if layout.zero_stage else 0.0)
     if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
         return passes * max(0.0, gradients - one_pass * 2 / 3) + weights
     return passes * max(0.0, gradients + 2 * weights - one_pass)
 
 
-def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
+def _update_bytes(work: Workload, states: States, trainable: int) -> float:
     """Return the bytes that norm, clipping, staging copies and the optimizer move."""
     own, optimizer = states.own_elements, states.update_traffic
-    if layout.zero_stage == 0:
+    if work.layout.zero_stage == 0:
         return FP32 * trainable + optimizer  # the norm reads every gradient
     # Where gradients are reduced as they lie, no staging: three copies of 8 bytes.
-    if layout.bf16_optimizer:
-        return (22 if layout.reduces_in_backward else 46) * trainable + 2 * own + optimizer
-    return 40 * own + optimizer + (16 * trainable if layout.zero_stage == 1 else 0)
+    if work.bf16_optimizer:
+        return (22 if work.reduces_in_backward else 46) * trainable + 2 * own + optimizer
+    return 40 * own + optimizer + (16 * trainable if work.layout.zero_stage == 1 else 0)
 
 
 def update_flops(work: Workload) -> int:
     """Return the FLOPs of the matrix products in one update, over all ranks."""
     trained = [tensor for tensor in work.tensors() if tensor.trains]
-    return sum(rule_of(tensor, work.rules).products(tensor) for tensor in trained)
+    return sum(rule_of(tensor, work.config.optimizer.rules).products(tensor) for tensor in trained)
 
 
 def _exchange(work: Workload, gpu: Gpu) -> float:
     """Return the seconds in which ranks send each other matrices and their updates, for Muon."""
-    layout = work.layout
-    whole = (t for t in work.tensors() if t.trains and rule_of(t, work.rules).whole_matrices)
+    layout, rules = work.layout, work.config.optimizer.rules
+    trained = (tensor for tensor in work.tensors() if tensor.trains)
+    whole = (tensor for tensor in trained if rule_of(tensor, rules).whole_matrices)
     sent = 2 * sum(tensor.elements for tensor in whole) * BYTES[work.newton_schulz]
     inside = layout.world_size <= gpu.gpus_per_node
     rate = (gpu.node_gb_s if inside else gpu.network_gb_s / gpu.gpus_per_node) * 1e9

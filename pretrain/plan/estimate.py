@@ -257,7 +257,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
     memory = memory_of(work)
     trainable = rank_tensors(work, 0).trainable
     tokens = config.tokens_per_step
-    executed = hardware_flops_per_token(work.shape, work.policy, number, work.performance)
+    executed = hardware_flops_per_token(work.shape, work.policy, number, config.performance)
     return PhaseCost(
         first_step=bounds[number],
         steps=bounds[number + 1] - bounds[number],
@@ -270,7 +270,7 @@ def phase_cost(resolved: Resolved, gpu: Gpu, request: Request, number: int) -> P
             update=update_flops(work),
         ),
         seconds=step_seconds(work, gpu, passes, memory.states, trainable=trainable),
-        checkpoint_bytes=checkpoint_bytes(work.tensors(), work.rules),
+        checkpoint_bytes=checkpoint_bytes(work.tensors(), config.optimizer.rules),
     )
 
 

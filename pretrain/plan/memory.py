@@ -15,7 +15,10 @@ from megatron_patches.recipe.matrices import AT_A_TIME, has_matrices, stacks
 from megatron_patches.recipe.optimizers import Rule, rule_of
 from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 from pretrain.plan.activations import Activations, activations_of
-from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
+from pretrain.plan.workload import BYTES, FP32, Workload
+
+BUCKET = 500_000_000
+"""Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
 
 CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill.
@@ -54,12 +57,12 @@ def rank_tensors(work: Workload, rank: int) -> RankTensors:
     """
     weights, frozen = [], 0
     for tensor in work.tensors():
-        elements = tensor.rank_elements(rank, work.layout.tensor_parallel_size)
+        elements = tensor.rank_elements(rank, work.tensor_parallel_size)
         if tensor.phase is None:
             frozen += elements
         else:
-            rule = rule_of(tensor, work.rules)
-            factor = work.optimizer.rate_factor(tensor)
+            rule = rule_of(tensor, work.config.optimizer.rules)
+            factor = work.config.optimizer.rate_factor(tensor)
             weights.append((elements, (rule, tensor.span, not tensor.decay, factor)))
     return RankTensors(tuple(weights), frozen)
 
@@ -92,28 +95,27 @@ class States:
         return self.weights + self.frozen_bank + gradients + updated
 
 
-def rank_states(held: RankTensors, layout: Layout) -> States:
+def rank_states(held: RankTensors, work: Workload) -> States:
     """Return the bytes of a rank; all data-parallel ranks hold equally much.
 
     Args:
         held: what the rank holds of the model.
-        layout: the spread over ranks, and types.
+        work: of the rank.
     """
-    by_rule = _own_elements(held, layout)
+    layout, element = work.layout, work.element
+    by_rule = _own_elements(held, work)
     own = by_rule.total()
     keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
-    gradients, written = held.trainable * layout.element, 0
-    if layout.bf16_optimizer:
+    gradients, written = held.trainable * element, 0
+    if work.bf16_optimizer:
         gradients = own * layout.data_parallel_size * FP32
         one_at_a_time = max(elements for elements, _ in held.weights)
-        written = (
-            one_at_a_time if layout.immediate_grad_update else held.trainable
-        ) * layout.element
+        written = (one_at_a_time if work.immediate_grad_update else held.trainable) * element
     elif layout.zero_stage >= 2:
-        gradients = own * BYTES[layout.grad_accum_dtype]
+        gradients = own * BYTES[work.config.precision.grad_accum_dtype]
     return States(
-        weights=(own if layout.zero_stage == 3 else held.trainable) * layout.element,
-        frozen_bank=held.frozen * layout.element,
+        weights=(own if layout.zero_stage == 3 else held.trainable) * element,
+        frozen_bank=held.frozen * element,
         gradients=gradients,
         autograd_gradients=written,
         master_weights=own * FP32 if keeps_masters else 0,
@@ -123,8 +125,9 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
     )
 
 
-def _own_elements(held: RankTensors, layout: Layout) -> Counter[Rule]:
+def _own_elements(held: RankTensors, work: Workload) -> Counter[Rule]:
     """Return the elements by rule that one data-parallel rank updates, with padding."""
+    layout = work.layout
     own: Counter[Rule] = Counter()
     groups: Counter[Group] = Counter()
     for elements, group in held.weights:
@@ -174,21 +177,21 @@ def memory_of(work: Workload) -> Memory:
     """Return the memory of the rank that needs most."""
     # Frozen heads are spread over the layer, so ranks may hold unequal shares of them. Without any,
     # every rank needs the same.
-    ranks = range(work.layout.tensor_parallel_size if work.policy.frozen_heads else 1)
+    ranks = range(work.tensor_parallel_size if work.policy.frozen_heads else 1)
     return max((_of_rank(work, rank) for rank in ranks), key=lambda memory: memory.peak)
 
 
 def _of_rank(work: Workload, rank: int) -> Memory:
     held = rank_tensors(work, rank)
-    states = rank_states(held, work.layout)
+    states = rank_states(held, work)
     activations = activations_of(work, rank)
     return Memory(
         states=states,
-        activations=activations.kept(work.performance.recompute),
+        activations=activations.kept(work.config.performance.recompute),
         logits=logit_bytes(work),
         layer_gradients=layer_gradient_bytes(work, activations),
         communication_buffers=_communication(work, held) if work.layout.world_size > 1 else 0,
-        update_buffers=_update(held, states, work.layout) + _orthogonalising(work, held),
+        update_buffers=_update(held, states, work) + _orthogonalising(work, held),
         context=CONTEXT_BYTES,
     )
 
@@ -201,18 +204,19 @@ def logit_bytes(work: Workload) -> int:
     others have no more than `LOGITS_AT_A_TIME` in fp32, once or, for soft cap and z-loss, several
     times. Compiled, `in_place` has none of these; this is not counted.
     """
-    element = work.layout.element
+    element = work.element
     logits, weight = work.tokens * work.vocabulary, work.vocabulary * work.shape.hidden_size
     at_a_time = min(logits, LOGITS_AT_A_TIME)
-    if work.performance.cross_entropy == "in_place":
+    softcap = work.config.model.logit_softcap is not None
+    if work.config.performance.cross_entropy == "in_place":
         in_fp32 = 4 if element == FP32 else 8
-        if work.softcap or work.z_loss:
-            in_fp32 = 16 if work.softcap or element < FP32 else 12
+        if softcap or work.config.model.z_loss > 0:
+            in_fp32 = 16 if softcap or element < FP32 else 12
         return logits * element + max(at_a_time * in_fp32, weight * element)
-    if work.performance.cross_entropy == "chunked":
-        return at_a_time * (26 if work.softcap else 22) + weight * element
+    if work.config.performance.cross_entropy == "chunked":
+        return at_a_time * (26 if softcap else 22) + weight * element
     copies = element if work.layout.dtype == "bf16" else 0
-    if work.softcap:  # its tanh and its result, both in fp32
+    if softcap:  # its tanh and its result, both in fp32
         return logits * (3 * FP32 + copies)
     return logits * (FP32 + copies) + (0 if copies else weight * FP32)
 
@@ -227,34 +231,36 @@ def layer_gradient_bytes(work: Workload, activations: Activations) -> int:
         work: of the rank.
         activations: of the rank.
     """
-    layers, size = work.shape.num_layers, work.layout.tensor_parallel_size
+    layers, size = work.shape.num_layers, work.tensor_parallel_size
     mlp = [tensor for tensor in work.tensors() if ".mlp." in tensor.name]
-    weight = max(tensor.rank_elements(0, size) for tensor in mlp) * work.layout.element
+    weight = max(tensor.rank_elements(0, size) for tensor in mlp) * work.element
     gradients = activations.mlp // layers + weight
-    again = activations.made_again(work.performance.recompute) // layers
-    return gradients + again if work.performance.recompute == "full" else max(gradients, again)
+    recompute = work.config.performance.recompute
+    again = activations.made_again(recompute) // layers
+    return gradients + again if recompute == "full" else max(gradients, again)
 
 
 def _communication(work: Workload, held: RankTensors) -> int:
     """Return the bytes of DeepSpeed's buckets in backward, and a gathered sequence."""
-    layout = work.layout
-    bucket = min(layout.reduce_bucket, held.trainable) * layout.element
-    gathered = (
-        work.tokens * work.shape.hidden_size * layout.element if layout.sequence_parallel else 0
-    )
-    if layout.zero_stage == 2:
-        return gathered + bucket * (2 if layout.overlap_comm else 1)
-    if layout.zero_stage == 3:
-        return gathered + bucket + min(layout.live_parameters, held.trainable) * layout.element
-    return gathered + (bucket if layout.zero_stage == 1 and not layout.bf16_optimizer else 0)
+    stage, zero = work.layout.zero_stage, work.zero_settings
+    bucket = min(int(zero.get("reduce_bucket_size", BUCKET)), held.trainable) * work.element
+    gathered = 0
+    if work.layout.sequence_parallel:
+        gathered = work.tokens * work.shape.hidden_size * work.element
+    if stage == 2:  # one bucket fills while the other is reduced
+        return gathered + bucket * (2 if zero.get("overlap_comm") else 1)
+    if stage == 3:
+        live = min(int(zero.get("stage3_max_live_parameters", 10**9)), held.trainable)
+        return gathered + bucket + live * work.element
+    return gathered + (bucket if stage == 1 and not work.bf16_optimizer else 0)
 
 
-def _update(held: RankTensors, states: States, layout: Layout) -> int:
-    if layout.reduces_in_backward:
+def _update(held: RankTensors, states: States, work: Workload) -> int:
+    if work.reduces_in_backward:
         return 0
-    if layout.bf16_optimizer:
-        return min(held.trainable, BUCKET) * FP32 if layout.data_parallel_size > 1 else 0
-    return states.own_elements * FP32 if layout.zero_stage > 0 else 0
+    if work.bf16_optimizer:
+        return min(held.trainable, BUCKET) * FP32 if work.layout.data_parallel_size > 1 else 0
+    return states.own_elements * FP32 if work.layout.zero_stage > 0 else 0
 
 
 def _orthogonalising(work: Workload, held: RankTensors) -> int:

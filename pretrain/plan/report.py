@@ -75,7 +75,7 @@ def _headline(plan: Plan) -> list[str]:
     config, request = plan.config, plan.request
     nodes = f"{plan.nodes} node{'s' if plan.nodes > 1 else ''}"
     layout = plan.work.layout
-    parallel = f"TP {layout.tensor_parallel_size} × DP {layout.data_parallel_size}"
+    parallel = f"TP {layout.tensor_model_parallel_size} × DP {layout.data_parallel_size}"
     passes = config.gradient_accumulation_steps(request.gpus)
     many = f"{passes} micro batch{'es' if passes > 1 else ''}"
     batch = f"{many} of {config.data.micro_batch_size} × {config.data.sequence_length} tokens"
@@ -272,7 +272,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "overrides": list(request.overrides),
         "gpus": request.gpus,
         "nodes": plan.nodes,
-        "tensor_parallel_size": layout.tensor_parallel_size,
+        "tensor_parallel_size": layout.tensor_model_parallel_size,
         "data_parallel_size": layout.data_parallel_size,
         "zero_stage": layout.zero_stage,
         "gpu": plan.gpu.model_dump(),

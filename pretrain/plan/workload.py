@@ -1,107 +1,59 @@
-"""The workload of a rank: what memory and time depend on, taken out of a configuration once."""
+"""The workload of a rank: one micro batch of a configuration, in one of its training phases."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from megatron_patches.recipe.optimizers import Rule
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import tensors
-from pretrain.config.optimizer import OptimizerSection
-from pretrain.config.resolved import Resolved
-from pretrain.config.sections import PerformanceSection
+from pretrain.config.resolved import Layout, Resolved
+from pretrain.config.tree import Config
 
 BYTES = {"fp32": 4, "bf16": 2}
 FP32 = 4
-BUCKET = 500_000_000
-"""Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The spread of a run over ranks, its types, and what memory depends on of DeepSpeed.
-
-    Attributes:
-        immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has
-            made it.
-        reduce_bucket, live_parameters: elements that DeepSpeed reduces, or at stage 3 gathers, at a
-            time.
-        overlap_comm: at stage 2, one bucket fills while the other is reduced.
-    """
-
-    world_size: int
-    tensor_parallel_size: int
-    sequence_parallel: bool
-    zero_stage: int
-    dtype: str
-    grad_accum_dtype: str
-    immediate_grad_update: bool
-    overlap_reduction: bool
-    reduce_bucket: int
-    live_parameters: int
-    overlap_comm: bool
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Return the copies of the model."""
-        return self.world_size // self.tensor_parallel_size
-
-    @property
-    def element(self) -> int:
-        """Return the bytes of the compute type."""
-        return BYTES[self.dtype]
-
-    @property
-    def bf16_optimizer(self) -> bool:
-        """Return whether DeepSpeed takes its BF16 optimizer, with a flat fp32 copy of gradients."""
-        return self.zero_stage == 1 and self.dtype == "bf16" and self.grad_accum_dtype == "fp32"
-
-    @property
-    def reduces_in_backward(self) -> bool:
-        """Return True if `training.reduction` sums gradients over ranks while backward runs."""
-        whole = self.zero_stage == 0 and self.dtype == "fp32"
-        return self.overlap_reduction and (
-            whole or (self.bf16_optimizer and self.immediate_grad_update)
-        )
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, the layout of its training, and one micro batch of it; sizes are those of one rank.
+    """What a GPU does for one micro batch.
 
     Attributes:
-        optimizer: its rules, and the rate of each tensor.
-        phase: the training phase.
-        masked: documents of a sample must not see each other.
-        softcap: logits are capped.
-        z_loss: the square of their log-sum-exp is trained on.
-        vocabulary: rows of the output layer.
+        resolved: a configuration that fits its ranks.
+        phase: number of the training phase.
+        batch: samples of the micro batch.
     """
 
-    shape: ModelShape
-    policy: QKPolicy
-    optimizer: OptimizerSection
+    resolved: Resolved
     phase: int
-    layout: Layout
     batch: int
-    dropout: bool
-    masked: bool
-    softcap: bool
-    z_loss: bool
-    performance: PerformanceSection
-    vocabulary: int
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the optimizer's rules, in the order in which they choose their tensors."""
-        return self.optimizer.rules
+    def config(self) -> Config:
+        """Return the configuration."""
+        return self.resolved.config
 
     @property
-    def newton_schulz(self) -> str:
-        """Return the type of Muon's products."""
-        chosen = self.optimizer.newton_schulz_dtype
-        return "bf16" if chosen == "auto" else chosen
+    def layout(self) -> Layout:
+        """Return the spread over the ranks."""
+        return self.resolved.layout
+
+    @property
+    def shape(self) -> ModelShape:
+        """Return the sizes of the model."""
+        return self.config.shape
+
+    @property
+    def policy(self) -> QKPolicy:
+        """Return the kind of attention."""
+        return self.config.policy
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Return the ranks that share one copy of the model."""
+        return self.layout.tensor_model_parallel_size
 
     @property
     def tokens(self) -> int:
@@ -109,10 +61,60 @@ class Workload:
         return self.batch * self.shape.sequence_length
 
     @property
-    def between(self) -> int:
+    def tokens_between(self) -> int:
         """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
-        size = self.layout.tensor_parallel_size
-        return self.tokens // size if self.layout.sequence_parallel else self.tokens
+        split = self.layout.sequence_parallel
+        return self.tokens // self.tensor_parallel_size if split else self.tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the rank's rows of the output layer."""
+        return self.shape.vocab_size // self.tensor_parallel_size
+
+    @property
+    def dropout(self) -> bool:
+        """Return True if dropout is on."""
+        return self.config.model.dropout > 0
+
+    @property
+    def masked(self) -> bool:
+        """Return True if documents of a sample must not see each other."""
+        return self.config.data.reset_at_document_end
+
+    @property
+    def element(self) -> int:
+        """Return the bytes of the compute type."""
+        return BYTES[self.layout.dtype]
+
+    @property
+    def newton_schulz(self) -> str:
+        """Return the type of Muon's products."""
+        chosen = self.config.optimizer.newton_schulz_dtype
+        return "bf16" if chosen == "auto" else chosen
+
+    @property
+    def zero_settings(self) -> Mapping[str, Any]:
+        """Return DeepSpeed's settings of ZeRO."""
+        settings: Mapping[str, Any] = self.resolved.deepspeed.get("zero_optimization", {})
+        return settings
+
+    @property
+    def bf16_optimizer(self) -> bool:
+        """Return whether DeepSpeed takes its BF16 optimizer, with a flat fp32 copy of gradients."""
+        sums = self.config.precision.grad_accum_dtype
+        return self.layout.zero_stage == 1 and self.layout.dtype == "bf16" and sums == "fp32"
+
+    @property
+    def immediate_grad_update(self) -> bool:
+        """Return whether the BF16 optimizer takes each gradient as soon as backward has made it."""
+        return bool(self.resolved.deepspeed.get("bf16", {}).get("immediate_grad_update"))
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Return True if `training.reduction` sums gradients over ranks while backward runs."""
+        whole = self.layout.zero_stage == 0 and self.layout.dtype == "fp32"
+        immediate = self.bf16_optimizer and self.immediate_grad_update
+        return self.config.performance.overlap_reduction and (whole or immediate)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the inventory of the whole model."""
@@ -120,38 +122,12 @@ class Workload:
 
 
 def workload_of(resolved: Resolved, phase: int | None = None) -> Workload:
-    """Return the workload of each rank, a GPU.
+    """Return the workload of each rank.
 
     Args:
         resolved: a configuration that fits its ranks.
         phase: number of the training phase; None: that in which most weights train.
     """
-    config, settings = resolved.config, resolved.deepspeed
-    zero = settings.get("zero_optimization", {})
-    layout = Layout(
-        world_size=resolved.layout.world_size,
-        tensor_parallel_size=config.parallel.tensor_model_parallel_size,
-        sequence_parallel=config.parallel.sequence_parallel,
-        zero_stage=resolved.layout.zero_stage,
-        dtype=config.precision.dtype,
-        grad_accum_dtype=config.precision.grad_accum_dtype,
-        immediate_grad_update=bool(settings.get("bf16", {}).get("immediate_grad_update")),
-        overlap_reduction=config.performance.overlap_reduction,
-        reduce_bucket=int(zero.get("reduce_bucket_size", BUCKET)),
-        live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
-        overlap_comm=bool(zero.get("overlap_comm")),
-    )
-    return Workload(
-        shape=config.shape,
-        policy=config.policy,
-        optimizer=config.optimizer,
-        phase=config.fullest_phase if phase is None else phase,
-        layout=layout,
-        batch=config.data.micro_batch_size,
-        dropout=config.model.dropout > 0,
-        masked=config.data.reset_at_document_end,
-        softcap=config.model.logit_softcap is not None,
-        z_loss=config.model.z_loss > 0,
-        performance=config.performance,
-        vocabulary=config.shape.vocab_size // layout.tensor_parallel_size,
-    )
+    config = resolved.config
+    number = config.fullest_phase if phase is None else phase
+    return Workload(resolved, number, config.data.micro_batch_size)

@@ -19,6 +19,8 @@ from tests.distributed.designs import design_keys
 from tests.ranks import run_ranks
 
 RANKS = 4
+LABEL_BYTES = 9
+"""Of a token's label, an int64, and whether it counts."""
 # Odd on purpose: every stage has to pad, and no two tensors are equally large by chance.
 ODD = {
     "run.name": "plan",
@@ -91,62 +93,41 @@ ATTENTION, FULL, QUERY_KEY = (
     {"performance.recompute": part} for part in ("attention", "full", "query_key")
 )
 PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, changes
-    ("vanilla", "fp32", 1, {}),
     ("vanilla", "bf16", 1, MEGATRON),
     ("vanilla", "bf16", 2, CHUNKED),
     ("vanilla", "bf16", 1, ROPE | GROUPED),
     ("vanilla", "fp32", 1, APART | GROUPED),
-    ("orthogonal", "bf16", 1, ROPE),
-    ("frozen-output", "bf16", 1, {}),
-    ("modern-all-frozen", "fp32", 2, {}),
-    ("orthogonal", "bf16", 2, GROUPED),
     ("orthogonal", "bf16", 2, SPLIT | ROPE),
     ("orthogonal_penalty", "bf16", 1, {}),
     ("unfreeze", "bf16", 1, {}),
     ("hybrid", "bf16", 2, GROUPED | ROPE),
-    ("hybrid-three-adapters", "fp32", 1, {}),
-    ("hybrid-three-adapters", "bf16", 1, ROPE | GROUPED),
-    ("monarch", "fp32", 1, {}),
-    ("monarch", "fp32", 1, GROUPED | QUERY_KEY),
     ("monarch", "bf16", 2, SPLIT | ROPE | QUERY_KEY),
-    ("orthogonal_shared", "fp32", 1, {}),
-    ("orthogonal_shared", "bf16", 1, GROUPED | ROPE),
     ("monarch_shared_conv", "fp32", 1, GROUPED),
-    ("shared-trained-convolution", "bf16", 2, ROPE),
-    ("vanilla-convolution", "fp32", 1, ROPE | APART),
-    ("hybrid-shared-adapters", "fp32", 1, GROUPED),
     ("thin", "bf16", 1, ROPE),
     ("monarch_trainable", "fp32", 1, {}),
     ("frozen-query", "fp32", 1, {}),
-    ("frozen-key-monarch", "bf16", 1, ROPE),
     ("synthesizer_random", "bf16", 1, {}),
     ("synthesizer_factorized", "bf16", 1, APART),
     ("orthogonal", "bf16", 2, FULL | SPLIT),
-    ("hybrid-three-adapters", "fp32", 1, ATTENTION),
     ("vanilla", "bf16", 1, ATTENTION | ROPE),
-    ("modern", "fp32", 1, {}),
     ("modern", "bf16", 2, SPLIT | ROPE),
-    ("modern", "bf16", 1, FULL | GROUPED),
-    ("modern-hybrid", "fp32", 2, GROUPED | ROPE),
     ("modern-monarch_shared_conv", "fp32", 2, ROPE),
-    ("relu2", "bf16", 1, {}),
     ("relu2", "fp32", 1, ROPE),
 ]
+VOCABULARY = {"model.vocab_size": "8192"}
+LAYERS = {"model.num_layers": "8"}
 PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
-    ("vanilla", "bf16", 1, {"model.vocab_size": "8192"} | MEGATRON),
-    ("orthogonal", "fp32", 1, {"model.vocab_size": "8192"} | MEGATRON),
-    ("vanilla", "bf16", 1, {"model.vocab_size": "8192"}),
-    ("orthogonal", "fp32", 1, {"model.vocab_size": "8192"}),
-    ("orthogonal", "bf16", 1, {"model.vocab_size": "8192"} | CHUNKED),
-    ("relu2", "fp32", 1, {"model.vocab_size": "8192"}),
-    ("relu2", "bf16", 1, {"model.vocab_size": "8192"}),
-    ("relu2", "fp32", 1, {"model.vocab_size": "8192", "model.logit_softcap": "null"}),
-    ("relu2", "bf16", 1, {"model.vocab_size": "8192"} | CHUNKED),
-    ("relu2", "fp32", 1, {"model.vocab_size": "8192", "model.z_loss": "0"} | MEGATRON),
-    ("relu2", "bf16", 1, {"model.vocab_size": "8192", "model.z_loss": "0"} | MEGATRON),
-    ("orthogonal", "bf16", 1, {"model.num_layers": "8"}),
-    ("orthogonal", "bf16", 1, {"model.num_layers": "8"} | FULL),
-    ("orthogonal", "bf16", 1, {"model.num_layers": "8"} | ATTENTION),
+    ("vanilla", "bf16", 1, VOCABULARY | MEGATRON),
+    ("orthogonal", "fp32", 1, VOCABULARY | MEGATRON),
+    ("vanilla", "bf16", 1, VOCABULARY),
+    ("orthogonal", "bf16", 1, VOCABULARY | CHUNKED),
+    ("relu2", "fp32", 1, VOCABULARY),
+    ("relu2", "fp32", 1, VOCABULARY | {"model.logit_softcap": "null"}),
+    ("relu2", "bf16", 1, VOCABULARY | CHUNKED),
+    ("relu2", "fp32", 1, VOCABULARY | {"model.z_loss": "0"} | MEGATRON),
+    ("orthogonal", "bf16", 1, LAYERS),
+    ("orthogonal", "bf16", 1, LAYERS | FULL),
+    ("orthogonal", "bf16", 1, LAYERS | ATTENTION),
 ]
 
 
@@ -206,7 +187,7 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
     assert len(audits[number]) == RANKS
     for rank in audits[number]:
         work = workload_of(resolve(config, RANKS))
-        states = rank_states(rank_tensors(work, rank["tensor_parallel_rank"]), work.layout)
+        states = rank_states(rank_tensors(work, rank["tensor_parallel_rank"]), work)
         assert {
             "trainable": states.weights,
             "frozen": states.frozen_bank,
@@ -233,17 +214,15 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
     config, measured = kept[number]
     work = workload_of(resolve(config, len(measured)))
     for rank, found in enumerate(measured):
-        planned = activations_of(work, rank).kept(work.performance.recompute)
-        assert planned + logits_kept(work) == pytest.approx(found, rel=0.25)
+        planned = activations_of(work, rank).kept(config.performance.recompute)
+        assert planned == pytest.approx(found - logits_kept(work), rel=0.15)
 
 
 def logits_kept(work: Workload) -> int:
-    """Return the bytes that cross entropy keeps.
-
-    These are what logits have become, with the labels it looked up.
-    """
-    element = {"megatron": FP32, "in_place": work.layout.element, "chunked": 0}
-    return work.tokens * (work.vocabulary * element[work.performance.cross_entropy] + LABEL_BYTES)
+    """Return the bytes that cross entropy keeps: what logits have become, and labels."""
+    element = {"megatron": FP32, "in_place": work.element, "chunked": 0}
+    logits = work.vocabulary * element[work.config.performance.cross_entropy]
+    return work.tokens * (logits + LABEL_BYTES)
 
 
 def test_the_peak_of_a_pass_is_the_allocators() -> None:
@@ -251,4 +230,4 @@ def test_the_peak_of_a_pass_is_the_allocators() -> None:
         work = workload_of(resolve(config, len(measured)))
         memory = memory_of(work)
         planned = memory.activations + max(memory.logits, memory.layer_gradients)
-        assert measured == pytest.approx([planned] * len(measured), rel=0.1), config.to_yaml()
+        assert measured == pytest.approx([planned] * len(measured), rel=0.05), config.to_yaml()

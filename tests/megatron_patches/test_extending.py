@@ -76,7 +76,7 @@ def test_the_adapter_of_the_guide_is_planned_and_not_exported(pasted: str) -> No
     config = load_config("demo", adapted)
     added = config.model.num_layers * config.model.hidden_size
     assert biased.parameters.trainable == plain.parameters.trainable + added
-    assert biased.seconds.elementwise > plain.seconds.elementwise
+    assert biased.memory.activations > plain.memory.activations
     with pytest.raises(UserError, match=f"adapters has {pasted}, which is not linear"):
         architecture_of(config)
 

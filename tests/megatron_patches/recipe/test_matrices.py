@@ -63,10 +63,8 @@ def test_muon_takes_the_layers_matrices_and_keeps_one_momentum() -> None:
     attention = ["attention.adapters=[low_rank, short_convolution]", "attention.variant=orthogonal"]
     config = load_config("demo", [*attention, "optimizer.kind=muon"])
     rules = config.optimizer.rules
-    assert rules == (muon(5, True), ADAMW) and [one.whole_matrices for one in rules] == [
-        True,
-        False,
-    ]
+    assert rules == (muon(5, True), ADAMW)
+    assert [rule.whole_matrices for rule in rules] == [True, False]
     by_muon = {t.name.split(".", 3)[-1] for t in config.inventories[0] if rules[0].takes(t)}
     assert by_muon == {
         "self_attention.linear_qkv.value_weight",

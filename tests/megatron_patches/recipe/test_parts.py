@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_patches.recipe.parts import Storage, Tensor, Trace
+from megatron_patches.recipe.parts import Tensor
 
 ROWS = Tensor("w", (6, 4), "ordinary", cut=0, parts=(("w", 6),))
 
@@ -39,7 +39,3 @@ def test_what_trains_is_stored_and_what_is_kept_too() -> None:
         (False, True),
     ]
     assert (ROWS.span, replace(ROWS, phase=1, until=2).span) == ((0, 0), (1, 2))
-    trace = Trace(tokens=1, element=2, between=1, statistic=4, size=1, hidden=Storage("x", 8))
-    for storage in (trace.hidden, Storage("y", 2), trace.hidden):
-        trace.save(storage)
-    assert trace.saved == {"x": 8, "y": 2}
