@@ -134,14 +134,16 @@ def test_rows_that_freezing_changes_stop_the_training(
         ({"attention__variant": "monarch"}, {"structured_products"}),
         ({"attention__variant": "orthogonal"}, set()),
         ({"attention__variant": "vanilla", "optimizer__qk_clip": 1.0}, {"qk_clip"}),
+        ({"telemetry__weights_every": 2}, {"weight_norms"}),
     ],
 )
 def test_what_an_engine_has(
     changes: dict[str, object], has: set[str], context: ParallelContext
 ) -> None:
     phased = opened(context, **changes)
-    for name in ("structured_products", "qk_clip"):
-        assert (getattr(phased, name) is not None) == (name in has)
+    assert (phased.structured_products is not None) == ("structured_products" in has)
+    actions = {action.name for action in phased.actions} - {"first_update"}
+    assert actions == has - {"structured_products"}
     layers = phased.engine.module.decoder.layers
     assert ["_whole" in vars(layer) for layer in layers] == [False, False]  # none is compiled
     assert phased.audit_of_phases() is phased.audit
