@@ -41,6 +41,10 @@ from pretrain.training.update import around_update
 def train(config: Config, signals: StopSignals) -> str:
     """Train until the schedule's end or a signal; return the state that the run was left in.
 
+    Args:
+        config: Of the run.
+        signals: That ask for an early end.
+
     Raises:
         UserError, DataError, MethodError: anything the user can fix, before step 1 wherever it can
             be known then.
@@ -53,6 +57,10 @@ def train(config: Config, signals: StopSignals) -> str:
 
 def run_steps(run: Run, signals: StopSignals) -> str:
     """Run the loop, on every rank in step with the others.
+
+    Args:
+        run: The open run.
+        signals: That ask for an early end.
 
     Returns:
         The state to leave the run in, the same on every rank.
@@ -109,9 +117,14 @@ def run_steps(run: Run, signals: StopSignals) -> str:
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
-    """Make one optimizer step over one global batch, from the position before it.
+    """Make one optimizer step over one global batch.
 
     On a GPU everything is submitted first and read at the end, in one go.
+
+    Args:
+        run: The open run.
+        position: Progress before the step.
+        signals: That ask for an early end.
 
     Returns:
         The step's result, and the state that a signal to any rank asks for: all ranks stop after
@@ -167,7 +180,12 @@ def accumulate_gradients(
     """Run forward and backward over this rank's micro batches.
 
     The loss is the mean over the predictions of the global batch that count; terms that the model
-    adds to it are kept apart. The batch is ids, `[micro batches, samples, sequence + 1]`.
+    adds to it are kept apart.
+
+    Args:
+        run: The open run.
+        batch: Ids, `[micro batches, samples, sequence + 1]`.
+        step: Its number.
 
     Returns:
         This rank's parts of the loss and of each term, on the device, for `StepSums`.

@@ -137,6 +137,10 @@ class AfterUpdate:
 def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[str, float]]:
     """Let those of the actions that are due act around the update within (collective).
 
+    Args:
+        actions: In their order.
+        step: The number of the step.
+
     Yields:
         {tag: value} of what they measure, filled at the end.
     """
@@ -152,7 +156,13 @@ def around_update(actions: Sequence[AfterUpdate], step: int) -> Iterator[dict[st
 def actions_after_update(
     engine: Any, config: Config, context: ParallelContext
 ) -> tuple[AfterUpdate, ...]:
-    """Return what a run does after the updates of a deepspeed.DeepSpeedEngine, in its order."""
+    """Return what a run does after the updates of an engine, in its order.
+
+    Args:
+        engine: A deepspeed.DeepSpeedEngine.
+        config: Of the run.
+        context: This rank's place in the layout.
+    """
     actions: list[AfterUpdate] = []
     if config.optimizer.qk_clip is not None:
         actions.append(QueryKeyClip(engine, config, context))
