@@ -343,11 +343,8 @@ APART = {
     "pretrain/doctor/collectives.py": "the only checks that need process groups",
     "pretrain/doctor/report.py": "the form of the JSON, which job scripts read",
     "pretrain/export/agreement.py": "an export that is shown to agree with its model",
-    "pretrain/training/qk_clip.py": "a correction of the update that few runs ask for",
     "pretrain/training/state_transfer.py": "what passes from the engine of one phase to the next",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the package wandb",
-    "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",
-    "pretrain/training/update.py": "the decision to leave an update out, for the loop to ask",
 }
 """{a small module that one other of its folder imports: why it is one of its own}"""
 

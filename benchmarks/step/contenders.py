@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +22,7 @@ from pretrain.model.build import token_losses
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.phase_engine import PhasedEngine
+from pretrain.training.update import around_update
 
 HEAD_DIM = 64
 COMPILED, SHARDED = "plain compiled", "plain sharded"
@@ -137,7 +137,7 @@ class Ours:
         self.engine.backward(loss)
 
     def update(self) -> None:
-        with self.trainer.qk_clip or nullcontext():
+        with around_update(self.trainer.actions, step=1):
             self.engine.step()
 
 

@@ -18,7 +18,6 @@ from pretrain.telemetry.records import (
     RunFacts,
     SaveSeconds,
     StepRecord,
-    WeightNorms,
 )
 
 
@@ -43,7 +42,7 @@ def step_metrics(
         tags.LOSS_VARIANCE.tag: loss_variance,
         tags.SKIPPED_STEPS.tag: record.position.skipped_steps,
         **attention_metrics(record.attention),
-        **weight_metrics(result.weights),
+        **result.measured,
         **throughput_metrics(facts, step_tokens, seconds.step),
         tags.STEP_SECONDS.tag: seconds.step,
         tags.DATA_SECONDS.tag: seconds.data,
@@ -65,20 +64,6 @@ def attention_metrics(layers: Sequence[AttentionScores]) -> dict[str, float]:
         if layer.largest is not None:
             metrics[tags.LARGEST_SCORE.of(name)] = layer.largest
     return metrics
-
-
-def weight_metrics(norms: WeightNorms | None) -> dict[str, float]:
-    """Return norms of weights, of their updates and of chosen matrices; none if not measured."""
-    if norms is None:
-        return {}
-    families = {
-        tags.WEIGHT_NORM: norms.weights,
-        tags.UPDATE_NORM: norms.updates,
-        tags.SPECTRAL_NORM: norms.spectral,
-    }
-    return {
-        family.of(name): value for family, own in families.items() for name, value in own.items()
-    }
 
 
 def save_metrics(written: SaveSeconds | None) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pretrain.runs.position import Position
 
@@ -22,21 +22,6 @@ class StepSeconds:
 
 
 @dataclass(frozen=True)
-class WeightNorms:
-    """Frobenius norms over the whole model, and spectral norms, after an update.
-
-    Attributes:
-        weights: {name of a weight without the number of its layer: norm over all layers}.
-        updates: the same of the change that the step's update made.
-        spectral: {name of a matrix: largest singular value}.
-    """
-
-    weights: Mapping[str, float]
-    updates: Mapping[str, float]
-    spectral: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class StepResult:
     """The result of one optimizer step, equal on every rank except for the seconds.
 
@@ -45,7 +30,7 @@ class StepResult:
 
     Attributes:
         updated: the weights moved.
-        weights: norms of weights, where telemetry.weights_every asks for them.
+        measured: {tag: value} of what was measured around the update (`training.update`).
     """
 
     loss: float
@@ -54,7 +39,7 @@ class StepResult:
     learning_rate: float
     seconds: StepSeconds
     updated: bool = True
-    weights: WeightNorms | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

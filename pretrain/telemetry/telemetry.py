@@ -156,7 +156,7 @@ class Telemetry:
             or record.seconds_stall is not None
             or not record.result.updated
             or bool(record.attention)
-            or record.result.weights is not None
+            or bool(record.result.measured)
         )
 
     def _say_what_is_missing(self, metrics: Path, resume_step: int) -> None:

@@ -11,12 +11,10 @@ muon            Muon for the matrices of the layers, AdamW for the rest
 ownership       which rank orthogonalises which matrix, and what ranks send each other for it
 orthogonalise   Newton-Schulz iterations, and copies between flat tensors and stacks of matrices
 reduction       gradients summed over data-parallel ranks during the backward pass
-update          the update of the weights, made only from good numbers
+update          the update of the weights, made only from good numbers, and what is done after it
 stability       stop of a run whose numbers stay bad; known good checkpoints
-step_clock      times of the parts of a step
+step_numbers    sums over ranks, and seconds of the parts of a step
 state_transfer  optimizer state and weights from one engine to the next
 held_out        loss on held-out text
-qk_clip         rows of queries and keys scaled down where scores were too large
-weight_norms    norms of weights and of their updates
 prompts         continuations of a few prompts
 """

@@ -12,11 +12,8 @@ bad. A checkpoint is copied between two steps and written behind those that foll
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.schedule import learning_rate
@@ -33,26 +30,20 @@ from pretrain.telemetry.records import (
     Sample,
     StepRecord,
     StepResult,
-    StepSeconds,
 )
 from pretrain.training.engine import set_learning_rate
-from pretrain.training.held_out import attention_scores, held_out_losses
 from pretrain.training.open_run import Run, open_run
-from pretrain.training.prompts import continue_prompts
 from pretrain.training.stability import require_good_step, require_good_weights
-from pretrain.training.step_clock import StepClock
-from pretrain.training.weight_norms import WeightsBefore
+from pretrain.training.step_numbers import Flags, StepClock, StepSums
+from pretrain.training.update import around_update
 
 
 def train(config: Config, signals: StopSignals) -> str:
-    """Train until the schedule's end or a signal.
+    """Train until the schedule's end or a signal; return the state that the run was left in.
 
     Args:
-        config: of the run.
-        signals: that ask for an early end.
-
-    Returns:
-        The state that the run was left in.
+        config: Of the run.
+        signals: That ask for an early end.
 
     Raises:
         UserError, DataError, MethodError: anything the user can fix, before step 1 wherever it can
@@ -68,8 +59,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     """Run the loop, on every rank in step with the others.
 
     Args:
-        run: as `open_run` yields it.
-        signals: that ask for an early end.
+        run: The open run.
+        signals: That ask for an early end.
 
     Returns:
         The state to leave the run in, the same on every rank.
@@ -97,7 +88,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         validation: HeldOutLosses | None = None
         samples: tuple[Sample, ...] = ()
         if state == FINISHED or _due(position.step, config.data.validate_every):
-            validation, samples = validate(run, position.step)
+            validation, samples = run.validate(position.step)
         stall = None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
@@ -106,8 +97,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             stall = time.perf_counter() - started
         attention: tuple[AttentionScores, ...] = ()
         if _due(position.step, config.telemetry.attention_every):
-            run.watch.at(f"the attention after step {position.step}")
-            attention = attention_scores(run.engine, run.data, run.context)
+            attention = run.observe_attention(position.step)
         record = StepRecord(
             position,
             result,
@@ -126,82 +116,62 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     return FINISHED
 
 
-def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
-    """Return held-out losses and the prompts' continuations, which leave no trace in the training.
-
-    Args:
-        run: that trains.
-        step: the last one that was trained.
-    """
-    run.watch.at(f"the validation after step {step}")
-    losses = held_out_losses(run.engine, run.data, run.config.data.micro_batch_size, run.context)
-    if run.prompts is None:
-        return losses, ()
-    run.watch.at(f"the samples after step {step}")
-    samples = continue_prompts(
-        run.engine, run.prompts, run.config, boundary=run.data.boundary, context=run.context
-    )
-    return losses, samples
-
-
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
     """Make one optimizer step over one global batch.
 
     On a GPU everything is submitted first and read at the end, in one go.
 
     Args:
-        run: that trains.
-        position: progress before the step.
-        signals: that ask for an early end.
+        run: The open run.
+        position: Progress before the step.
+        signals: That ask for an early end.
 
     Returns:
-        The step's result, and the state that a signal asks for.
+        The step's result, and the state that a signal to any rank asks for: all ranks stop after
+        the same step.
+
+    Raises:
+        UserError: On every rank, if one of them cannot go on.
     """
-    config, device = run.config, run.context.device
-    step = position.step + 1
+    config, step = run.config, position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
     rate *= run.phased.phase.learning_rate_factor
     set_learning_rate(run.engine, rate)
-    clock = StepClock(device)
-    clock.mark()
+    clock = StepClock(run.context.device)
+    clock.begin("data")
     run.watch.at(f"step {step}, reading its batch")
     batch = run.batches.at(position.consumed_samples)
-    clock.mark()
+    clock.begin("forward and backward")
     run.watch.at(f"step {step}, forward and backward")
     loss, auxiliary = accumulate_gradients(run, batch, step)
-    clock.mark()
+    clock.begin("sums")
     run.watch.at(f"step {step}, its loss over all ranks")
-    flags = [signals.stop, signals.continue_later, run.has_error()]
-    sums = _sum_over_ranks(flags, [loss, *auxiliary.values()])
-    clock.mark()
+    flags = Flags(signals.stop, signals.continue_later, run.has_error())
+    sums = StepSums(flags, loss, auxiliary, run.context)
+    clock.begin("update")
     run.watch.at(f"step {step}, its update")
     factor = config.stability.spike_factor
-    mean_loss = sums[len(flags)] / run.context.world_size
-    good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
-    measured = _due(step, config.telemetry.weights_every)
-    before = WeightsBefore.of(run.engine) if measured else None
-    with run.phased.qk_clip or nullcontext():
+    good = sums.are_good(largest_loss=position.usual_loss.limit(factor))
+    with around_update(run.phased.actions, step) as measured:
         update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
-    weights = None
-    if before is not None:
-        patterns = config.telemetry.spectral_norms
-        weights = before.norms(run.engine.module.inventory, patterns, run.context)
-        del before
-    clock.mark()
+    clock.begin("next data")
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
-    clock.mark()
-    made, norm, *totals = torch.cat(
-        [torch.stack([update.made, update.gradient_norm]), sums]
-    ).tolist()
-    loss_total, asked, terms = _over_ranks(run, totals, auxiliary)
-    in_data, in_passes, in_sums, in_update, in_reading = clock.seconds()
-    in_step = in_data + in_passes + in_sums + in_update + in_reading
-    seconds = StepSeconds(in_step, in_data + in_reading, in_passes, in_update)
+    clock.end()
+    totals = sums.read(update)
+    if totals.asked.error:
+        run.give_up()
     result = StepResult(
-        loss_total, terms, norm, rate, seconds=seconds, updated=bool(made), weights=weights
+        totals.loss,
+        totals.terms,
+        totals.gradient_norm,
+        rate,
+        seconds=clock.seconds(),
+        updated=totals.updated,
+        measured=measured,
     )
-    return result, asked
+    asked = totals.asked
+    return result, STOPPED if asked.stop else CONTINUE if asked.continue_later else None
 
 
 def accumulate_gradients(
@@ -213,12 +183,12 @@ def accumulate_gradients(
     adds to it are kept apart.
 
     Args:
-        run: that trains.
-        batch: ids, `[micro batches, samples, sequence + 1]`.
-        step: the number of the step.
+        run: The open run.
+        batch: Ids, `[micro batches, samples, sequence + 1]`.
+        step: Its number.
 
     Returns:
-        This rank's parts of the loss and of each term, on the device, for `_sum_over_ranks`.
+        This rank's parts of the loss and of each term, on the device, for `StepSums`.
     """
     context, engine = run.context, run.engine
     micro_batches = len(batch)
@@ -257,36 +227,6 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
         return run.config.tokens_per_step  # known without asking the other ranks
     total = agree([float(count_predictions(batch, run.data.boundary))], run.context.device)[0]
     return max(1.0, total / run.context.tensor_parallel_size)
-
-
-def _sum_over_ranks(flags: Sequence[bool], numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum flags, known on the host, and numbers over all ranks (one small all-reduce)."""
-    on_device = torch.stack([number.double() for number in numbers])
-    raised = torch.tensor(flags, dtype=torch.float64)
-    if on_device.is_cuda:
-        raised = raised.pin_memory().to(on_device.device, non_blocking=True)
-    sums = torch.cat([raised, on_device])
-    dist.all_reduce(sums)
-    return sums
-
-
-def _over_ranks(
-    run: Run, sums: Sequence[float], auxiliary: Mapping[str, torch.Tensor]
-) -> tuple[float, str | None, dict[str, float]]:
-    """Read loss, the state that a signal to any rank asks for, and the terms off `_sum_over_ranks`.
-
-    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part. Raises
-    UserError: on every rank, if one of them cannot go on.
-    """
-    stop, continue_later, error, loss, *terms = sums
-    if error > 0:
-        run.give_up()
-    asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
-    named = {
-        name: total / run.context.data_parallel_size
-        for name, total in zip(auxiliary, terms, strict=True)
-    }
-    return loss / run.context.world_size, asked, named
 
 
 def _due(step: int, every: int) -> bool:

@@ -40,10 +40,11 @@ from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
 from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
 from pretrain.telemetry.profile import StepProfile
-from pretrain.telemetry.records import StepRecord
+from pretrain.telemetry.records import AttentionScores, HeldOutLosses, Sample, StepRecord
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.held_out import held_out_losses
+from pretrain.training.held_out import attention_scores, held_out_losses
 from pretrain.training.phase_engine import PhasedEngine
+from pretrain.training.prompts import continue_prompts
 from pretrain.training.run_files import (
     close_run_files,
     open_run_files,
@@ -114,7 +115,7 @@ class Run:
         return sum(loss for loss, _ in losses) / max(1, sum(count for _, count in losses))
 
     def note_update(self) -> None:
-        """Write into audit.json what the first update did, once it was made (collective)."""
+        """Write into audit.json what is to be said of an update that was made (collective)."""
         if self.phased.note_update() and self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
                 write_audit(self.config.run_directory, self.phased)
@@ -130,6 +131,32 @@ class Run:
         note = self.checkpoints.save(self.engine, position, in_background)
         if note is not None:
             self.say(note)
+
+    def validate(self, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
+        """Return held-out losses and the prompts' continuations, which leave the training alone.
+
+        Args:
+            step: The last one that was trained.
+        """
+        self.watch.at(f"the validation after step {step}")
+        micro_batch_size = self.config.data.micro_batch_size
+        losses = held_out_losses(self.engine, self.data, micro_batch_size, self.context)
+        if self.prompts is None:
+            return losses, ()
+        self.watch.at(f"the samples after step {step}")
+        samples = continue_prompts(
+            self.engine,
+            self.prompts,
+            self.config,
+            boundary=self.data.boundary,
+            context=self.context,
+        )
+        return losses, samples
+
+    def observe_attention(self, step: int) -> tuple[AttentionScores, ...]:
+        """Return each layer's attention on a held-out sample, after a step."""
+        self.watch.at(f"the attention after step {step}")
+        return attention_scores(self.engine, self.data, self.context)
 
     def record(self, record: StepRecord, durable: bool = False) -> None:
         """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.

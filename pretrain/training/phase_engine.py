@@ -27,10 +27,9 @@ from pretrain.model.build import build_model, compile_layers
 from pretrain.ranks.groups import ParallelContext, together
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
-from pretrain.training.qk_clip import QueryKeyClip
 from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
-from pretrain.training.update import GuardedUpdate
+from pretrain.training.update import AfterUpdate, GuardedUpdate, actions_after_update
 
 ORTHONORMAL = "orthonormal"
 """Entry of the audit: the held-out losses before and after rows were made orthonormal."""
@@ -43,7 +42,7 @@ class PhasedEngine:
 
     `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
     checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine;
-    another one after `enter` has answered True. `qk_clip`: None where it is not asked for.
+    another one after `enter` has answered True. `actions`: what is done after its updates.
 
     Raises MethodError: ZeRO holds a frozen weight, or freezing moved one; UserError: on every rank,
     if the checkpoint is damaged or of another model.
@@ -64,7 +63,7 @@ class PhasedEngine:
         self._reduction: OverlappedReduction | None
         self.audit: dict[str, Any]
         self.update: GuardedUpdate
-        self.qk_clip: QueryKeyClip | None
+        self.actions: tuple[AfterUpdate, ...]
         self._audited: list[dict[str, Any]] = []
         self._build(state)
 
@@ -129,20 +128,20 @@ class PhasedEngine:
         self.audit[ORTHONORMAL] = dict(losses)
 
     def note_update(self) -> bool:
-        """Note in the audit what the first update of the engine did, once it was made (collective).
+        """Note in the audit what is to be said of an update that was made (collective).
 
         Returns:
-            Whether the audit has changed; never, with an optimizer that has nothing to prove.
+            Whether the audit has changed.
         """
-        done = self.engine.basic_optimizer.report()
-        if done is not None:
-            self.audit["first_update"] = done
-        return done is not None
+        notes = {action.name: action.note() for action in self.actions}
+        new = {name: note for name, note in notes.items() if note is not None}
+        self.audit |= new
+        return bool(new)
 
     def close(self) -> None:
         """Release the engine, and with it the model and the process groups."""
         self.update.detach()
-        self.qk_clip = None
+        self.actions = ()
         if self._reduction is not None:
             self._reduction.detach()
             self._reduction = None
@@ -167,9 +166,7 @@ class PhasedEngine:
             with together():
                 state.give_optimizer(self.engine)
         self.update = GuardedUpdate(self.engine)
-        self.qk_clip = None
-        if self._config.optimizer.qk_clip is not None:
-            self.qk_clip = QueryKeyClip(self.engine, self._config, self._context)
+        self.actions = actions_after_update(self.engine, self._config, self._context)
 
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pretrain.plan.roofline import GPUS, find_gpu
 
 from megatron_patches.recipe.counting import forward_flops_per_token
 from pretrain.config.load import load_config

@@ -129,17 +129,18 @@ def test_rows_that_freezing_changes_stop_the_training(
 
 
 @pytest.mark.parametrize(
-    ("changes", "clips"),
+    ("changes", "has"),
     [
-        ({"attention__variant": "orthogonal"}, False),
-        ({"attention__variant": "vanilla", "optimizer__qk_clip": 1.0}, True),
+        ({"attention__variant": "orthogonal"}, set()),
+        ({"attention__variant": "vanilla", "optimizer__qk_clip": 1.0}, {"qk_clip"}),
+        ({"telemetry__weights_every": 2}, {"weight_norms"}),
     ],
 )
 def test_what_an_engine_has(
-    changes: dict[str, object], clips: bool, context: ParallelContext
+    changes: dict[str, object], has: set[str], context: ParallelContext
 ) -> None:
     phased = opened(context, **changes)
-    assert (phased.qk_clip is not None) == clips
+    assert {action.name for action in phased.actions} - {"first_update"} == has
     layers = phased.engine.module.decoder.layers
     assert ["_whole" in vars(layer) for layer in layers] == [False, False]  # none is compiled
     assert phased.audit_of_phases() is phased.audit
