@@ -82,7 +82,7 @@ def horizon_of(resolved: Resolved, tokens_per_parameter: float) -> Horizon:
     rate = float(f"{1.79 * inner**-0.713 * tokens**0.307:.2e}")
     warmup = min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
     optimizer = config.optimizer
-    rate_holds = optimizer.kind == "adamw" or optimizer.update_scale == "match_adamw"
+    rate_holds = getattr(optimizer.of_kind, "update_scale", "match_adamw") == "match_adamw"
     values = {"schedule.tokens": tokens, "schedule.warmup_steps": warmup}
     values["data.global_batch_size"] = samples
     rates = {"optimizer.learning_rate": rate} if rate_holds else {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.orthonormal import ROLES
-from megatron_patches.recipe.optimizers import Rule
+from megatron_patches.recipe.optimizers import Muon, Rule
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import is_patched, tensors
@@ -126,7 +126,8 @@ class Workload:
     @property
     def newton_schulz(self) -> str:
         """Return the type of Muon's products."""
-        chosen = self.optimizer.newton_schulz_dtype
+        of_kind = self.optimizer.of_kind
+        chosen = of_kind.newton_schulz_dtype if isinstance(of_kind, Muon) else "auto"
         return chosen if chosen != "auto" else "bf16" if self.on_cuda else "fp32"
 
     @property
