@@ -15,7 +15,7 @@ from pretrain.config.types import Betas, DecayFactors, Int, RateFactors, Section
 _SectionType = TypeVar("_SectionType", bound=type[Section])
 
 
-def _section_of(kind: type[Kind]) -> type[Section]:
+def _section_of(name: str, kind: type[Kind]) -> type[Section]:
     """Return the section of a kind's own settings, which are the fields of its declaration."""
     types = get_type_hints(kind)
     keys: dict[str, Any] = {}
@@ -26,7 +26,7 @@ def _section_of(kind: type[Kind]) -> type[Section]:
     return create_model(
         f"{kind.__name__}Section",
         __base__=Section,
-        __doc__=f"Settings that have an effect with this `optimizer.kind`: {kind.meaning}.",
+        __doc__=f"Settings of `optimizer.kind={name}` alone: {kind.meaning}.",
         __module__=__name__,
         **keys,
     )
@@ -43,7 +43,7 @@ def _with_kinds(section: _SectionType) -> _SectionType:
     }
     for name, kind in KINDS.items():
         if fields(kind):
-            inner = _section_of(kind)
+            inner = _section_of(name, kind)
             keys[name] = (inner, Field(default=inner()))
     with_kinds: Any = create_model(
         section.__name__, __base__=section, __module__=section.__module__, **keys
