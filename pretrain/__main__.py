@@ -70,7 +70,7 @@ def _written_as_setting(option: str) -> str:
     from pretrain.config.keys import KEYS
 
     name = option.strip("-").replace("-", "_")
-    alike = [key for key in KEYS if key.split(".")[1] == name]
+    alike = [key for key in KEYS if key.rpartition(".")[2] == name]
     keys = alike or [key for key in KEYS if name in key]
     such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
     return f"Settings have no dashes: {such}"

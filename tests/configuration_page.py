@@ -57,14 +57,15 @@ def configuration_page() -> str:
 def _section(name: str) -> Iterator[str]:
     """Yield a section's lines: what most keys do at a resume stands above the table."""
     section = SECTIONS[name]
-    effects = {key: _at_a_resume(KEYS[f"{name}.{key}"]) for key in section.model_fields}
+    keys = {key: field for key, field in section.model_fields.items() if f"{name}.{key}" in KEYS}
+    effects = {key: _at_a_resume(KEYS[f"{name}.{key}"]) for key in keys}
     usual = Counter(effects.values()).most_common(1)[0][0]
     about = (inspect.getdoc(section) or "").partition("\n")[0]
     rest = ", unless the row says otherwise" if len(set(effects.values())) > 1 else ""
     yield from (f"## {name}", "", about, f"At a resume: {usual}{rest}.", "")
     yield from _table(COLUMNS)
     entries = []
-    for key, field in section.model_fields.items():
+    for key, field in keys.items():
         value, meaning = _described(field)
         if effects[key] != usual:
             meaning += f" *Resume: {effects[key]}.*"

@@ -16,10 +16,10 @@ import typer
 import data_pipeline.__main__
 import megatron_patches.__main__
 import pretrain.__main__
+from pretrain.config.keys import SECTIONS as CONFIG_SECTIONS
 from pretrain.config.load import load_config
 from pretrain.config.removed import REMOVED_KEYS
 from pretrain.config.sources import parse_overrides
-from pretrain.config.tree import Config
 from pretrain.sweep.grid import read_grid
 from pretrain.sweep.plan import plan_sweep
 from tests.ranks import ROOT
@@ -49,7 +49,7 @@ SHIPPED = {path.stem for path in (ROOT / "pretrain/configs").glob("*.yaml")}
 DRAW = runpy.run_path(str(ROOT / "docs/figures/draw.py"))
 BUILD = runpy.run_path(str(ROOT / "docs/site/build.py"))
 
-SECTIONS = {name: {*field.annotation.model_fields} for name, field in Config.model_fields.items()}
+SECTIONS = {name: {*section.model_fields} for name, section in CONFIG_SECTIONS.items()}
 SECTIONS["checkpoint"] |= {"load_universal"}  # a key of DeepSpeed's section of the same name
 FILE_ENDINGS = {"json", "yaml", "md", "py", "safetensors"}  # data.json is a file
 

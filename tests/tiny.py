@@ -32,7 +32,7 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
         "precision__dtype": "fp32",
         **changes,
     }
-    return [f"{key.replace('__', '.', 1)}={value}" for key, value in values.items()]
+    return [f"{key.replace('__', '.')}={value}" for key, value in values.items()]
 
 
 def with_sections(config: Config, **sections: Section) -> Config:

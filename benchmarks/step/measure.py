@@ -17,7 +17,7 @@ GPUs also peak memory and MFU. fp32 on the CPU, bf16 on GPUs.
 --recipe modern gives RMSNorm, SwiGLU, norms of queries and keys and untied embeddings to all, the
 peer too; modern_muon gives Muon as well. The peer's is torch.optim.Muon, which takes whole matrices
 of queries and keys where ours takes heads, and is in bf16 on any device (ours there: --settings
-optimizer.newton_schulz_dtype=bf16).
+optimizer.muon.newton_schulz_dtype=bf16).
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little;
 --clock wall is for an idle machine, and for several ranks, who wait for each other.

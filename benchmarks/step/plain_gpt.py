@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from megatron_patches.engine.freeze import parameter_groups
+from megatron_patches.recipe.optimizers import Muon
 from pretrain.config.tree import Config
 
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
@@ -149,7 +150,8 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
     rate, decay = settings.learning_rate, settings.weight_decay
     groups = parameter_groups(model, decay)
     matrices: list[torch.Tensor] = []
-    if settings.kind == "muon":
+    of_kind = settings.of_kind
+    if isinstance(of_kind, Muon):
         named = {name: one for name, one in model.named_parameters() if "blocks." in name}
         matrices = [one for one in named.values() if one.ndim == 2]
         own = {id(one) for one in matrices}
@@ -157,16 +159,16 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
             group["params"] = [one for one in group["params"] if id(one) not in own]
     adamw: dict[str, Any] = {"lr": rate, "betas": settings.betas, "eps": settings.eps}
     made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
-    if matrices:
+    if isinstance(of_kind, Muon):
         made.append(
             torch.optim.Muon(
                 matrices,
                 lr=rate,
                 weight_decay=decay,
-                momentum=settings.momentum,
-                nesterov=settings.nesterov,
-                ns_steps=settings.newton_schulz_steps,
-                adjust_lr_fn=SCALES[settings.update_scale],
+                momentum=of_kind.momentum,
+                nesterov=of_kind.nesterov,
+                ns_steps=of_kind.newton_schulz_steps,
+                adjust_lr_fn=SCALES[of_kind.update_scale],
             )
         )
     return made

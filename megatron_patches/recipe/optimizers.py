@@ -1,4 +1,4 @@
-"""Rules by which an optimizer updates tensors: what a rule keeps, moves and computes. No torch.
+"""Rules by which an optimizer updates tensors, and the kinds of optimizers made of them. No torch.
 
 This is the only place that states what an optimizer keeps of a parameter. Checkpoints, the audit,
 `plan`, the choice of the ZeRO stage and the formulas of `compare` are sums over the tensors of the
@@ -8,9 +8,10 @@ inventory, each by its rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from typing import Any, ClassVar, Literal
 
 from megatron_patches.recipe.matrices import has_matrices, stacks
 from megatron_patches.recipe.parts import FP32, Tensor
@@ -97,6 +98,100 @@ def newton_schulz_flops(tensor: Tensor, steps: int) -> int:
         steps: iterations.
     """
     return sum(stack.flops(steps) for stack in stacks(tensor))
+
+
+def kind_setting(default: Any, meaning: str, **limits: float) -> Any:
+    """Declare a setting of a kind's own, which has the type of its annotation.
+
+    Args:
+        default: its value unless set.
+        meaning: what `show` prints.
+        limits: `ge`, `gt`, `le`, `lt` of its values.
+    """
+    return field(default=default, metadata={"meaning": meaning, "limits": limits})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of optimizer; the fields are settings of its own, the keys of `optimizer.KIND`.
+
+    Attributes:
+        meaning: what updates what, as a clause.
+    """
+
+    meaning: ClassVar[str]
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules, in the order in which they choose their tensors."""
+        raise NotImplementedError
+
+    def rate(self, tensor: Tensor) -> float | None:
+        """Return the peak learning rate of a tensor; None: `optimizer.learning_rate`."""
+        return None
+
+
+class AdamW(Kind):
+    """AdamW for every weight."""
+
+    meaning = "every weight by AdamW"
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return AdamW's rule."""
+        return (ADAMW,)
+
+
+@dataclass(frozen=True)
+class Muon(Kind):
+    """Muon for the matrices of the layers, AdamW for the rest."""
+
+    meaning = "the matrices of the layers by Muon, the rest by AdamW"
+
+    embedding_learning_rate: float | None = kind_setting(
+        None, "Peak learning rate of embeddings; unset: optimizer.learning_rate.", gt=0
+    )
+    output_learning_rate: float | None = kind_setting(
+        None, "Peak learning rate of an untied output layer; unset: optimizer.learning_rate.", gt=0
+    )
+    vector_learning_rate: float | None = kind_setting(
+        None,
+        "Peak learning rate of all else that AdamW updates, norms and adapters; unset: "
+        "optimizer.learning_rate.",
+        gt=0,
+    )
+    momentum: float = kind_setting(0.95, "Decay rate of the momentum.", ge=0, lt=1)
+    nesterov: bool = kind_setting(True, "Look one gradient ahead of the momentum.")
+    newton_schulz_steps: int = kind_setting(
+        5, "Newton-Schulz iterations of an update.", ge=1, le=99
+    )
+    newton_schulz_dtype: Literal["auto", "fp32", "bf16"] = kind_setting(
+        "auto", "Type of the Newton-Schulz iterations; auto: fp32 on the CPU, bf16 on GPUs."
+    )
+    update_scale: Literal["match_adamw", "spectral"] = kind_setting(
+        "match_adamw",
+        "Factor of a matrix [out, in]; match_adamw: 0.2 sqrt(max(out, in)), for rates of AdamW; "
+        "spectral: sqrt(max(1, out / in)).",
+    )
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return Muon's rule and AdamW's."""
+        return (muon(self.newton_schulz_steps, self.update_scale == "match_adamw"), ADAMW)
+
+    def rate(self, tensor: Tensor) -> float | None:
+        """Return the rate of what Muon does not update, by what it is."""
+        if has_matrices(tensor):
+            return None
+        outside = {
+            "embedding": self.embedding_learning_rate,
+            "output_layer": self.output_learning_rate,
+        }
+        return outside.get(tensor.name.partition(".")[0], self.vector_learning_rate)
+
+
+KINDS: Mapping[str, type[Kind]] = {"adamw": AdamW, "muon": Muon}
+"""{value of `optimizer.kind`: its declaration}"""
 
 
 def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.keys import KEYS, effective_changes
+from pretrain.config.removed import present_key
 from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -56,7 +57,8 @@ def _check_keys(values: Mapping[str, Mapping[str, Any]], trunk: RunDirectory) ->
             raise UserError(
                 f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out"
             )
-    for key, _, last in earlier_settings(_facts(trunk.environment)):
+    for recorded, _, last in earlier_settings(_facts(trunk.environment)):
+        key = present_key(recorded)
         if key in KEYS and KEYS[key].trunk:
             raise UserError(
                 f"{place}: {key} changed at step {last + 1}; branch from a run that kept it"

@@ -20,7 +20,7 @@ from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
-from pretrain.config.keys import KEYS, Change
+from pretrain.config.keys import KEYS, Change, by_section
 from pretrain.config.model import ModelSection
 from pretrain.config.removed import removed_sentence
 from pretrain.config.resolved import Layout
@@ -61,7 +61,7 @@ def run_identity(config: Config, blend: Blend) -> dict[str, Any]:
     recipe = config.recipe
     keys = {
         f"{section}.{key}": value
-        for section, values in config.values.items()
+        for section, values in by_section(config.values).items()
         for key, value in values.items()
         if KEYS[f"{section}.{key}"].identity
     }

@@ -10,6 +10,7 @@ from megatron_patches.recipe.block import MLPS
 from megatron_patches.recipe.parts import ModelShape
 from pretrain.config.keys import KEYS
 from pretrain.config.model import ModelSection
+from pretrain.config.removed import present_key
 from pretrain.config.types import setting_of
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
@@ -237,7 +238,8 @@ def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one sentence for each setting that runs had otherwise before they were resumed."""
     places: dict[str, list[str]] = {}
     for run in runs:
-        for key, was, step in run.earlier_settings:
+        for recorded, was, step in run.earlier_settings:
+            key = present_key(recorded)
             if key in KEYS and KEYS[key].method:
                 place = f"{setting_text(was)} in {run.name} up to step {step}"
                 places.setdefault(key, []).append(place)

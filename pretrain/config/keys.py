@@ -4,29 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from pydantic.fields import FieldInfo
+
+from pretrain.config.removed import FORMER_KEYS
 from pretrain.config.tree import Config
 from pretrain.config.types import OnResume, Section, Setting, setting_of
 
-SECTIONS: dict[str, type[Section]] = {
-    name: cast("type[Section]", Config.model_fields[name].annotation)
-    for name in Config.model_fields
-}
-KEYS: dict[str, Setting] = {
-    f"{name}.{key}": setting_of(field)
+
+def _sections(parent: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Yield the sections of a section by name, each before those that are within it."""
+    for key, field in parent.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield f"{prefix}{key}", field.annotation
+            yield from _sections(field.annotation, f"{prefix}{key}.")
+
+
+SECTIONS: dict[str, type[Section]] = dict(_sections(Config))
+"""{name: section} in the order of the tree; one within another is `optimizer.muon`."""
+FIELDS: dict[str, FieldInfo] = {
+    f"{name}.{key}": field
     for name, section in SECTIONS.items()
     for key, field in section.model_fields.items()
+    if f"{name}.{key}" not in SECTIONS
 }
+"""{section.key: its declaration}"""
+KEYS: dict[str, Setting] = {name: setting_of(field) for name, field in FIELDS.items()}
 """{section.key: its record} in the order of the tree. A list of keys is a comprehension over this.
 """
 DEFAULTS: dict[str, Any] = {
-    f"{name}.{key}": field.get_default(call_default_factory=True)
-    for name, section in SECTIONS.items()
-    for key, field in section.model_fields.items()
+    name: field.get_default(call_default_factory=True)
+    for name, field in FIELDS.items()
     if not field.is_required()
 }
 """{section.key: its default} of the keys that have one."""
+
+
+def by_section(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {name as in SECTIONS: its keys} of a configuration's plain values.
+
+    Args:
+        content: as config.yaml holds it; of an earlier version, its keys get their present names.
+    """
+    flat: dict[str, Any] = {}
+    for name, keys in content.items():
+        if not isinstance(keys, Mapping):
+            flat[name] = keys
+            continue
+        flat.setdefault(name, {})
+        for key, value in keys.items():
+            path = FORMER_KEYS.get(f"{name}.{key}", f"{name}.{key}")
+            if path in SECTIONS:
+                flat[path] = flat.get(path, {}) | value if isinstance(value, Mapping) else value
+            else:
+                section, _, last = path.rpartition(".")
+                flat.setdefault(section, {})[last] = value
+    return flat
 
 
 @dataclass(frozen=True)
@@ -51,8 +85,9 @@ def effective_changes(
             there, because an older version wrote the file, count as unchanged.
         now: `Config.values` of this run.
     """
-    for section, values in now.items():
-        had = before.get(section, {})
+    earlier = by_section(before)
+    for section, values in by_section(now).items():
+        had = earlier.get(section, {})
         for key, value in values.items():
             was = had.get(key, value) if isinstance(had, Mapping) else value
             if was != value and KEYS[f"{section}.{key}"].on_resume is OnResume.EFFECTIVE:
@@ -70,10 +105,10 @@ def missing_settings(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """
     missing = []
     sections = Config.model_fields
-    for name, section in SECTIONS.items():
+    for name in sections:
         if name not in before and (sections[name].is_required() or name == "deepspeed"):
             missing.append(name)
-        for key, field in section.model_fields.items():
+        for key, field in SECTIONS[name].model_fields.items():
             if name in before and field.is_required() and key not in before[name]:
                 missing.append(f"{name}.{key}")
     return missing

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from data_pipeline.io.files import utf8
 from megatron_patches.errors import MethodError
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
-from pretrain.config.keys import KEYS, SECTIONS
+from pretrain.config.keys import KEYS, SECTIONS, by_section
 from pretrain.config.refusals import check_tree
-from pretrain.config.removed import REMOVED_KEYS, removed_sentence
+from pretrain.config.removed import FORMER_KEYS, REMOVED_KEYS, removed_sentence
 from pretrain.config.sources import (
     OVERRIDE,
     Draft,
@@ -92,6 +92,7 @@ def config_from_draft(draft: Draft) -> Config:
         UserError: as `load_config`.
     """
     _read_unfreeze(draft)
+    _read_muon_keys(draft)
     _refuse_removed(draft)
     _refuse_unknown_keys(draft)
     _unset_excluded(draft)
@@ -132,6 +133,35 @@ def _read_unfreeze(draft: Draft) -> None:
     for path in [path for path in draft.origins if path[:2] == (name, former)]:
         phases = (name, "phases", *path[2:])
         draft.origins[phases] = draft.origins.pop(path)
+
+
+def _read_muon_keys(draft: Draft) -> None:
+    """Read keys that a run of an earlier version has in `optimizer` as those of optimizer.muon.
+
+    Such a run's config.yaml spells out all of them, whatever its kind; nothing else does.
+
+    Raises:
+        UserError: there are some of them, or an override has one.
+    """
+    content = draft.values.get("optimizer")
+    if not isinstance(content, Mapping):
+        return
+    former = [key for key in content if f"optimizer.{key}" in FORMER_KEYS]
+    for key in former:
+        if len(former) < len(FORMER_KEYS) or ("optimizer", key) in draft.placed:
+            raise UserError(
+                f"{_where(draft, ('optimizer', key))}optimizer.{key} is now "
+                f"{FORMER_KEYS[f'optimizer.{key}']}; give that instead"
+            )
+        origin = draft.origins.pop(("optimizer", key), None)
+        if origin is not None:
+            draft.origins.setdefault(("optimizer", "muon", key), origin)
+    if former:
+        of_muon = {key: content[key] for key in former}
+        added = content.get("muon", {})
+        rest = {key: value for key, value in content.items() if key not in former}
+        rest["muon"] = of_muon | dict(added) if isinstance(added, Mapping) else added
+        draft.values["optimizer"] = rest
 
 
 def _refuse_removed(draft: Draft) -> None:
@@ -176,20 +206,21 @@ def _refuse_unknown_keys(draft: Draft) -> None:
         UserError: a section or key that there is not, with the nearest that there is.
     """
     keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
-    for section, content in draft.values.items():
+    for section, content in by_section(draft.values).items():
+        path = tuple(section.split("."))
         if section not in keys:
             raise UserError(
-                f"{_where(draft, (section,))}unknown section '{section}'{_nearest(section, keys)}"
+                f"{_where(draft, path)}unknown section '{section}'{_nearest(section, keys)}"
             )
         if not isinstance(content, Mapping):
             shown = "nothing" if content is None else repr(content)
             raise UserError(
-                f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}"
+                f"{_where(draft, path)}section '{section}' must hold keys, but is {shown}"
             )
         for key in content:
             if key not in keys[section]:
                 hint = _nearest_key(section, key, keys)
-                place = _where(draft, (section, key))
+                place = _where(draft, (*path, key))
                 raise UserError(f"{place}unknown key '{section}.{key}'{hint}")
 
 
@@ -254,7 +285,8 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     if isinstance(cause, ValueError):
         return f"{_where(draft, path) if path else ''}{cause}"
     # All of data.blend.0.weight, but not of optimizer.betas.1.
-    key = ".".join(path if len(path) > 3 else path[:2])
+    name = path[:3] if ".".join(path[:2]) in SECTIONS else path[:2]
+    key = ".".join(path if len(path) > 3 else name)
     if first["type"] == "missing":
         missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
         place = _where(draft, path[:2]) if len(path) > 2 else f"config {draft.source}: "

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal, TypeVar, get_type_hints
 
-from pydantic import model_validator
+from pydantic import Field, create_model, model_validator
 
-from megatron_patches.recipe.matrices import has_matrices
-from megatron_patches.recipe.optimizers import ADAMW, Rule, factor_of_name, muon
+from megatron_patches.recipe.optimizers import KINDS, Kind, Rule, factor_of_name
 from megatron_patches.recipe.parts import Tensor
 from pretrain.config.sections import EVERY_STEP, MODEL
 from pretrain.config.types import Betas, DecayFactors, Int, RateFactors, Section, setting
 
-MUON_KEYS = (
-    "embedding_learning_rate",
-    "output_learning_rate",
-    "vector_learning_rate",
-    "momentum",
-    "nesterov",
-    "newton_schulz_steps",
-    "newton_schulz_dtype",
-    "update_scale",
-)
-"""Keys of `optimizer` that have an effect with kind muon only."""
+_SectionType = TypeVar("_SectionType", bound=type[Section])
 
 
+def _section_of(name: str, kind: type[Kind]) -> type[Section]:
+    """Return the section of a kind's own settings, which are the fields of its declaration."""
+    types = get_type_hints(kind)
+    keys: dict[str, Any] = {}
+    for declared in fields(kind):
+        meaning, limits = declared.metadata["meaning"], declared.metadata["limits"]
+        written = Int if types[declared.name] is int else types[declared.name]
+        keys[declared.name] = (written, setting(declared.default, meaning, EVERY_STEP, **limits))
+    return create_model(
+        f"{kind.__name__}Section",
+        __base__=Section,
+        __doc__=f"Settings of `optimizer.kind={name}` alone: {kind.meaning}.",
+        __module__=__name__,
+        **keys,
+    )
+
+
+def _with_kinds(section: _SectionType) -> _SectionType:
+    """Return the section with `kind`, and a section within it for each kind with own settings.
+
+    A decorator, so that the type checker still sees the class that is written below.
+    """
+    meanings = "; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items())
+    keys: dict[str, Any] = {
+        "kind": (Literal[tuple(KINDS)], setting("adamw", f"{meanings}.", MODEL))
+    }
+    for name, kind in KINDS.items():
+        if fields(kind):
+            inner = _section_of(name, kind)
+            keys[name] = (inner, Field(default=inner()))
+    with_kinds: Any = create_model(
+        section.__name__, __base__=section, __module__=section.__module__, **keys
+    )
+    return with_kinds
+
+
+@_with_kinds
 class OptimizerSection(Section):
     """AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
 
-    kind: Literal["adamw", "muon"] = setting(
-        "adamw",
-        "adamw: every weight by AdamW; muon: the matrices of the layers by Muon, the rest by "
-        "AdamW.",
-        MODEL,
-    )
+    kind: str = "adamw"
     learning_rate: float = setting(
         ...,
         "Peak learning rate, reached at the end of warmup; Muon's where kind is muon.",
@@ -46,50 +68,10 @@ class OptimizerSection(Section):
         "applies; * stands for any text, as in '*_taps'.",
         EVERY_STEP,
     )
-    embedding_learning_rate: float | None = setting(
-        None,
-        "Peak learning rate of embeddings (kind muon only); unset: learning_rate.",
-        EVERY_STEP,
-        gt=0,
-    )
-    output_learning_rate: float | None = setting(
-        None,
-        "Peak learning rate of an untied output layer (kind muon only); unset: learning_rate.",
-        EVERY_STEP,
-        gt=0,
-    )
-    vector_learning_rate: float | None = setting(
-        None,
-        "Peak learning rate of all else that AdamW updates, norms and adapters (kind muon only); "
-        "unset: learning_rate.",
-        EVERY_STEP,
-        gt=0,
-    )
     betas: Betas = setting(
         (0.9, 0.98), "AdamW's decay rates of the first and second moment.", EVERY_STEP
     )
     eps: float = setting(1e-8, "AdamW's epsilon.", EVERY_STEP, gt=0)
-    momentum: float = setting(
-        0.95, "Muon's decay rate of the momentum (kind muon only).", EVERY_STEP, ge=0, lt=1
-    )
-    nesterov: bool = setting(
-        True, "Muon looks one gradient ahead of the momentum (kind muon only).", EVERY_STEP
-    )
-    newton_schulz_steps: Int = setting(
-        5, "Newton-Schulz iterations of an update (kind muon only).", EVERY_STEP, ge=1, le=99
-    )
-    newton_schulz_dtype: Literal["auto", "fp32", "bf16"] = setting(
-        "auto",
-        "Type of the Newton-Schulz iterations (kind muon only); auto: fp32 on the CPU, bf16 on "
-        "GPUs.",
-        EVERY_STEP,
-    )
-    update_scale: Literal["match_adamw", "spectral"] = setting(
-        "match_adamw",
-        "Factor of a matrix [out, in] in Muon (kind muon only); match_adamw: 0.2 sqrt(max(out, "
-        "in)), for rates of AdamW; spectral: sqrt(max(1, out / in)).",
-        EVERY_STEP,
-    )
     weight_decay: float = setting(
         0.01,
         "Decoupled weight decay of matrices and embeddings (not of norms).",
@@ -115,31 +97,28 @@ class OptimizerSection(Section):
     )
 
     @property
+    def of_kind(self) -> Kind:
+        """Return the declaration of the kind, with the settings of its own."""
+        return KINDS[self.kind](**dict(getattr(self, self.kind, {})))
+
+    @property
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the optimizer, in the order in which they choose their tensors."""
-        if self.kind != "muon":
-            return (ADAMW,)
-        return muon(self.newton_schulz_steps, self.update_scale == "match_adamw"), ADAMW
+        return self.of_kind.rules
 
     def rate_factor(self, tensor: Tensor) -> float:
         """Return the factor of a tensor's learning rate: of its kind, times that of its name."""
-        rate = None
-        if self.kind == "muon" and not has_matrices(tensor):
-            outside = {"embedding": self.embedding_learning_rate}
-            outside["output_layer"] = self.output_learning_rate
-            rate = outside.get(tensor.name.partition(".")[0], self.vector_learning_rate)
-        of_kind = 1.0 if rate is None else rate / self.learning_rate
-        return of_kind * factor_of_name(tensor.name, self.learning_rate_factors)
+        rate = self.of_kind.rate(tensor)
+        factor = 1.0 if rate is None else rate / self.learning_rate
+        return factor * factor_of_name(tensor.name, self.learning_rate_factors)
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSection:
-        if self.kind == "muon":
-            return self
-        for key in MUON_KEYS:
-            value = getattr(self, key)
-            if value != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"optimizer.{key}={value} has no effect with optimizer.kind={self.kind}; use "
-                    "kind muon"
-                )
+        for kind, declaration in KINDS.items():
+            for key, value in getattr(self, kind, ()):
+                if kind != self.kind and value != getattr(declaration, key):
+                    raise ValueError(
+                        f"optimizer.{kind}.{key}={value} has no effect with "
+                        f"optimizer.kind={self.kind}; use kind {kind}"
+                    )
         return self

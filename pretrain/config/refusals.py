@@ -16,7 +16,7 @@ from typing import Any
 from data_pipeline.errors import how_to_install
 from data_pipeline.io.forms import LARGEST
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.optimizers import factor_of_name, rule_of
+from megatron_patches.recipe.optimizers import Muon, factor_of_name, rule_of
 from megatron_patches.recipe.phases import check_phases
 from megatron_patches.recipe.tensors import is_patched
 from pretrain.config.schedule import last_stable_step
@@ -287,11 +287,14 @@ def _check_muon(config: Config) -> None:
             "of a matrix has the same size for any attention.penalty; use kind adamw, or another "
             "variant"
         )
-    if optimizer.output_learning_rate is not None and config.model.tied_embeddings:
+    of_kind = optimizer.of_kind
+    if not isinstance(of_kind, Muon) or not config.model.tied_embeddings:
+        return
+    if of_kind.output_learning_rate is not None:
         raise UserError(
-            f"optimizer.output_learning_rate={optimizer.output_learning_rate} but the output "
-            "layer has the weight of the embeddings; set optimizer.embedding_learning_rate, or "
-            "model.tied_embeddings=false"
+            f"optimizer.muon.output_learning_rate={of_kind.output_learning_rate} but the output "
+            "layer has the weight of the embeddings; set optimizer.muon.embedding_learning_rate, "
+            "or model.tied_embeddings=false"
         )
 
 

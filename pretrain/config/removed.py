@@ -1,4 +1,4 @@
-"""Settings of earlier versions that are gone, each with what to use instead.
+"""Settings of earlier versions that are gone or have another name, with what to use instead.
 
 A configuration, grid, seal or checkpoint that names one of them is refused with its sentence. A key
 whose value changed nothing is left out instead, so that runs of earlier versions are still read.
@@ -40,6 +40,27 @@ REMOVED_KEYS: Mapping[str, Removed] = {
 
 REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}
 """{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
+
+
+FORMER_KEYS: Mapping[str, str] = {
+    f"optimizer.{key}": f"optimizer.muon.{key}"
+    for key in (
+        "embedding_learning_rate",
+        "output_learning_rate",
+        "vector_learning_rate",
+        "momentum",
+        "nesterov",
+        "newton_schulz_steps",
+        "newton_schulz_dtype",
+        "update_scale",
+    )
+}
+"""{a key's name in runs of earlier versions: its name}"""
+
+
+def present_key(key: str) -> str:
+    """Return the name of a key that a run of any version has recorded."""
+    return FORMER_KEYS.get(key, key)
 
 
 def removed_sentence(key: str, value: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from shutil import get_terminal_size
 from typing import Any
 
@@ -18,6 +19,7 @@ from megatron_patches.recipe.counting import (
     model_flops_per_token,
 )
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
+from pretrain.config.keys import by_section
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.schedule import Phase, last_stable_step
 from pretrain.config.tree import Config
@@ -60,8 +62,8 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
     from others.
     """
     config, rows = loaded.config, []
-    for section, content in config.values.items():
-        given = getattr(config, section)
+    for section, content in by_section(config.values).items():
+        given: Any = reduce(getattr, section.split("."), config)
         for key, value in content.items():
             path = f"{section}.{key}"
             unset = getattr(given, key) is None

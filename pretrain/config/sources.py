@@ -267,7 +267,11 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
         place[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
         place = inner
     place[path[-1]] = value
+    for within in [known for known in draft.origins if known[: len(path)] == path]:
+        del draft.origins[within]
     draft.origins[path] = origin
+    inside = value if isinstance(value, Mapping) else {}
+    draft.origins |= {(*path, str(key)): origin for key in inside}
     draft.placed.add(path)
 
 

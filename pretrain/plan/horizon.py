@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_patches.recipe.optimizers import Muon
 from megatron_patches.recipe.tensors import tensors
 from megatron_patches.recipe.variants import ORDINARY, VARIANTS
 from pretrain.config.resolved import Resolved
@@ -136,12 +137,13 @@ def sentences(horizon: Horizon, config: Config) -> list[str]:
             "Step Law's published searches are of 215 to 1,074 M parameters and 4 to 100 B tokens: "
             "this run lies outside, so search the rate"
         )
-    optimizer = config.optimizer
-    of_muon = optimizer.kind == "muon"
+    optimizer = config.optimizer.of_kind
     if not horizon.rate_holds:
-        kind = f"Muon with update_scale {optimizer.update_scale}" if of_muon else optimizer.kind
-        lines.append(f"AdamW's rate says nothing of {kind}, so none is set")
-    elif of_muon:
+        name = config.optimizer.kind
+        if isinstance(optimizer, Muon):
+            name = f"Muon with update_scale {optimizer.update_scale}"
+        lines.append(f"AdamW's rate says nothing of {name}, so none is set")
+    elif isinstance(optimizer, Muon):
         lines.append(
             "under Muon with update_scale match_adamw AdamW's rate is where to start a search"
         )

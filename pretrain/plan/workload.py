@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_patches.recipe.optimizers import Muon
 from megatron_patches.recipe.parts import ModelShape, Tensor
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import tensors
@@ -89,7 +90,8 @@ class Workload:
     @property
     def newton_schulz(self) -> str:
         """Return the type of Muon's products."""
-        chosen = self.config.optimizer.newton_schulz_dtype
+        kind = self.config.optimizer.of_kind
+        chosen = kind.newton_schulz_dtype if isinstance(kind, Muon) else "auto"
         return "bf16" if chosen == "auto" else chosen
 
     @property

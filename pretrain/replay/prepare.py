@@ -24,6 +24,7 @@ from pretrain.checkpoint.branching import take_records
 from pretrain.config.foreign import load_foreign
 from pretrain.config.keys import KEYS
 from pretrain.config.load import load_config
+from pretrain.config.removed import present_key
 from pretrain.config.sources import override_text
 from pretrain.data.open import check_inputs
 from pretrain.errors import UserError
@@ -169,7 +170,7 @@ def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple
     since: int = segments[number].get("first_step", 1)
     for own in reversed(segments[1 : number + 1]):
         since = min(since, own["first_step"])
-        changes = [key for key in own.get("changes", {}) if key in KEYS]
+        changes = [key for key in map(present_key, own.get("changes", {})) if key in KEYS]
         changed = [key for key in changes if KEYS[key].method or KEYS[key].trunk]
         if changed:
             return since, changed
@@ -182,7 +183,8 @@ def _settings_then(
     """Return section.key=value that put back what later starts of the run have changed."""
     was: dict[str, Any] = {}
     for own in reversed(later):  # so that the earliest change wins
-        was |= {key: change["was"] for key, change in own.get("changes", {}).items() if key in KEYS}
+        changes = {present_key(key): change for key, change in own.get("changes", {}).items()}
+        was |= {key: change["was"] for key, change in changes.items() if key in KEYS}
     was |= {key: segment[name] for key, name in _OF_A_SEGMENT.items() if name in segment}
     if "zero_stage" in segment and load_config(str(run.config)).deepspeed.config == "auto":
         was["deepspeed.config"] = f"zero{segment['zero_stage']}"  # what auto chose then

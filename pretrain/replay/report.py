@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from pretrain.config.keys import KEYS
+from pretrain.config.keys import KEYS, by_section
 from pretrain.errors import UserError
 from pretrain.replay.prepare import Past, first_own_step, look_up, replayed
 from pretrain.reporting.tables import Column, Table, table_of
@@ -297,8 +297,8 @@ def _causes(*pasts: Past) -> list[str]:
     both = []
     for past in pasts:
         environment = read_facts(past.run.environment)
-        config = read_facts(past.run.config)
-        parts = {key: key.partition(".") for key in KEYS}
+        config = by_section(read_facts(past.run.config))
+        parts = {key: key.rpartition(".") for key in KEYS}
         values = {
             key: config.get(section, {}).get(name) for key, (section, _, name) in parts.items()
         }

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from data_pipeline.io.forms import parse_json
+from pretrain.config.removed import present_key
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.directory import strict_json, write_json
@@ -115,9 +116,9 @@ class Seal:
             for key in keys[:_SHOWN_KEYS]
         ]
         found += [
-            f"{key} was {_short(value)} in {run.name} up to step {step}"
+            f"{present_key(key)} was {_short(value)} in {run.name} up to step {step}"
             for key, value, step in run.earlier_settings
-            if key in was
+            if present_key(key) in was
         ][:_SHOWN_KEYS]
         first = (run.environment.get("segments") or [run.environment])[0]
         trunk = first.get("branched_from") or {}

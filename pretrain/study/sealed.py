@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pretrain.config.keys import DEFAULTS, KEYS
+from pretrain.config.keys import DEFAULTS, KEYS, by_section
+from pretrain.config.removed import present_key
 from pretrain.config.types import SEED_MAX
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
@@ -90,9 +91,12 @@ class Prediction(BaseModel):
 
 
 def _with_newer_keys(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings of designs with the defaults of keys that an older version did not have."""
+    """Return settings of designs under their present names, keys of later versions at defaults."""
     defaults = design_settings({})
-    return {design: defaults | own for design, own in settings.items()}
+    return {
+        design: defaults | {present_key(key): value for key, value in sealed.items()}
+        for design, sealed in settings.items()
+    }
 
 
 class Sealed(BaseModel):
@@ -170,7 +174,7 @@ def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     pairs = DEFAULTS | {
         f"{section}.{key}": value
-        for section, own in config.items()
+        for section, own in by_section(config).items()
         for key, value in dict(own).items()
     }
     # Through JSON, so that settings of a config compare equal to those of a seal.

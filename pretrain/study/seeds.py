@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import pretrain.study.packages  # noqa: F401
 from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.attention import named_variant
-from pretrain.config.keys import KEYS
+from pretrain.config.keys import KEYS, by_section
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 
@@ -137,7 +137,7 @@ def settings_of(run: Member) -> dict[str, Any]:
     """Return {section.key: value} of the run's config."""
     return {
         f"{section}.{key}": value
-        for section, content in run.config.items()
+        for section, content in by_section(run.config).items()
         if isinstance(content, Mapping)
         for key, value in content.items()
     }

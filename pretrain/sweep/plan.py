@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -261,13 +262,14 @@ def _compared(config: Config) -> dict[str, dict[str, Any]]:
     """
     values = config.as_dict()
     for name, record in KEYS.items():
-        section, _, key = name.partition(".")
-        value = getattr(getattr(config, section), key)
-        tells = name == "schedule.branch_from" or section == "data"
+        *sections, key = name.split(".")
+        content: dict[str, Any] = reduce(getitem, sections, values)
+        value = reduce(getattr, [*sections, key], config)
+        tells = name == "schedule.branch_from" or sections == ["data"]
         if name == "run.device" or (record.on_resume is OnResume.NO_EFFECT and not tells):
-            del values[section][key]
+            del content[key]
         elif isinstance(value, Path):
-            values[section][key] = str(value.resolve())
+            content[key] = str(value.resolve())
     for member in values["data"]["blend"] or ():
         member["directory"] = str(Path(member["directory"]).resolve())
     return values

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from pretrain.config.attention import named_variant
-from pretrain.config.keys import KEYS, SECTIONS
+from pretrain.config.keys import KEYS, SECTIONS, by_section
 from pretrain.reporting.text import setting_text
 from pretrain.runs import tags
 from pretrain.runs.curves import WARM_UP, RunCurves, read_curves
@@ -44,9 +44,10 @@ def hparams(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, HParam]:
         settings: `Config.values`.
     """
     values: dict[str, HParam] = {}
+    sections = by_section(settings)
     for name in (name for name, key in KEYS.items() if key.hparam):
-        section, _, key = name.partition(".")
-        value = settings[section][key]
+        section, _, key = name.rpartition(".")
+        value = sections[section][key]
         # The model's sizes are filled in where they were left open, and are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):

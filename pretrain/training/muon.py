@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from inspect import unwrap
 from math import sqrt
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from megatron_patches.recipe.optimizers import ADAMW, muon
+from megatron_patches.recipe.optimizers import ADAMW, Muon, muon
 from megatron_patches.recipe.parts import Tensor
 from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.optimizer import OptimizerSection
@@ -49,7 +49,7 @@ class MuonWithAdamW(FusedAdamW):
 
     def __init__(self, groups: list[dict[str, Any]], settings: OptimizerSection) -> None:
         super().__init__(groups, settings)
-        self._settings = settings
+        self._settings = cast(Muon, settings.of_kind)
         self._matrices: list[Matrix] = []
         self._exchanges: dict[int, Exchange] = {}
         self._norms: dict[int, list[torch.Tensor]] | None = {}  # of the last update, until reported

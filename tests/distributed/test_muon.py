@@ -45,7 +45,7 @@ MUON = {"optimizer__kind": "muon", "optimizer__gradient_clip": 0.0}
 def test_an_update_is_that_of_torch(
     variant: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
-    keys = {f"optimizer__{key}": value for key, value in changes.items()}
+    keys = {f"optimizer__muon__{key}": value for key, value in changes.items()}
     overrides = tiny_overrides(
         tmp_path,
         tmp_path,

@@ -39,7 +39,7 @@ ODD = {
     "schedule.warmup_steps": 1,
 }
 LEARNED = {"model.position_embedding": "learned", "model.tied_embeddings": "false"}
-MUON = {"optimizer.kind": "muon", "optimizer.vector_learning_rate": "0.01"} | LEARNED
+MUON = {"optimizer.kind": "muon", "optimizer.muon.vector_learning_rate": "0.01"} | LEARNED
 BF16_SUMS = {"precision.grad_accum_dtype": "bf16"}
 ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, dtype, TP, changes
     ("vanilla", 0, "fp32", 2, {}),

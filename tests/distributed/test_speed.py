@@ -47,7 +47,7 @@ def overrides(directory: Path, **changes: object) -> list[str]:
         # One head, since ours takes queries and keys by heads; and torch's Muon is in bf16 alone.
         (
             "modern_muon",
-            "model.num_attention_heads=1 optimizer.newton_schulz_dtype=bf16 "
+            "model.num_attention_heads=1 optimizer.muon.newton_schulz_dtype=bf16 "
             "optimizer.learning_rate=3e-3",
             5e-4,
         ),

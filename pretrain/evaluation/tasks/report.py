@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
+from pretrain.config.keys import by_section
 from pretrain.config.sources import read_yaml
 from pretrain.evaluation.tasks.harness import BOOTSTRAP, Measured
 from pretrain.evaluation.tasks.scores import TaskScores
@@ -189,7 +190,7 @@ def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
     settings = [
         {
             f"{section}.{key}": value
-            for section, content in config.items()
+            for section, content in by_section(config).items()
             for key, value in content.items()
         }
         for config in configs

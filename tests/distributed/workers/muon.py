@@ -92,15 +92,16 @@ def _matrices(name: str, tensor: Any) -> Iterator[torch.Tensor]:
 
 def _torch_muon(weights: list[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
     settings = config.optimizer
+    of_kind: Any = settings.of_kind
     scales = {"match_adamw": "match_rms_adamw", "spectral": "original"}
     return torch.optim.Muon(
         weights,
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        ns_steps=settings.newton_schulz_steps,
-        adjust_lr_fn=scales[settings.update_scale],
+        momentum=of_kind.momentum,
+        nesterov=of_kind.nesterov,
+        ns_steps=of_kind.newton_schulz_steps,
+        adjust_lr_fn=scales[of_kind.update_scale],
     )
 
 
@@ -113,19 +114,21 @@ class _Formula:
 
     @torch.no_grad()
     def step(self) -> None:
-        settings, decay = self.settings, self.settings.momentum
+        settings = self.settings
+        of_kind: Any = settings.of_kind
+        decay = of_kind.momentum
         for weight, momentum in zip(self.weights, self.momenta, strict=True):
             assert weight.grad is not None
             momentum.copy_(decay * momentum + (1 - decay) * weight.grad)
             ahead = decay * momentum + (1 - decay) * weight.grad
-            x = ahead if settings.nesterov else momentum
+            x = ahead if of_kind.nesterov else momentum
             x = x / x.norm()
-            for _ in range(settings.newton_schulz_steps):
+            for _ in range(of_kind.newton_schulz_steps):
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
             rows, columns = weight.shape
             scale = 0.2 * math.sqrt(max(rows, columns))
-            if settings.update_scale == "spectral":
+            if of_kind.update_scale == "spectral":
                 scale = math.sqrt(max(1, rows / columns))
             rate = settings.learning_rate
             weight.copy_((1 - rate * settings.weight_decay) * weight - rate * scale * x)

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from megatron_patches.recipe.policy import AXES
 from pretrain.checkpoint.identity import DATA_KEYS
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
-from pretrain.config.keys import KEYS, SECTIONS, effective_changes
+from pretrain.config.keys import FIELDS, KEYS, effective_changes
 from pretrain.config.load import load_config
 from pretrain.config.types import OnResume, Setting, setting, setting_of
 from pretrain.telemetry.hparams import hparams
@@ -18,15 +18,7 @@ from tests.configuration_page import configuration_page
 from tests.ranks import ROOT
 
 
-def declared() -> list[tuple[str, FieldInfo]]:
-    return [
-        (f"{section}.{key}", field)
-        for section, kind in SECTIONS.items()
-        for key, field in kind.model_fields.items()
-    ]
-
-
-@pytest.mark.parametrize(("key", "field"), declared())
+@pytest.mark.parametrize(("key", "field"), FIELDS.items())
 def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     record = setting_of(field)
     assert record is KEYS[key] and isinstance(record, Setting)

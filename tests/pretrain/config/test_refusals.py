@@ -247,12 +247,12 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["'*.up_key' matches no trained weight beyond those of the patterns before it"],
         ),
         (
-            ["optimizer.nesterov=false"],
-            ["optimizer.nesterov=False", "no effect", "optimizer.kind=adamw"],
+            ["optimizer.muon.nesterov=false"],
+            ["optimizer.muon.nesterov=False", "no effect", "optimizer.kind=adamw"],
         ),
         (
-            ["optimizer.kind=muon", "optimizer.output_learning_rate=0.001"],
-            ["optimizer.output_learning_rate=0.001", "model.tied_embeddings=false"],
+            ["optimizer.kind=muon", "optimizer.muon.output_learning_rate=0.001"],
+            ["optimizer.muon.output_learning_rate=0.001", "model.tied_embeddings=false"],
         ),
         (
             ["optimizer.kind=muon", "attention.variant=orthogonal_penalty"],

@@ -402,7 +402,7 @@ def test_horizon_batch_and_rate_are_those_of_the_rules_by_hand() -> None:
         ("demo", (), True),
         ("base", ("schedule.cycles=1", "parallel.tensor_model_parallel_size=2"), True),
         ("large", ("optimizer.kind=muon", "schedule.tokens=null", "schedule.flops=1e20"), True),
-        ("large", ("optimizer.kind=muon", "optimizer.update_scale=spectral"), False),
+        ("large", ("optimizer.kind=muon", "optimizer.muon.update_scale=spectral"), False),
     ],
 )
 def test_the_overrides_of_a_horizon_give_a_run_of_that_horizon(

@@ -49,8 +49,13 @@ class Made:
 
         self.matrix, self.other = (torch.nn.Parameter(draw()) for _ in range(2))
         self.gradients = [draw() for _ in range(3)]
-        section = OptimizerSection(
-            kind="muon", learning_rate=RATE, weight_decay=DECAY, momentum=0.8, **settings
+        section = OptimizerSection.model_validate(
+            {
+                "kind": "muon",
+                "learning_rate": RATE,
+                "weight_decay": DECAY,
+                "muon": {"momentum": 0.8, **settings},
+            }
         )
         common = {"lr": RATE, "weight_decay": DECAY}
         groups = [
