@@ -4,7 +4,7 @@
 
 Derives the means, gaps, intervals and tests of each report from its runs.csv and compares them with
 variants.csv and the tables of report.md; then draws the figures. Costs come from variants.csv,
-curves from curves.csv, and the figures of `evaluate` and `ladder` from their JSON. The exit code
+curves from curves.csv, and the figures of `evaluate` from its JSON. The exit code
 is 1 where a published number is not the derived one.
 """
 
@@ -60,7 +60,6 @@ ALT = {
     "gap": "Gap of each variant to its baseline, with the 95 % interval and the pairs of seeds",
     "trend": "Gap to the baseline over the subject's values, with a line for each variant",
     "frontier": "Gap of each variant over the FLOPs that a token saves",
-    "ladder": "Loss over tokens by size: runs, law, and predictions",
     "length": "Change of perplexity by length, and what context gives by position",
     "diversity": "Cosine, principal angle, KL divergence and entropy of the heads by layer",
     "approximation": "Error by width and by depth",

@@ -15,7 +15,6 @@ from benchmarks.results.page import (
     over,
 )
 
-LADDER = Report("ladder", "vanilla_conv4", figures=("ladder",))
 FROZEN = "orthogonal monarch hadamard gaussian"
 STUDIED = "shared_conv4 trained_shared_conv4"
 ADAPTED = "shared_conv4 shared_conv4_low_rank_8 monarch_shared_conv4 trained_shared_conv4"
@@ -136,7 +135,6 @@ PAGES = (
     own_rates("own_rates", "demo_own_rates"),
     equal_flops("demo"),
     equal_flops("documentation"),
-    of_grid("ladder", LADDER, grid="documentation_ladder"),
     thin("thin", "documentation_thin", THREE_THIN, "low_rank_8_conv4_slow shared_conv4_low_rank_8"),
     thin("thin_demo", "demo_thin", THIN, f"vanilla_conv4_slow {THIN.split()[-1]} {MONARCHS}"),
     of_grid("stability", at_warmup(30), at_warmup(60), grid="demo_stability"),

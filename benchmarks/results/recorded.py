@@ -1,4 +1,4 @@
-"""Figures that `evaluate` and `ladder` made, from the JSON file of each."""
+"""Figures that `evaluate` made, from the JSON file of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
-from pretrain.compare.ladder import Cell, Ladder
-from pretrain.compare.ladder_report import ladder_figure
 from pretrain.evaluation.heads import approximation, diversity, length
 from pretrain.study.seeds import by_group
 
@@ -56,15 +54,7 @@ def draw_approximation(content: Mapping[str, Any]) -> Figure:
     return report.figures["approximation"]()
 
 
-def draw_ladder(content: Mapping[str, Any]) -> Figure:
-    """Draw the figure of `ladder` from its ladder.json."""
-    cells = TypeAdapter(list[Cell]).validate_python(content["cells"])
-    ladder = Ladder(cells, content["values"], content["factors"], ())
-    return ladder_figure(ladder, content["predictions"])
-
-
 FROM_JSON: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Figure]]] = {
-    "ladder": ("ladder.json", draw_ladder),
     "length": ("report.json", draw_lengths),
     "diversity": ("report.json", draw_diversity),
     "approximation": ("report.json", draw_approximation),

@@ -3,8 +3,7 @@
     DIRECTORY/seals/0123456789ab.json    {"sealed": {hypotheses, measure, seeds, settings, …},
                                           "sha256": of the canonical JSON of "sealed"}
 
-`verdict` says what the runs beside a seal make of its hypotheses. A seal of `ladder` has
-predictions in their place.
+`verdict` says what the runs beside a seal make of its hypotheses.
 """
 
 from __future__ import annotations

@@ -2,6 +2,5 @@
 
 compute_coverage  coverage of the intervals that `compare` gives effective compute
 retrieval         associative recall and induction, which designs learn them
-ladder_coverage   `ladder`: the share of campaigns in which its intervals hold the truth
 trial_campaigns   `trial`: false answers at every stopping time, and pairs at d_z = 1
 """

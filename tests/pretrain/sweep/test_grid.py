@@ -421,7 +421,6 @@ SEEDS_OF = {
         "documentation_modern_rivals_rates",
         "documentation_modern_scores",
     ),
-    3: ("documentation_ladder",),
     4: ("documentation_widths",),
     6: ("wiki",),
     8: (
