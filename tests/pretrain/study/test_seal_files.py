@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.seals import made_campaign
+from pretrain.config.removed import LAST_WITH_THEM, REMOVED_KEYS, Removed
 from pretrain.errors import UserError
 from pretrain.study.seal import Seal, read_seals, write_seal
 
@@ -76,7 +77,6 @@ def raw(content: bytes) -> Callable[[Path, str], None]:
     return write
 
 
-PREDICTION = {"design": "new", "parameters": 1, "tokens": 1, "loss": 1, "low": 0, "high": 2}
 STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (fifo, "not a regular file"),
     (device, "not a regular file"),
@@ -95,7 +95,6 @@ STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (set_("seeds", []), "sealed.seeds"),
     (set_("seeds", [*range(10_001)]), "sealed.seeds"),
     (set_("seeds", [1, 1]), "a seed stands there twice"),
-    (set_("predictions", [PREDICTION | {"seeds": [9]}]), "of seeds that are not sealed"),
     (set_("seeds", [10**30]), "sealed.seeds.0"),
     (set_("settings", [1]), "sealed.settings"),
     (set_("settings", {}), "there are no settings of new"),
@@ -136,16 +135,44 @@ def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
     }
     written = seal.path.stat()
     assert a_seal(tmp_path).path == seal.path and seal.path.stat() == written  # not the copy
-    del content["sealed"]["measure"]  # as an older version wrote it
-    seal.path.write_text(json.dumps(content))
-    copy.unlink()
-    given = {**seal.raw}
-    del given["commit"], given["sealed"]
-    begun = write_seal(tmp_path, given, ["new-seed_1"])
-    assert begun is not None and begun.path == seal.path and begun.sealed.measure is None
-    predicted = given | {"predictions": [PREDICTION | {"seeds": given["seeds"]}]}
-    second = write_seal(tmp_path, predicted, [])
-    assert second is not None and second.path != seal.path
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (edited(lambda sealed: sealed.pop("measure")), "it does not state its measure and seeds"),
+        (edited(lambda sealed: sealed.pop("other_seeds")), "as seals of version 0.4 and before"),
+        (set_("predictions", [{"design": "new"}]), "it has predictions of `ladder`, which"),
+    ],
+)
+def test_a_seal_of_a_form_that_is_gone_is_one_sentence_with_the_tag(
+    make: Callable[[Path, str], None], why: str, tmp_path: Path
+) -> None:
+    seal = a_seal(tmp_path)
+    make(seal.path, seal.path.read_text())
+    read = read_seals([tmp_path])
+    (problem,) = read.problems
+    assert read.seals == () and problem.startswith(f"the seal {seal.path} is not judged: it ")
+    assert why in problem and "tag v0.5-lab" in problem and problem.isprintable()
+
+
+def test_settings_that_are_gone_count_where_they_changed_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMOVED_KEYS, "model.gone", Removed("leave it out", neutral=(False,)))
+    path = a_seal(tmp_path).path
+    content = json.loads(path.read_text())
+    content["sealed"]["settings"]["new"]["model.gone"] = False
+    path.write_text(json.dumps(content))
+    (seal,) = read_seals([tmp_path]).seals
+    assert "model.gone" not in seal.sealed.settings["new"]
+    content["sealed"]["settings"]["new"]["model.gone"] = True
+    path.write_text(json.dumps(content))
+    (problem,) = read_seals([tmp_path]).problems
+    assert problem == (
+        f"the seal {path} is not judged: model.gone was removed; {LAST_WITH_THEM} has it: "
+        "leave it out"
+    )
 
 
 @pytest.mark.parametrize("make", [fifo, dangling, raw(b"")])
