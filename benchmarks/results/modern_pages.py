@@ -13,7 +13,6 @@ ARMS = (STRUCTURE, f"trained_{STRUCTURE}", f"early_{STRUCTURE}")
 LENGTHS = (500, 1000, 2000, 4000)
 FROZEN_AFTER = ("tenth", "early", "half")
 """First words of the arms that are frozen after a tenth, a quarter and a half of the steps."""
-WITHOUT_AND_WITH = [(f"vanilla-t{steps}", f"{DENSE}-t{steps}") for steps in (500, 4000)]
 
 
 def cells(arms: Iterable[str], *lengths: int) -> tuple[str, ...]:
@@ -97,17 +96,6 @@ MODERN = (
             Runs("documentation_modern_dense"),
         ),
         (by_names(DENSE, figures="trend"),),
-    ),
-    Page(
-        "modern/recall",
-        (
-            Runs("documentation_modern", (*WITHOUT_AND_WITH[0], f"{DENSE}-t4000")),
-            Runs("documentation_modern_dense", ("vanilla-t4000",)),
-        ),
-        tuple(
-            Report("evaluate anatomy", "vanilla", pair[0].partition("-")[2], pair)
-            for pair in WITHOUT_AND_WITH
-        ),
     ),
     Page(
         "modern/rivals",

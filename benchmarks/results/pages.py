@@ -160,10 +160,8 @@ PAGES = (
     evaluated(
         "diversity",
         "diversity",
-        "maps",
         runs=(Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
     ),
-    evaluated("anatomy", runs=(Runs("demo_own_rates", ("vanilla", *STUDIED.split())),)),
     evaluated(
         "length",
         "length",

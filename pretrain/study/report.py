@@ -135,8 +135,6 @@ class Report:
         notes: sentences at the end of the page.
         content: further content of report.json.
         figures: {file name without suffix: function that draws it}.
-        captions: {name of a figure: the sentence below it}.
-        files: {file name: content}; None removes an older file of that name.
     """
 
     experiment: str
@@ -147,8 +145,6 @@ class Report:
     notes: Sequence[str]
     content: Mapping[str, Any]
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
-    captions: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
     def document(self) -> Document:
         """Return all forms of the report."""
@@ -156,8 +152,7 @@ class Report:
         verdicts = text_table("", ("variant", "n", "measured", "criterion held"), rows)
         title = f"# {self.title} ({self.experiment})"
         page: list[Block] = [title, f"Criterion: {self.criterion}", verdicts]
-        for name in self.figures:
-            page += [Picture(name), self.captions.get(name, "")]
+        page += [Picture(name) for name in self.figures]
         for table in self.tables:
             page += [f"## {table.title}", table]
         content = {
@@ -172,7 +167,6 @@ class Report:
             content=content,
             summary=(f"{self.title}. Criterion: {self.criterion}", verdicts),
             figures=self.figures,
-            files=self.files,
         )
 
 

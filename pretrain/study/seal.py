@@ -272,7 +272,7 @@ class _RemovedFormError(ValueError):
 
 
 def _removed_form(text: bytes) -> str | None:
-    """Return why a seal cannot be judged any more, as a clause; None where it can, or is no seal."""
+    """Return why a seal is of a form that is not judged, as a clause; None where it is."""
     try:
         content = json.loads(text)["sealed"]
         settings = [pair for own in content["settings"].values() for pair in own.items()]

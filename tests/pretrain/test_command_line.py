@@ -158,7 +158,6 @@ def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) ->
     [
         "compare RUN",
         "diff RUN RUN",
-        "evaluate anatomy RUN",
         "evaluate approximation",
         "evaluate diversity RUN",
         "evaluate glue RUN --data RUN --tasks rte",

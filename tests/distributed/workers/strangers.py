@@ -82,7 +82,7 @@ def main(run: str, original: str, other: str, out: str) -> None:
     for words in (
         ["compare", *runs, "--baseline=vanilla", "--prompt=The", "--sample-tokens=2"],
         ["diff", run, original],
-        ["evaluate", "anatomy", *runs],
+        ["evaluate", "diversity", *runs],
         ["export", run],
         ["replay", run, "--step=3"],
     ):
