@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import json
 import math
 import re
@@ -20,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,10 +29,9 @@ from benchmarks.results.page import Report
 from benchmarks.results.pages import PAGES
 from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
-from pretrain.compare.content import variants_csv
+from pretrain.compare.content import as_json
 from pretrain.compare.convergence import Stability, smoothed_loss
 from pretrain.compare.figures import figures as of_comparison
-from pretrain.compare.figures import frontier_figure, trend_figure
 from pretrain.compare.tables import gap_table
 from pretrain.compare.trend import Trend, fit_trends, trend_table
 from pretrain.reporting.plots import (
@@ -221,7 +220,7 @@ def deviations(place: Path, report: Report) -> list[str]:
     if report.verb != "compare":
         return []
     comparison = rebuilt(place, report)
-    derived = csv.DictReader(io.StringIO(variants_csv(comparison)))
+    derived = map(columns_of, as_json(comparison)["variants"])
     found = [
         f"{place}/variants.csv: {name} of {own['variant']} is {row[name]}, not {own[name]}"
         for own, row in zip(derived, table(place / "variants.csv"), strict=True)
@@ -233,6 +232,22 @@ def deviations(place: Path, report: Report) -> list[str]:
     text = (place / "report.md").read_text()
     lines = [line for own in tables for line in lines_as_published(own, text)]
     return found + [f"{place}/report.md: lacks {line}" for line in lines if line not in text]
+
+
+def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of variants.csv that runs.csv gives, of a variant of comparison.json."""
+    spreads = {key: variant[key] for key in ("validation_loss", "validation_perplexity")}
+    by_source = variant["perplexity_by_source"]
+    spreads |= {f"perplexity.{source}": by_source[source] for source in by_source}
+    groups = {**spreads, "gap": variant["gap"]}
+    columns = {
+        f"{group}.{key}": "" if value is None else str(value)
+        for group, values in groups.items()
+        for key, value in (values or {}).items()
+        if not isinstance(value, (list, tuple))
+    }
+    pairs = len(variant["gap"]["seeds"]) if variant["gap"] else 0
+    return {"variant": variant["name"], **columns, "gap.pairs": str(pairs)}
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
@@ -317,8 +332,6 @@ def loss_figure(place: Path) -> Figure:
 
 FROM_TABLES: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "gap": lambda comparison: of_comparison(comparison)["gap"](),
-    "trend": trend_figure,
-    "frontier": frontier_figure,
 }
 
 

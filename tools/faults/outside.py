@@ -285,10 +285,9 @@ class Outside:
         shutil.move(directory / "comparison", whole)
         shutil.rmtree(file.parent)
         self._compare(runs, directory / "again.log", verdict)
-        for name in ("runs.csv", "variants.csv"):
-            before, now = (each / name for each in (whole, directory / "comparison"))
-            if not (before.is_file() and now.is_file() and cmp(before, now, shallow=False)):
-                verdict.different.append(f"another {name}")
+        before, now = (each / "comparison.json" for each in (whole, directory / "comparison"))
+        if not (before.is_file() and now.is_file() and cmp(before, now, shallow=False)):
+            verdict.different.append("another comparison.json")
 
     def _compare(self, runs: Path, log: Path, verdict: Verdict) -> End:
         out = log.with_name("comparison")
