@@ -29,9 +29,9 @@ from benchmarks.results.page import Report
 from benchmarks.results.pages import PAGES
 from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
-from pretrain.compare.content import as_json
 from pretrain.compare.convergence import Stability, smoothed_loss
 from pretrain.compare.figures import figures as of_comparison
+from pretrain.compare.report import as_json
 from pretrain.compare.tables import gap_table
 from pretrain.compare.trend import Trend, fit_trends, trend_table
 from pretrain.reporting.plots import (

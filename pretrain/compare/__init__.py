@@ -9,7 +9,6 @@ theory         the same by formula
 trend          change of the gap with a subject that is a number
 tables         tables for the report and the terminal
 figures        figures of the training loss and the gap
-content        comparison.json
 loss_files     losses of other trainers, from tables and metric files
 losses         these compared: questions, their answers, report
 report         the page, the terminal's summary, TensorBoard links; writes everything

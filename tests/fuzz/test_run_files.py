@@ -18,8 +18,7 @@ from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.compare.compare_runs import compare_runs
-from pretrain.compare.content import as_json
-from pretrain.compare.report import report_page
+from pretrain.compare.report import as_json, report_page
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position

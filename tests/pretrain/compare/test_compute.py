@@ -23,9 +23,8 @@ from pretrain.compare.compute import (
     EqualCompute,
     Ratio,
 )
-from pretrain.compare.content import as_json
 from pretrain.compare.figures import loss_figure
-from pretrain.compare.report import in_short, report_page
+from pretrain.compare.report import as_json, in_short, report_page
 from pretrain.compare.tables import cost_table
 from pretrain.errors import UserError
 from pretrain.runs import tags
