@@ -38,7 +38,7 @@ from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import ladder, sweep, trial
+from pretrain.sweep.verb import sweep, trial
 
 
 class Named(str, Enum):
@@ -118,7 +118,7 @@ def _program(
     ] = False,
 ) -> None:
     """Options before the verb."""
-    if context.invoked_subcommand in ("checkpoint", "compare", "ladder", "sweep", "trial"):
+    if context.invoked_subcommand in ("checkpoint", "compare", "sweep", "trial"):
         # Many small objects of thousands of runs; where tensors are about, garbage is large.
         gc.set_threshold(50_000, 20, 100)
 
@@ -264,7 +264,7 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
         typer.echo(fill(f"{name:{wide}}{text.removesuffix('.')}", 80, subsequent_indent=" " * wide))
 
 
-_STUDIES = (compare, compare_losses, sweep, trial, ladder, replay, diff)
+_STUDIES = (compare, compare_losses, sweep, trial, replay, diff)
 for _verb in (*_STUDIES, plan, export, sample, import_, try_, demo):
     app.command(_verb.__name__.rstrip("_").replace("_", "-"))(_verb)
 expand_arguments(app)

@@ -44,9 +44,7 @@ def compare(
     sample_tokens: Annotated[int, typer.Option(min=1, help="Tokens after each --prompt.")] = 60,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Directory for report.html and .md, numbers as JSON and CSV, plots, links."
-        ),
+        typer.Option(help="Directory for report.html and .md, comparison.json, plots, links."),
     ] = Path("comparison"),
 ) -> None:
     """Compare finished runs, several seeds of each variant: quality, convergence and cost.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import json
 import math
 import re
@@ -21,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,10 +28,9 @@ from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison, Cost, Variant
 from pretrain.compare.compute import EqualCompute
-from pretrain.compare.content import variants_csv
 from pretrain.compare.convergence import Stability
 from pretrain.compare.figures import figures as of_comparison
-from pretrain.compare.figures import frontier_figure, trend_figure
+from pretrain.compare.report import as_json
 from pretrain.compare.tables import gap_table
 from pretrain.compare.trend import Trend, fit_trends, trend_table
 from pretrain.reporting.plots import (
@@ -201,7 +200,7 @@ def deviations(folder: Path) -> list[str]:
     Looked at are the numbers of variants.csv and the lines of report.md's tables.
     """
     comparison = rebuilt(folder)
-    derived = csv.DictReader(io.StringIO(variants_csv(comparison)))
+    derived = map(columns_of, as_json(comparison)["variants"])
     sentences = [
         f"{folder}/variants.csv: {name} of {row['variant']} is {published[name]}, not {row[name]}"
         for row, published in zip(derived, table(folder / "variants.csv"), strict=True)
@@ -213,6 +212,22 @@ def deviations(folder: Path) -> list[str]:
     text = (folder / "report.md").read_text()
     lines = [line for derived_table in tables for line in lines_as_published(derived_table, text)]
     return sentences + [f"{folder}/report.md: lacks {line}" for line in lines if line not in text]
+
+
+def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of variants.csv that runs.csv gives, of a variant of comparison.json."""
+    spreads = {key: variant[key] for key in ("validation_loss", "validation_perplexity")}
+    by_source = variant["perplexity_by_source"]
+    spreads |= {f"perplexity.{source}": by_source[source] for source in by_source}
+    groups = {**spreads, "gap": variant["gap"]}
+    columns = {
+        f"{group}.{key}": "" if value is None else str(value)
+        for group, values in groups.items()
+        for key, value in (values or {}).items()
+        if not isinstance(value, (list, tuple))
+    }
+    pairs = len(variant["gap"]["seeds"]) if variant["gap"] else 0
+    return {"variant": variant["name"], **columns, "gap.pairs": str(pairs)}
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
@@ -279,8 +294,6 @@ def loss_figure(folder: Path) -> Figure:
 
 FROM_TABLES: Mapping[str, Callable[[Comparison], Figure | None]] = {
     "gap": lambda comparison: of_comparison(comparison)["gap"](),
-    "trend": trend_figure,
-    "frontier": frontier_figure,
 }
 
 

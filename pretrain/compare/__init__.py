@@ -7,12 +7,8 @@ compute        equal compute: learning curves, tokens and cost to the baseline's
 convergence    tokens to the baseline's loss, loss variance, gradient norms
 theory         the same by formula
 trend          change of the gap with a subject that is a number
-ladder         law of the loss over sizes and lengths, its intervals and predictions
-ladder_report  cells of runs, sealed predictions and what came of them, report and figure
-in_short       what the report says first: quality, speed, cost at equal FLOPs
 tables         tables for the report and the terminal
-figures        figures of the training loss, the gap, the frontier and the trend
-content        JSON and CSV
+figures        figures of the training loss and the gap
 loss_files     losses of other trainers, from tables and metric files
 losses         these compared: questions, their answers, report
 report         the page, the terminal's summary, TensorBoard links; writes everything

@@ -1,29 +1,26 @@
-"""Figures of a comparison: loss by token, gap, frontier, trend.
+"""Figures of a comparison: loss by token, and gap.
 
 The style is that of `reporting.plots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.compare.trend import Trend
 from pretrain.reporting.plots import (
     COLOURS,
     DASHES,
-    GREY,
     MARKERS,
     WIDTH,
-    group_style,
     in_lines,
     legend_below,
     page_width,
@@ -32,7 +29,7 @@ from pretrain.reporting.plots import (
 )
 from pretrain.reporting.text import percent, share, signed
 from pretrain.runs.curves import Floats
-from pretrain.study.gaps import CONFIDENCE, PairedGap
+from pretrain.study.gaps import PairedGap
 from pretrain.study.seeds import Group
 
 _POINTS = 240
@@ -40,15 +37,6 @@ _MOST_BANDS = 3
 """Bands of more variants than this hide each other."""
 _SHOWN_FROM = 0.15
 """The loss falls most in the first steps; an axis that showed all of that would show only that."""
-_SHIFT = 0.015
-"""Between two variants' points, as a part of the axis, so that no interval hides another."""
-
-
-class _HasEnds(Protocol):
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
 
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
@@ -59,8 +47,6 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
             {_row_name(own): own.gap for own in comparison.variants if own.gap is not None},
             f"{comparison.gap_to} in nats per token",
         ),
-        "frontier": lambda: frontier_figure(comparison),
-        "trend": lambda: trend_figure(comparison),
     }
 
 
@@ -213,17 +199,6 @@ def _draw_bar(axes: Axes, x: float, ends: tuple[float, float], colour: str) -> N
     axes.plot([x, x], ends, color=colour, linewidth=2.5, solid_capstyle="butt")
 
 
-def _interval(drawn: Iterable[_HasEnds | None]) -> str:
-    """Return what the bars are, before the next clause; "" where a single pair has none."""
-    there = any(one is not None and one.low is not None for one in drawn)
-    return f"{share(CONFIDENCE)} interval, " if there else ""
-
-
-def _draw_interval(axes: Axes, x: float, of: _HasEnds, colour: str) -> None:
-    if of.low is not None and of.high is not None:
-        _draw_bar(axes, x, (of.low, of.high), colour)
-
-
 def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
     """Draw gaps with their 95 % intervals, and the single pairs behind them.
 
@@ -277,137 +252,3 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
     axes.grid(axis="y", visible=False)
     legend_below(figure, axes)
     return figure
-
-
-def frontier_figure(comparison: Comparison) -> Figure | None:
-    """Draw each variant's gap over the compute that it saves, and the gap where both break even.
-
-    Each value of the subject has a plot of its own.
-    """
-    shown = [v for v in comparison.others if v.gap and v.compute and v.compute.cost]
-    if not shown:
-        return None
-    strata = list(dict.fromkeys(variant.stratum for variant in shown))
-    columns = min(2, len(strata))
-    rows = -(-len(strata) // columns)
-    labels = len({variant.label for variant in shown})
-    size = (page_width(), (4.0 if columns == 1 else 3.4) * rows + 0.22 * labels)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    saved = [_saved(variant) for variant in shown]
-    x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
-    for plot, stratum in zip(axes, strata, strict=False):
-        own = [variant for variant in shown if variant.stratum == stratum]
-        _draw_frontier(plot, comparison, own, x)
-    for plot in axes[len(strata) :]:
-        plot.remove()
-    gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50 if rows == 1 else 40)
-    bars = _interval(variant.gap for variant in shown)
-    for plot in axes[: len(strata) : columns]:
-        plot.set_ylabel(f"{gap_to}\n(up is worse; {bars}– a seed)")
-    for plot in axes[: len(strata)][-columns:]:
-        plot.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
-        plot.tick_params(labelbottom=True)
-    legend_below(figure, *axes[: len(strata)])
-    return figure
-
-
-def _saved(variant: Variant) -> float:
-    """Return the compute of a token that a variant saves, in percent."""
-    assert variant.compute and variant.compute.cost
-    return 100 * (1 - variant.compute.cost)
-
-
-def _draw_frontier(axes: Axes, comparison: Comparison, shown: Sequence[Variant], x: Floats) -> None:
-    """Draw the gaps at one value of the subject, and the line of break-even.
-
-    Args:
-        axes: plot of that value.
-        comparison: all variants, for their looks.
-        shown: variants with a gap and a price.
-        x: percent of compute saved, from end to end of the plot.
-    """
-    slope = next((v.compute.slope for v in shown if v.compute and v.compute.slope), None)
-    several = bool(shown[0].stratum)
-    worth = f"{slope:.2f} nats a doubling of tokens" if slope else ""
-    if slope:
-        even = (-slope if comparison.match == "tokens" else 0.0) * np.log2(1 - x / 100)
-        text = "break-even" if several else f"break-even: {worth}"
-        axes.plot(x, even, color=GREY, lw=1.2, label=text)
-        remark(
-            axes,
-            "below: cheaper to the same loss",
-            at=(0.99, 0.02),
-            offset=(0, 0),
-            coordinates=("axes fraction", "axes fraction"),
-            ha="right",
-        )
-    if several:
-        title = ", ".join(part for part in (shown[0].stratum, worth) if part)
-        axes.set_title(title, fontsize="medium", loc="left")
-    axes.plot([0], [0], MARKERS[0], color=COLOURS[0], markersize=7, label=comparison.baseline)
-    saved = [_saved(variant) for variant in shown]
-    for place, (variant, own) in enumerate(zip(shown, saved, strict=True)):
-        beside = [i for i, other in enumerate(saved) if abs(other - own) < 0.01 * np.ptp(x)]
-        at = own + _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
-        _draw_gap(axes, comparison, variant, at)
-
-
-def _draw_gap(axes: Axes, comparison: Comparison, variant: Variant, x: float) -> None:
-    """Draw a variant's gap with its interval and its pairs at `x`."""
-    gap = variant.gap
-    assert gap
-    colour, marker = group_style(comparison.labels, variant.label)
-    _draw_interval(axes, x, gap, colour)
-    axes.plot([x] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
-    axes.plot([x], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=variant.label)
-
-
-def trend_figure(comparison: Comparison) -> Figure | None:
-    """Draw the gaps over the subject with their intervals, and each variant's mean line."""
-    if not (trends := comparison.trends):
-        return None
-    figure = Figure(figsize=(page_width(), 4.4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axhline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-    values = sorted({float(point.value) for trend in trends for point in trend.points})
-    for place, trend in enumerate(trends):
-        aside = (values[-1] / values[0]) ** (_SHIFT * (place - (len(trends) - 1) / 2))
-        _draw_trend(axes, trend, aside, comparison.labels.index(trend.label))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    many = EngFormatter() if values[-1] >= 1e5 else FuncFormatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_major_formatter(many)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
-    named = in_lines(f"{comparison.gap_to}, nats per token", 50)
-    bars = _interval(point for trend in trends for point in trend.points)
-    axes.set_ylabel(f"{named}\n(up is worse{'; ' if bars else ''}{bars.rstrip(', ')})")
-    legend_below(figure, axes, handle=4.5)
-    return figure
-
-
-def _draw_trend(axes: Axes, trend: Trend, aside: float, index: int) -> None:
-    """Draw points and line of a variant, all x multiplied with `aside`."""
-    look: dict[str, Any] = {
-        "color": style_of(index, COLOURS),
-        "marker": style_of(index, MARKERS),
-        "markerfacecolor": "white",
-    }
-    for point in trend.points:
-        _draw_interval(axes, point.value * aside, point, look["color"])
-    x = [point.value * aside for point in trend.points]
-    means = [point.mean for point in trend.points]
-    axes.plot(x, means, linestyle="none", markersize=7, markeredgewidth=1.6, **look)
-    slope = f"{signed(trend.slope.mean)} per doubling, n = {trend.slope.n}".replace("-", "−")
-    ends = (trend.points[0].value, trend.points[-1].value)
-    axes.plot(
-        [x[0], x[-1]],
-        [trend.line(end) for end in ends],
-        linestyle=style_of(index, DASHES),
-        linewidth=1.5,
-        markevery=[],  # the marker is for the legend
-        label=f"{trend.label}: {slope}",
-        **look,
-    )

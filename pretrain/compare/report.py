@@ -1,7 +1,6 @@
 """Everything that `compare` writes and prints.
 
-    OUT/report.md report.html comparison.json variants.csv runs.csv tensorboard/
-    OUT/{loss,runs,gap,frontier,trend}.{png,svg}
+    OUT/report.md report.html comparison.json {loss,gap}.{png,svg} tensorboard/
 
 `tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a
 variant or a seed. The entries are links to the runs' own event files: nothing is copied, and later
@@ -14,19 +13,18 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from pretrain.compare import convergence
 from pretrain.compare.comparability import common_flops
-from pretrain.compare.comparison import Comparison
-from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS
-from pretrain.compare.content import as_json, runs_csv, variants_csv
+from pretrain.compare.comparison import Comparison, Variant
+from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Ratio
 from pretrain.compare.figures import figures
-from pretrain.compare.in_short import in_short
 from pretrain.compare.tables import (
     compute_table,
     convergence_table,
@@ -39,16 +37,19 @@ from pretrain.compare.tables import (
     stability_table,
     validation_table,
 )
-from pretrain.compare.trend import trend_table
-from pretrain.reporting.text import share
+from pretrain.compare.trend import Trend, trend_sentence, trend_table
+from pretrain.reporting.text import percent, share
 from pretrain.runs.curves import WARM_UP
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun
-from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL
+from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap, gap_content
 from pretrain.study.report import Block, Document, Picture, show, write
+from pretrain.study.tables import gap_sentence
 
 PACKAGES = ("torch", "deepspeed", "megatron-core")
 _TAIL = (1 - CONFIDENCE) / 2
+_SLOPE_KEYS = ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm", "significance_claimed")
+"""Fields of a slope in comparison.json, beside the slope of each seed."""
 _CURVES = {
     LENGTHS: "Learning curves: runs of several lengths, of each seed.",
     BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one "
@@ -59,6 +60,13 @@ _CURVES = {
     None: "No learning curve for {}: runs of one length with one validation have none; validate "
     "more often (data.validate_every), or give runs of several lengths with --subject tokens.",
 }
+
+
+_BY = {
+    BASELINE_LENGTHS: ", by the baseline's slope",
+    VALIDATIONS: ", by the runs' own validations, which flatter a cheaper variant",
+}
+"""What the gap at equal FLOPs is by, where its learning curves are not of several lengths."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,66 @@ def comparison_document(
         content=as_json(comparison)
         | ({"texts": [asdict(text) for text in texts]} if texts else {}),
         figures=figures(comparison),
-        files={"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)},
         content_file="comparison.json",
     )
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the content of comparison.json."""
+    return {
+        "baseline": comparison.baseline,
+        "subjects": list(comparison.subjects),
+        "match": comparison.match,
+        "variants": [_variant_fields(variant) for variant in comparison.variants],
+        "trends": [_trend_fields(trend) for trend in comparison.trends],
+        "notes": list(comparison.notes),
+    }
+
+
+def _variant_fields(variant: Variant) -> dict[str, Any]:
+    fields = _inlined(asdict(replace(variant, runs=()))) | {"runs": _runs(variant)}
+    if variant.gap is not None:
+        within = {"equivalent_within": variant.gap.equivalent_within}
+        fields["gap"] = gap_content(variant.gap) | within
+    fields |= {
+        "validation_bits_per_byte": variant.loss_bits,
+        "gap_bits_per_byte": variant.gap_bits,
+        "gap_of_context": variant.gap_of_context,
+    }
+    if variant.compute is not None:
+        fields["compute"] = asdict(variant.compute) | {"gap": _content(variant.compute.gap)}
+    fields["source_gaps"] = {key: _content(gap) for key, gap in variant.source_gaps.items()}
+    return fields
+
+
+def _content(gap: PairedGap | None) -> dict[str, Any] | None:
+    return gap_content(gap) if gap else None
+
+
+def _trend_fields(trend: Trend) -> dict[str, Any]:
+    """Return a trend; of its slope, the statistics and each seed's own."""
+    slope = trend.slope
+    by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
+    kept = {key: getattr(slope, key) for key in _SLOPE_KEYS}
+    return asdict(trend) | {"slope": kept | {"by_seed": by_seed}}
+
+
+def _runs(variant: Variant) -> list[dict[str, Any]]:
+    """Return facts and results of every run."""
+    return [
+        {"name": run.name, "variant": variant.name, "seed": run.seed, "path": str(run.path)}
+        | asdict(run.result)
+        for run in variant.runs
+    ]
+
+
+def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with the fields of ModelSize and StateBytes in their place."""
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = _inlined(value) if isinstance(value, Mapping) else value
+        fields |= inner if key in ("size", "states") else {key: inner}
+    return fields
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -203,6 +268,92 @@ def _either(values: Sequence[float], form: str = ",") -> str:
     return " or ".join(format(value, form) for value in values)
 
 
+def in_short(comparison: Comparison) -> list[str]:
+    """Return the sentences below "In short": results first, then what a reader must know.
+
+    Where a line is drawn over the subject, each variant is there at its last value alone.
+    """
+    shown = comparison.others
+    if comparison.trends:
+        shown = tuple({variant.label: variant for variant in shown}.values())
+    left = len(comparison.others) - len(shown)
+    return [
+        *(gap_sentence(variant.name, variant.gap) for variant in shown),
+        *map(trend_sentence, comparison.trends),
+        *([f"{left} more gaps, at other values, are in the tables below."] if left else []),
+        *_speed(comparison, shown),
+        *_costs(comparison, shown),
+        *comparison.seals,
+        *comparison.notes,
+    ]
+
+
+def _speed(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
+    """Return speed and peak memory of the variants whose pairs were measured side by side."""
+    said = [
+        f"{variant.name}: a token took {_ratio(variant.speed)} of the seconds that it took "
+        f"{variant.baseline}, {len(variant.runs)} pairs of runs side by side"
+        f"{_peak(comparison, variant)}."
+        for variant in shown
+        if variant.speed
+    ]
+    others = [variant.name for variant in shown if not variant.speed]
+    if others:
+        of = f" of {', '.join(others)}" if said else ""
+        said.append(
+            f"Speed and peak memory{of} were not measured side by side, which takes "
+            f"{FEWEST_SEEDS} pairs of runs on one machine, each pair without a pause: "
+            "benchmarks/step/measure.py measures a ratio."
+        )
+    return said
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"× {ratio.mean:.3f}"
+    return f"× {ratio.mean:.3f} ({share(CONFIDENCE)} interval {ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _peak(comparison: Comparison, variant: Variant) -> str:
+    """Return the peak of a device; that of a host process is an accident of its allocator."""
+    own, base = (one.cost.peak_device_bytes for one in (variant, comparison.base_of(variant)))
+    return f"; peak memory of a device {percent(own / base)}" if own and base else ""
+
+
+def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
+    return [
+        f"{variant.name}: {'; '.join(parts)}."
+        for variant in shown
+        if (parts := [*_at_equal_flops(comparison, variant), *_counted(comparison, variant)])
+    ]
+
+
+def _at_equal_flops(comparison: Comparison, variant: Variant) -> list[str]:
+    """Return the gap at equal FLOPs, unless that is the report's own gap or is not known."""
+    compute = variant.compute
+    if compute is None or compute.gap is None or comparison.match != "tokens":
+        return []
+    return [f"at equal FLOPs {_size(compute.gap)}{_BY.get(compute.curve or '', '')}"]
+
+
+def _size(gap: PairedGap) -> str:
+    scale = gap.scale
+    ends = f" {scale.interval(gap)}" if gap.low is not None else ""
+    ratio = percent(gap.perplexity_ratio)
+    return f"{scale.signed(gap.mean)} {scale.unit}{ends}, perplexity {ratio}"
+
+
+def _counted(comparison: Comparison, variant: Variant) -> list[str]:
+    """Return FLOPs and bytes of the model states, which no clock decides."""
+    base = comparison.base_of(variant)
+    parts = []
+    if variant.theory and base.theory:
+        flops = variant.theory.executed_flops_per_token / base.theory.executed_flops_per_token
+        parts.append(f"FLOPs of a token {percent(flops)}")
+    states = variant.cost.states.in_memory / base.cost.states.in_memory
+    return [" and ".join([*parts, f"bytes of the model states {percent(states)}, counted"])]
+
+
 def _quality(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = ["## Validation", validation_table(comparison)]
     if comparison.others:
@@ -217,8 +368,7 @@ def _quality(comparison: Comparison) -> list[Block]:
 def _compute(comparison: Comparison) -> list[Block]:
     if not comparison.others:
         return []
-    table = compute_table(comparison)
-    return ["## Equal compute", Picture("frontier"), table, _prices(comparison)]
+    return ["## Equal compute", compute_table(comparison), _prices(comparison)]
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
@@ -254,7 +404,7 @@ def _trends(comparison: Comparison) -> list[Block]:
     if not comparison.trends:
         return []
     heading = f"## How the gap changes with {comparison.trends[0].subject}"
-    return [heading, Picture("trend"), "In nats per token:", trend_table(comparison.trends)]
+    return [heading, "In nats per token:", trend_table(comparison.trends)]
 
 
 def _cost(comparison: Comparison) -> list[Block]:

@@ -68,10 +68,6 @@ class Trend:
         """Return the slope, for the columns of tables of gaps."""
         return self.slope
 
-    def line(self, value: float) -> float:
-        """Return the mean line at a value of the subject."""
-        return self.intercept + self.slope.mean * math.log2(value)
-
 
 def subject_numbers(subjects: Mapping[str, Sequence[Any]]) -> list[float] | None:
     """Return the subject's value in each run; None unless one subject has positive numbers."""

@@ -147,13 +147,6 @@ def diversity(
     divergence: Annotated[
         float, typer.Option(min=0, help="Criterion: least KL between heads, nats.")
     ] = 1.0,
-    maps_layer: Annotated[
-        int | None,
-        typer.Option(help="Layer whose attention is drawn, from 0; unset: the middle one."),
-    ] = None,
-    maps_positions: Annotated[
-        int, typer.Option(min=2, help="Number of first positions to draw.")
-    ] = 64,
 ) -> None:
     """E4: how different the heads of a layer are, in their weights and in what they attend to.
 
@@ -161,25 +154,13 @@ def diversity(
     """
     refuse_unwritable(out)
     read = _read_runs(runs)
-    from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer, observe_maps
-    from pretrain.evaluation.heads.diversity import (
-        Limits,
-        RunDiversity,
-        diversity_report,
-        measure_run,
-    )
+    from pretrain.evaluation.heads.diversity import Limits, diversity_report, measure_run
     from pretrain.study.report import finish
 
-    layer = chosen_layer(maps_layer, read)
-
-    def measure(
-        trained: TrainedModel, group: str, context: ParallelContext
-    ) -> tuple[AttentionMaps, RunDiversity]:
-        maps = observe_maps(trained, group, layer, maps_positions)
-        return maps, measure_run(trained, group, context, samples)
-
-    maps, measured = zip(*_measure(read, measure), strict=True)
-    finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
+    measured = _measure(
+        read, lambda trained, group, context: measure_run(trained, group, context, samples)
+    )
+    finish(diversity_report(measured, Limits(cosine, divergence), samples), out)
 
 
 @evaluate.command()
@@ -207,32 +188,6 @@ def length(
 
     measured = _measure(read, lambda trained, group, _: measure_lengths(trained, group, samples))
     finish(length_report(measured, tolerance), out)
-
-
-@evaluate.command()
-def anatomy(
-    runs: RunsArgument,
-    baseline: Annotated[
-        str, typer.Option(help="The variant or run that the others are compared with.")
-    ] = "vanilla",
-    out: Out = Path("evaluation/anatomy"),
-) -> None:
-    """The gap to a baseline by what a token needed: context, frequency, place, source.
-
-    Example: python -m pretrain evaluate anatomy runs/vanilla-* runs/orthogonal-* --out runs/anatomy
-    """
-    refuse_unwritable(out)
-    from pretrain.study.seeds import group_runs
-
-    groups = group_runs(_read_runs(runs), baseline)
-    from pretrain.evaluation.heads.anatomy import anatomy_document, refuse_unlike, score
-    from pretrain.study.report import finish
-
-    refuse_unlike(groups)
-    measured = _measure(
-        groups.runs, lambda trained, _, __: (trained.run, trained.data, score(trained))
-    )
-    finish(anatomy_document(groups, measured), out)
 
 
 @evaluate.command()

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from data_pipeline.io.files import replace_file
 from data_pipeline.io.words import shown, shown_in_line
 from pretrain.errors import UserError
 from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
@@ -85,7 +84,6 @@ class Document:
         content: the content of `content_file`; numbers that are not finite become null.
         summary: blocks that are printed on the terminal.
         figures: {file name without suffix: function that draws it, or returns None for nothing}.
-        files: {file name: content}; None removes an older file of that name.
         content_file: name of the JSON file.
     """
 
@@ -93,7 +91,6 @@ class Document:
     content: Mapping[str, Any]
     summary: Sequence[Block] = ()
     figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
-    files: Mapping[str, str | bytes | None] = field(default_factory=dict)
     content_file: str = "report.json"
 
 
@@ -135,8 +132,6 @@ class Report:
         notes: sentences at the end of the page.
         content: further content of report.json.
         figures: {file name without suffix: function that draws it}.
-        captions: {name of a figure: the sentence below it}.
-        files: {file name: content}; None removes an older file of that name.
     """
 
     experiment: str
@@ -147,8 +142,6 @@ class Report:
     notes: Sequence[str]
     content: Mapping[str, Any]
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
-    captions: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
     def document(self) -> Document:
         """Return all forms of the report."""
@@ -156,8 +149,7 @@ class Report:
         verdicts = text_table("", ("variant", "n", "measured", "criterion held"), rows)
         title = f"# {self.title} ({self.experiment})"
         page: list[Block] = [title, f"Criterion: {self.criterion}", verdicts]
-        for name in self.figures:
-            page += [Picture(name), self.captions.get(name, "")]
+        page += [Picture(name) for name in self.figures]
         for table in self.tables:
             page += [f"## {table.title}", table]
         content = {
@@ -172,7 +164,6 @@ class Report:
             content=content,
             summary=(f"{self.title}. Criterion: {self.criterion}", verdicts),
             figures=self.figures,
-            files=self.files,
         )
 
 
@@ -196,13 +187,6 @@ def write(study: Document | Report, out: Path) -> Path:
 def _write(document: Document, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     drawings = write_figures(document.figures, out)
-    for name, content in document.files.items():
-        if content is None:
-            (out / name).unlink(missing_ok=True)
-        elif isinstance(content, str):
-            write_text_atomically(out / name, content)
-        else:
-            replace_file(out / name, content, durable=False)
     write_json(out / document.content_file, document.content)
     write_text_atomically(out / "report.html", shown(page_html(document.page, drawings)))
     write_text_atomically(out / "report.md", shown(page_text(document.page, drawings)))

@@ -3,8 +3,7 @@
     DIRECTORY/seals/0123456789ab.json    {"sealed": {hypotheses, measure, seeds, settings, …},
                                           "sha256": of the canonical JSON of "sealed"}
 
-`verdict` says what the runs beside a seal make of its hypotheses. A seal of `ladder` has
-predictions in their place.
+`verdict` says what the runs beside a seal make of its hypotheses.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from data_pipeline.io.forms import parse_json
-from pretrain.config.removed import present_key
+from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentence
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.directory import strict_json, write_json
@@ -31,8 +30,6 @@ from pretrain.runs.finished import FinishedRun
 from pretrain.study.sealed import Sealed, Text, design_of, design_settings
 
 SEALS = "seals"
-_NEWER = frozenset({"measure", "other_seeds"})
-"""Keys of `Sealed` that older seals lack."""
 _SHOWN_KEYS = 3
 """Changed settings of a run that are named."""
 _LONGEST = 80
@@ -124,7 +121,7 @@ class Seal:
         trunk = first.get("branched_from") or {}
         if "started" not in first or self._is_before(first["started"]):
             found.append(f"{run.name} began before, or does not say when")
-        elif self.sealed.hypotheses and trunk.get("started") and self._is_before(trunk["started"]):
+        elif trunk.get("started") and self._is_before(trunk["started"]):
             found.append(f"the trunk that {run.name} branched from began before")
         if run.data_fingerprint not in self.sealed.data:
             found.append(f"{run.name} has other data")
@@ -212,16 +209,13 @@ def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
     Args:
         seal: that lies there.
         content: fields of `Sealed`, through JSON.
-        begun: a run is there, so nothing is sealed anew. What an older version could not write may
-            then be lacking, and the grid file may be spelt otherwise or have another comment:
-            settings, seeds and data are what counts, and `notes` says that the file has changed.
+        begun: a run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
+            or have another comment: settings, seeds and data are what counts, and `notes` says that
+            the file has changed.
     """
-    lacking = content.keys() - seal.raw.keys()
     was = {**seal.raw, "settings": seal.sealed.settings}
-    counted = content.keys() - lacking - ({"grid"} if begun else set())
-    return lacking <= (_NEWER if begun else set()) and all(
-        was[key] == content[key] for key in counted
-    )
+    counted = content.keys() - ({"grid"} if begun else set())
+    return all(was[key] == content[key] for key in counted)
 
 
 @dataclass(frozen=True)
@@ -265,14 +259,39 @@ def _read_seal(path: Path, place: Path) -> Seal:
     if status.st_size > _LARGEST:
         raise ValueError(f"{status.st_size:,} bytes")
     text = path.read_bytes()
+    if why := _removed_form(text):
+        raise _RemovedFormError(why)
     file = _SealFile.model_validate_json(text, strict=True)
     raw = parse_json(text)["sealed"]
     intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
     return Seal(path, place, file.sealed, raw=raw, intact=intact)
 
 
+class _RemovedFormError(ValueError):
+    """Why a seal is of a form that this version does not judge."""
+
+
+def _removed_form(text: bytes) -> str | None:
+    """Return why a seal is of a form that is not judged, as a clause; None where it is."""
+    try:
+        content = json.loads(text)["sealed"]
+        settings = [pair for own in content["settings"].values() for pair in own.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # which the model of the file says in full
+    if content.get("predictions"):
+        return f"it has predictions of `ladder`, which {LAST_WITH_THEM} judges"
+    if not {"measure", "other_seeds"} <= content.keys():
+        return (
+            "it does not state its measure and seeds, as seals of version 0.4 and before; "
+            f"{LAST_WITH_THEM} judges it"
+        )
+    return next(filter(None, (removed_sentence(key, value) for key, value in settings)), None)
+
+
 def _problem(path: Path, error: Exception) -> str:
     """Return the sentence on a seal file that cannot be read."""
+    if isinstance(error, _RemovedFormError):
+        return str(UserError(f"the seal {path} is not judged: {error}"))
     reason = str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]

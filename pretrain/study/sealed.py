@@ -1,4 +1,4 @@
-"""Content of a seal: hypotheses or predictions, measure, settings, seeds and data of the runs."""
+"""Content of a seal: hypotheses, measure, settings, seeds and data of the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pretrain.config.keys import DEFAULTS, KEYS, by_section
-from pretrain.config.removed import present_key
+from pretrain.config.removed import REMOVED_KEYS, present_key
 from pretrain.config.types import SEED_MAX
 from pretrain.errors import UserError
 from pretrain.runs.environment import STARTED
@@ -75,26 +75,12 @@ class SealedGrid(BaseModel):
     base: Text | None = None
 
 
-Finite = Annotated[float, Field(gt=-1e100, lt=1e100)]
-
-
-class Prediction(BaseModel):
-    """Loss of a cell of a ladder: predicted mean over `seeds`, and its 90 % interval."""
-
-    design: Text
-    parameters: Annotated[int, Field(ge=0)]
-    tokens: Annotated[int, Field(ge=0)]
-    seeds: Seeds
-    loss: Finite
-    low: Finite
-    high: Finite
-
-
-def _with_newer_keys(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings of designs under their present names, keys of later versions at defaults."""
+def _of_this_version(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return settings of designs with the keys of this version: newer ones at their defaults."""
     defaults = design_settings({})
     return {
-        design: defaults | {present_key(key): value for key, value in sealed.items()}
+        design: defaults
+        | {present_key(key): value for key, value in sealed.items() if key not in REMOVED_KEYS}
         for design, sealed in settings.items()
     }
 
@@ -105,11 +91,10 @@ class Sealed(BaseModel):
     Attributes:
         stopping_rule: as a clause.
         fixed_n: exactly the runs of `seeds` were to be made; otherwise `seeds` are the most.
-        measure: None where nothing but predictions is sealed, and in a seal of an older version,
-            which does not say by what its hypotheses are decided.
+        measure: what decides the hypotheses.
         seeds: of the runs, in the order in which pairs count.
         settings: {design: {section.key: value}}, of `design_settings`.
-        other_seeds: {design: {section.key: value}}, of `seed_settings`; {} in an older seal.
+        other_seeds: {design: {section.key: value}}, of `seed_settings`.
         data: fingerprints of the data.
         commit: of the program; a + at its end stands for uncommitted changes.
         sealed: time of the seal.
@@ -120,31 +105,25 @@ class Sealed(BaseModel):
     hypotheses: list[Hypothesis]
     stopping_rule: Text
     fixed_n: bool
-    measure: Measure | None = None
+    measure: Measure
     grid: SealedGrid
     seeds: Seeds
-    settings: Annotated[dict[Text, dict[Text, Any]], AfterValidator(_with_newer_keys)]
-    other_seeds: dict[Text, dict[Text, int | None]] = {}
+    settings: Annotated[dict[Text, dict[Text, Any]], AfterValidator(_of_this_version)]
+    other_seeds: dict[Text, dict[Text, int | None]]
     data: list[Text]
     commit: Text | None
     sealed: Annotated[str, AfterValidator(_is_time)]
-    predictions: list[Prediction] = []
 
     @model_validator(mode="after")
     def _is_of_its_own_runs(self) -> Sealed:
         claimed = {name for claim in self.hypotheses for name in (claim.design, claim.baseline)}
-        named = claimed | {prediction.design for prediction in self.predictions}
-        if unknown := sorted(named - self.settings.keys()):
+        if unknown := sorted(claimed - self.settings.keys()):
             raise ValueError(f"there are no settings of {unknown[0]}")
-        if not {seed for own in self.predictions for seed in own.seeds} <= {*self.seeds}:
-            raise ValueError("a prediction is of seeds that are not sealed")
         return self
 
     @property
     def runs(self) -> set[tuple[str, int]]:
         """Return design and seed of every sealed run."""
-        if self.predictions:
-            return {(own.design, seed) for own in self.predictions for seed in own.seeds}
         return {*product(self.settings, self.seeds)}
 
 

@@ -108,7 +108,7 @@ def verdicts(
         for design, of_design in own.items()
         for seed, run in of_design.items()
     }
-    of_all = measure_changes(seal, asked)
+    of_all = _measure_changes(seal, asked)
     elsewhere = [
         claim
         for other in together
@@ -116,7 +116,7 @@ def verdicts(
         for claim in other.sealed.hypotheses
     ]
     outcomes = _outcomes(seal, own, gap_of, elsewhere)
-    sentences = [statement(seal, own, [*of_all, *chain.from_iterable(changes.values())])]
+    sentences = [_statement(seal, own, [*of_all, *chain.from_iterable(changes.values())])]
     designs = {name for claim in claims for name in (claim.design, claim.baseline)}
     if others := [run.name for run in seal.strangers(runs, designs)]:
         sentences.append(f"Not of this seal, and left out of its verdict: {_listed(others, ', ')}.")
@@ -129,7 +129,7 @@ def verdicts(
     return " ".join(sentences)
 
 
-def statement(seal: Seal, own: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
+def _statement(seal: Seal, own: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
     """Return the seal's time, hash, rule and measure, and what has changed, as one sentence.
 
     Args:
@@ -139,9 +139,9 @@ def statement(seal: Seal, own: Mapping[str, Runs], changes: Iterable[str] = ()) 
     """
     found = [*changes, *seal.notes(own)]
     since = f"changed since: {_listed(found, '; ')}" if found else "nothing has changed since"
-    measure = f", {seal.sealed.measure}" if seal.sealed.measure else ""
+    sealed = seal.sealed
     return (
-        f"Sealed {seal.sealed.sealed} as {seal.path.stem}, {seal.sealed.stopping_rule}{measure}; "
+        f"Sealed {sealed.sealed} as {seal.path.stem}, {sealed.stopping_rule}, {sealed.measure}; "
         f"{since}."
     )
 
@@ -151,7 +151,7 @@ def _listed(texts: Sequence[str], link: str) -> str:
     return link.join([*texts[:_NAMED], *more])
 
 
-def measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
+def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
     """Return clauses on why nothing that is judged now is what was sealed; none where it is.
 
     Args:
@@ -160,10 +160,7 @@ def measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) 
     """
     found = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
     sealed = seal.sealed.measure
-    if sealed is None:
-        if seal.sealed.hypotheses:
-            found.append("seals now state match, subjects and rule, which this older one does not")
-    elif asked and not _is_measure(sealed, *asked):
+    if asked and not _is_measure(sealed, *asked):
         now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})
         found.append(f"the report compares {now}, sealed is {sealed}")
     return found
@@ -214,8 +211,6 @@ def _outcomes(
 
 def _rule(seal: Seal) -> str | None:
     sealed = seal.sealed
-    if sealed.measure is None:
-        return "fixed_n" if sealed.fixed_n else "sequential"
     known = (SEQUENTIAL, fixed_rule(len(sealed.seeds)))
     return str(sealed.measure.rule["name"]) if sealed.measure.rule in known else None
 

@@ -121,9 +121,8 @@ def seal_plan(
     runs: Sequence[PlannedRun],
     hypotheses: Sequence[Hypothesis],
     stopping_rule: str,
-    measure: Measure | None = None,
+    measure: Measure,
     seeds: Sequence[int] | None = None,
-    more: Mapping[str, Any] | None = None,
 ) -> Seal | None:
     """Seal hypotheses about the planned runs, beside them.
 
@@ -134,9 +133,8 @@ def seal_plan(
         runs: the planned runs.
         hypotheses: what is sealed about them.
         stopping_rule: as a clause.
-        measure: what decides the hypotheses; None where there is none.
+        measure: what decides the hypotheses.
         seeds: those that the runs may grow to; None: exactly those of `runs`.
-        more: what else is sealed.
 
     Returns:
         The seal; None where a run, or the trunk that it branches from, has begun unsealed.
@@ -154,7 +152,7 @@ def seal_plan(
         raise UserError(
             f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}"
         )
-    if measure and seeds is None:
+    if seeds is None:
         _refuse_unlike(configs, hypotheses, measure)
     blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
     content = {
@@ -173,13 +171,10 @@ def seal_plan(
             name: seed_settings([config.values for config in own]) for name, own in configs.items()
         },
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
-        **({"measure": measure.model_dump()} if measure else {}),
-        **(more or {}),
+        "measure": measure.model_dump(),
     }
     begun = [run.name for run in runs if run.standing != "new"]
-    if hypotheses:
-        begun += _of_earlier_trunks(runs)
-    return write_seal(runs[0].config.run.directory, content, begun)
+    return write_seal(runs[0].config.run.directory, content, [*begun, *_of_earlier_trunks(runs)])
 
 
 def _of_earlier_trunks(runs: Sequence[PlannedRun]) -> list[str]:

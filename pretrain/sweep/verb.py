@@ -1,8 +1,7 @@
-"""The verbs `sweep`, `trial` and `ladder`, and their output."""
+"""The verbs `sweep` and `trial`, and their output."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
@@ -254,81 +253,6 @@ def trial(
         )
         return
     finish(trial_document(asked.claim, result, asked.seal), out)
-
-
-def ladder(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Finished runs of several sizes, lengths and seeds.")
-    ],
-    baseline: Annotated[
-        str, typer.Option(help="A variant: the first part of its runs' names, up to a dash.")
-    ],
-    predict: Annotated[
-        str | None, typer.Option(help="Grid to predict, under seal beside it.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only such of its runs.", metavar="PATTERN")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for report and figure.")] = Path("ladder"),
-) -> None:
-    """Fit a law of the loss over sizes and lengths, with each variant's factor on the tokens.
-
-    What was predicted is judged and not fitted, unless --predict continues from there.
-
-    Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml
-    """
-    from pretrain.runs.finished import leave_out_others, read_finished_run
-
-    paths, left_out = leave_out_others(runs)
-    finished = [read_finished_run(path) for path in paths]  # before imports that take seconds
-    from pretrain.compare.ladder import fit_ladder
-    from pretrain.compare.ladder_report import (
-        cells_of,
-        ladder_document,
-        predicted_runs,
-        sealed_predictions,
-    )
-    from pretrain.data.open import read_blend
-    from pretrain.study.report import finish
-    from pretrain.sweep.grid import read_grid
-    from pretrain.sweep.plan import plan_sweep, seal_plan
-
-    read = sealed_predictions(finished)
-    seals = read.seals
-    held = predicted_runs(seals, finished) if predict is None else set()
-    fitted = [run for run in finished if run.path not in held]
-    grid = None if predict is None else read_grid(predict)
-    planned: list[PlannedRun] = []
-    if grid:
-        planned = plan_sweep(
-            grid,
-            None,
-            (),
-            ranks_of=lambda config: config.parallel.tensor_model_parallel_size,
-            check_data=True,
-            only=only or (),
-        )
-    others = {read_blend(run.config.data).fingerprint for run in planned}
-    if others - {finished[0].data_fingerprint}:
-        raise UserError(f"grid {predict} has other data than {paths[0]}; a law is of one text")
-    cells = cells_of(fitted, [run.config for run in planned], baseline)
-    ahead = [cell for cell in cells if math.isnan(cell.loss)]
-    law = fit_ladder([cell for cell in cells if cell not in ahead], baseline, ahead)
-    if grid:
-        more = {
-            "law": law.values,
-            "factors": law.factors,
-            "fitted": {str(run.path): run.result.validation_loss for run in fitted},
-            "predictions": [prediction.model_dump() for prediction in law.predictions],
-        }
-        seal = seal_plan(grid, None, (), planned, hypotheses=(), stopping_rule=FIXED_N, more=more)
-        if seal is None:
-            raise UserError(
-                "a run of this grid has begun, too late to predict it; leave --predict out"
-            )
-        seals = (*(old for old in seals if old.path.name != seal.path.name), seal)
-    document = ladder_document(law, seals, finished, problems=read.problems)
-    finish(document, out, remark=f"\n{left_out}" if left_out else "")
 
 
 class Progress:

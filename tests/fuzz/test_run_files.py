@@ -18,8 +18,7 @@ from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.compare.compare_runs import compare_runs
-from pretrain.compare.content import as_json, runs_csv, variants_csv
-from pretrain.compare.report import report_page
+from pretrain.compare.report import as_json, report_page
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position
@@ -204,9 +203,7 @@ def test_runs_that_are_compared(runs: Path, data: st.DataObject) -> None:
         both = [file.parent.with_name("baseline"), file.parent]
         comparison = compare_runs(both, "vanilla", match=match)
         json.dumps(as_json(comparison))
-        return "".join(
-            map(str, [*report_page(comparison, []), variants_csv(comparison), runs_csv(comparison)])
-        )
+        return "".join(map(str, report_page(comparison, [])))
 
     file.write_bytes(changed)
     try:

@@ -54,7 +54,6 @@ def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
         ("train demo model.hiden_size=32", "unknown key 'model.hiden_size'"),
         ("train demo", "start that many with torchrun or srun, or here with --local-ranks 2"),
         ("compare nothing-here", "nothing-here"),
-        ("ladder nothing-here --baseline vanilla", "nothing-here"),
         ("export nothing-here --out nothing", "nothing-here is not a run directory"),
         ("evaluate diversity nothing-here", "nothing-here is not a run directory"),
     ],
@@ -152,7 +151,6 @@ def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) ->
     [
         "compare RUN",
         "diff RUN RUN",
-        "evaluate anatomy RUN",
         "evaluate approximation",
         "evaluate diversity RUN",
         "evaluate glue RUN --data RUN --tasks rte",

@@ -1,9 +1,7 @@
-"""Experiments of `evaluate diversity`, `length`, `anatomy` and `approximation`, with their reports.
+"""Experiments of `evaluate diversity`, `length` and `approximation`, with their reports.
 
 diversity        differences between the heads of a layer, in weights and in attention (E4)
-attention_maps   picture of the attention of a few heads
 length           perplexity at other lengths than the trained one (E5)
-anatomy          the gap to a baseline by what a token needed
 approximation    error of function regression, by width and depth (E1)
 trained_model    model of a finished run, on one process
 """

@@ -20,13 +20,6 @@ from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.attention.heads import attention_observed, head_weights
 from pretrain.data.open import RunData
-from pretrain.evaluation.heads.attention_maps import (
-    AttentionMaps,
-    caption,
-    lowest_seeds,
-    maps_figure,
-    numbers_file,
-)
 from pretrain.evaluation.heads.trained_model import TrainedModel, losses_of
 from pretrain.model.build import build_model
 from pretrain.model.packing import document_layout
@@ -299,16 +292,13 @@ class Limits:
     divergence: float = 1.0
 
 
-def diversity_report(
-    runs: Sequence[RunDiversity], limits: Limits, samples: int, maps: Sequence[AttentionMaps]
-) -> Report:
+def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int) -> Report:
     """Return the report of all runs.
 
     Args:
         runs: what was measured.
         limits: the criterion.
         samples: samples of each source that the attention was measured on.
-        maps: attention of the runs, of which one of each group is drawn.
     """
     groups = by_group(runs)
     criterion = (
@@ -316,7 +306,6 @@ def diversity_report(
         f"layers is below {limits.cosine:g} and the mean KL divergence of their attention "
         f"distributions is above {limits.divergence:g} nat."
     )
-    drawn = lowest_seeds(maps)
     summaries = [
         {"trained": summary(run.trained), "untrained": summary(run.untrained)} for run in runs
     ]
@@ -330,17 +319,11 @@ def diversity_report(
         content={
             "limits": asdict(limits),
             "samples_per_source": samples,
-            "maps": [one.about for one in drawn],
             "runs": [
                 asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
             ],
         },
-        figures={
-            "diversity": lambda: diversity_figure(groups, limits),
-            "maps": lambda: maps_figure(drawn),
-        },
-        captions={"maps": caption(drawn)},
-        files={"maps.npz": numbers_file(drawn)},
+        figures={"diversity": lambda: diversity_figure(groups, limits)},
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +77,16 @@ def main(run: str, original: str, other: str, out: str) -> None:
         out: directory for what the verbs write.
     """
     from pretrain.__main__ import app
-    from pretrain.errors import UserError
 
     runs = [run, other]
     for words in (
         ["compare", *runs, "--baseline=vanilla", "--prompt=The", "--sample-tokens=2"],
         ["diff", run, original],
-        ["evaluate", "anatomy", *runs],
+        ["evaluate", "diversity", *runs],
         ["export", run],
         ["replay", run, "--step=3"],
     ):
         app([*words, f"--out={out}/{words[0]}"], standalone_mode=False)
-    with suppress(UserError):  # two runs are read, and are too few for a law
-        app(["ladder", *runs, "--baseline=theirs", f"--out={out}/ladder"], standalone_mode=False)
     app(["sample", run, "--tokens=2"], standalone_mode=False)
 
 

@@ -15,7 +15,6 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from pretrain.__main__ import main
 from pretrain.compare.loss_files import by_model, read_losses, split_seed
 from pretrain.compare.losses import LossComparison, compare_losses
 from pretrain.errors import UserError
@@ -258,7 +257,6 @@ class Refused(MetaPathFinder):
 
 sys.meta_path.insert(0, Refused())
 from pretrain.api import compare_losses
-from pretrain.__main__ import main
 main()
 """
 
@@ -289,16 +287,3 @@ def test_the_verb_needs_no_torch_and_no_checkout(tmp_path: Path) -> None:
     assert "written: page/report.md" in done.stdout
     page = (tmp_path / "page/report.md").read_text()
     assert "## Pair by pair" in page and "python -m pretrain compare-losses" in page
-
-
-def test_a_refusal_of_the_verb_is_one_line_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for text, options in ((TABLE + "frozen,6,3.4\n", []), (TABLE, ["--sequential"])):
-        command = ["pretrain", "compare-losses", file(tmp_path, text), *options]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as left:
-            main()
-        printed = capsys.readouterr()
-        assert left.value.code == 2 and printed.out == ""
-        assert printed.err.startswith("error: ") and len(printed.err.splitlines()) == 1

@@ -1,6 +1,5 @@
 """The numbers behind `evaluate`, against what can be worked out by hand."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from pretrain.evaluation.heads.approximation import (
     approximation_report,
     kernel_regression,
 )
-from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer
 from pretrain.evaluation.heads.diversity import (
     LayerDiversity,
     Limits,
@@ -32,7 +30,6 @@ from pretrain.evaluation.heads.diversity import (
 )
 from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut, length_report
 from pretrain.evaluation.verbs import _ascending, approximation
-from pretrain.runs.finished import FinishedRun
 
 
 def test_principal_angles_of_known_planes() -> None:
@@ -135,9 +132,7 @@ def test_diversity_verdicts() -> None:
         run("scores only", 1, None, 1.5),
         run("one head", 1, None, None),
     ]
-    drawn = {"layer": 0, "source": "prose", "probabilities": np.ones((1, 1, 1))}
-    maps = [AttentionMaps(run.name, run.group, run.seed, **drawn) for run in runs]
-    report = diversity_report(runs, Limits(), 1, maps)
+    report = diversity_report(runs, Limits(), 1)
     answers = {verdict.group: verdict.answer for verdict in report.verdicts}
     assert answers == {
         "good": "in part (1 of 2)",
@@ -209,19 +204,3 @@ def test_what_cannot_be_regressed_is_refused(variant: str, width: int, reason: s
 def test_sizes_must_ascend(text: str) -> None:
     with pytest.raises(UserError, match="--widths is"):
         _ascending("--widths", text)
-
-
-def finished(name: str, num_layers: int) -> FinishedRun:
-    """As much of a finished run as the layer that is drawn depends on."""
-    blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
-    return FinishedRun(**blank | {"name": name, "config": {"model": {"num_layers": num_layers}}})
-
-
-def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:
-    runs = [finished("deep", 12), finished("flat", 5)]
-    assert chosen_layer(None, runs) == 2
-    assert [chosen_layer(asked, runs) for asked in (0, 4)] == [0, 4]
-    for asked in (-1, 5, 11):
-        said = f"--maps-layer is {asked}, but run 'flat' has 5 layers"
-        with pytest.raises(UserError, match=said):
-            chosen_layer(asked, runs)

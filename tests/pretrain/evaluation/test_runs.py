@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pretrain.runs.finished import read_finished_run
 from tests.command_line import assert_refused
 from tests.ranks import run_ranks, warm_cli
 from tests.tiny import tiny_overrides
@@ -114,7 +112,7 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
 
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
-    options = ["--samples", "2", "--maps-positions", "20", "--out", str(tmp_path)]
+    options = ["--samples", "2", "--out", str(tmp_path)]
     done = warm_cli(["evaluate", "diversity", *paths, *options])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -130,23 +128,6 @@ def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -
     assert vanilla["trained"][0]["query"] != vanilla["untrained"][0]["query"]
     assert "criterion held" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "diversity.png").stat().st_size > 10_000
-    assert_maps(tmp_path, report)
-
-
-def assert_maps(out: Path, report: dict[str, Any]) -> None:
-    """Of each of three variants, the first 20 of 32 positions of three heads."""
-    assert (out / "maps.png").stat().st_size > 10_000
-    text = (out / "report.md").read_text()
-    assert "![maps](maps.png)\n\nAttention of the first 3 heads of layer 1 in one sample" in text
-    with np.load(out / "maps.npz") as numbers:
-        for drawn in report["maps"]:
-            assert (drawn["layer"], drawn["heads"], drawn["positions"]) == (1, 3, 20)
-            maps = numbers[f"{drawn['group']}, seed {drawn['seed']}"]
-            assert maps.shape == (3, 20, 20) and maps.dtype == np.float32
-            assert maps.sum(-1) == pytest.approx(1, abs=1e-5)
-            assert not np.triu(maps, 1).any() and maps.min() >= 0
-            assert abs(maps[0] - maps[1]).max() > 1e-3  # heads differ
-        assert len(report["maps"]) == len(numbers.files) == 3
 
 
 def test_length_report_says_what_is_not_possible(
@@ -168,35 +149,9 @@ def test_length_report_says_what_is_not_possible(
     assert (tmp_path / "length.png").stat().st_size > 10_000
 
 
-def test_anatomy_shares_out_the_difference_that_the_runs_logged(
-    answers: dict[str, Any], runs: Path, tmp_path: Path
-) -> None:
-    paths = [str(runs / name) for name in ("tensor-parallel", "orthogonal", "hybrid")]
-    done = warm_cli(["evaluate", "anatomy", *paths, "--out", str(tmp_path)])
-    assert done.returncode == 0, done.stderr
-    classes = json.loads((tmp_path / "report.json").read_text())["classes"]
-    logged = [read_finished_run(Path(path)).result.validation_loss or 0.0 for path in paths]
-    for variant, loss in zip(
-        ("orthogonal", "hybrid+logit_scale+channel_scale+low_rank"), logged[1:], strict=True
-    ):
-        own = {(one["split"], one["name"]): one for one in classes if one["variant"] == variant}
-        whole = own["all", "all"]["gap"]["mean"]
-        assert whole == pytest.approx(loss - logged[0], abs=1e-4) and abs(whole) > 1e-3
-        assert {split for split, _ in own} == {"all", "recall", "frequency", "position", "source"}
-        for split in ("recall", "frequency", "position", "source"):
-            parts = [
-                one["share"] * one["gap"]["mean"] for key, one in own.items() if key[0] == split
-            ]
-            assert sum(parts) == pytest.approx(whole, rel=1e-9)
-    assert "(n = 1 < 5: no claim)" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "report.html").is_file()
-
-
 def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     one = str(runs / "learned")
     out = tmp_path / "out"
     command = ["evaluate", "diversity", one, "--out", str(out)]
     assert_refused(warm_cli([*command, one]), "given twice")
-    said = "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1"
-    assert_refused(warm_cli([*command, "--maps-layer=2"]), said)
     assert not out.exists()

@@ -321,7 +321,6 @@ def test_a_seal_at_equal_flops_is_judged_by_the_losses_there(
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"measure": None}, "which this older one does not"),
         ({"data": ["other"]}, "old-seed_1 has other data"),
         ({"sealed": "2100-01-01T00:00:00+0000"}, "new-seed_1 began before"),
         ({"other_seeds": {"new": {"attention.seed": 7}}}, "attention.seed is 1 in new-seed_1"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.config.removed import LAST_WITH_THEM, REMOVED_KEYS, Removed
 from pretrain.errors import UserError
 from pretrain.study.seal import Seal, read_seals, write_seal
 from tests.fabricated_seals import made_seal
@@ -73,7 +74,6 @@ def raw(content: bytes) -> Callable[[Path, str], None]:
     return write
 
 
-PREDICTION = {"design": "new", "parameters": 1, "tokens": 1, "loss": 1, "low": 0, "high": 2}
 STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (fifo, "not a regular file"),
     (device, "not a regular file"),
@@ -84,24 +84,16 @@ STRANGE: list[tuple[Callable[[Path, str], None], str]] = [
     (raw(b"{}"), "sealed: Field required"),
     (raw(b"[" * 100_000), "recursion"),
     (raw(b"\xff\xfe\x00"), "JSON"),
-    (raw(b'{"sealed": NaN, "sha256": ""}'), "sealed"),
     (edited(lambda sealed: sealed.pop("grid")), "sealed.grid: Field required"),
-    (edited(lambda sealed: sealed.pop("settings")), "sealed.settings: Field required"),
-    (set_("seeds", None), "sealed.seeds"),
-    (set_("seeds", "12"), "sealed.seeds"),
     (set_("seeds", []), "sealed.seeds"),
     (set_("seeds", [*range(10_001)]), "sealed.seeds"),
     (set_("seeds", [1, 1]), "a seed stands there twice"),
-    (set_("predictions", [PREDICTION | {"seeds": [9]}]), "of seeds that are not sealed"),
     (set_("seeds", [10**30]), "sealed.seeds.0"),
-    (set_("settings", [1]), "sealed.settings"),
     (set_("settings", {}), "there are no settings of new"),
-    (set_("grid", {"file": 5, "sha256": ""}), "sealed.grid.file"),
     (set_("grid", {"file": "g" * 4097, "sha256": ""}), "sealed.grid.file"),
     (set_("sealed", "yesterday"), "does not match format"),
     (set_("measure", {"match": "luck", "subjects": [], "rule": {}}), "sealed.measure.match"),
     (edited(lambda sealed: sealed["hypotheses"][0].update(question="equal")), "a question is one"),
-    (edited(lambda sealed: sealed["hypotheses"][0].update(margin="2")), "margin"),
     (key_twice, "the key 'fixed_n' twice"),
 ]
 
@@ -133,16 +125,44 @@ def test_the_hash_is_of_the_content_and_in_the_name(tmp_path: Path) -> None:
     }
     written = seal.path.stat()
     assert a_seal(tmp_path).path == seal.path and seal.path.stat() == written  # not the copy
-    del content["sealed"]["measure"]  # as an older version wrote it
-    seal.path.write_text(json.dumps(content))
-    copy.unlink()
-    given = {**seal.raw}
-    del given["commit"], given["sealed"]
-    begun = write_seal(tmp_path, given, ["new-seed_1"])
-    assert begun is not None and begun.path == seal.path and begun.sealed.measure is None
-    predicted = given | {"predictions": [PREDICTION | {"seeds": given["seeds"]}]}
-    second = write_seal(tmp_path, predicted, [])
-    assert second is not None and second.path != seal.path
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (edited(lambda sealed: sealed.pop("measure")), "it does not state its measure and seeds"),
+        (edited(lambda sealed: sealed.pop("other_seeds")), "as seals of version 0.4 and before"),
+        (set_("predictions", [{"design": "new"}]), "it has predictions of `ladder`, which"),
+    ],
+)
+def test_a_seal_of_a_form_that_is_gone_is_one_sentence_with_the_tag(
+    make: Callable[[Path, str], None], why: str, tmp_path: Path
+) -> None:
+    seal = a_seal(tmp_path)
+    make(seal.path, seal.path.read_text())
+    read = read_seals([tmp_path])
+    (problem,) = read.problems
+    assert read.seals == () and problem.startswith(f"the seal {seal.path} is not judged: it ")
+    assert why in problem and "tag v0.5-lab" in problem and problem.isprintable()
+
+
+def test_settings_that_are_gone_count_where_they_changed_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMOVED_KEYS, "model.gone", Removed("leave it out", neutral=(False,)))
+    path = a_seal(tmp_path).path
+    content = json.loads(path.read_text())
+    content["sealed"]["settings"]["new"]["model.gone"] = False
+    path.write_text(json.dumps(content))
+    (seal,) = read_seals([tmp_path]).seals
+    assert "model.gone" not in seal.sealed.settings["new"]
+    content["sealed"]["settings"]["new"]["model.gone"] = True
+    path.write_text(json.dumps(content))
+    (problem,) = read_seals([tmp_path]).problems
+    assert problem == (
+        f"the seal {path} is not judged: model.gone was removed; {LAST_WITH_THEM} has it: "
+        "leave it out"
+    )
 
 
 @pytest.mark.parametrize("make", [fifo, dangling, raw(b"")])

@@ -158,22 +158,16 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page_text(page, ["there"]) == text
     figures = {"gone": lambda: None}
     document = Document(
-        page=page,
-        content={"x": float("nan")},
-        summary=["said", ["note"]],
-        figures=figures,
-        files={"a.csv": "1\n", "b": b"2", "older": None},
+        page=page, content={"x": float("nan")}, summary=["said", ["note"]], figures=figures
     )
     (tmp_path / "out").mkdir()
-    for name in ("older", "another"):
-        (tmp_path / "out" / name).touch()
+    (tmp_path / "out/another").touch()
     finish(document, tmp_path / "out", remark=" (again)")
     said = f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
     assert capsys.readouterr().out == said
     files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert files["report.json"] == '{\n "x": null\n}\n'
-    assert (files["a.csv"], files["b"]) == ("1\n", "2")
-    assert "gone" not in files["report.md"] and "another" in files and "older" not in files
+    assert "gone" not in files["report.md"] and "another" in files
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written: "):
         finish(document, tmp_path / "file")
