@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
-PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
+PACKAGES := pretrain laboratory megatron_patches data_pipeline ds_configs slurm tests benchmarks tools docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
 .PHONY: demo demo-clean site results-figures test test-fast test-all test-slurm test-kernels test-oldest test-newest release-check faults fuzz record lint format bench gpu-check gpu-dry clean help
@@ -43,7 +43,7 @@ demo-clean: ## remove what demo made
 # --- results: each page of docs/results has the commands of its runs ---------------------------------------------------
 RESULTS ?= docs/results
 results-figures: $(VENV)/installed ## the figures of docs/results, and a check of its numbers, from the tables beside them; RESULTS=DIRECTORY
-	$(RUN) -m benchmarks.results.figures --out $(RESULTS)
+	$(RUN) -m laboratory.results.figures --out $(RESULTS)
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 # What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, because many tests wait for others;

@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import suppress
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,20 +26,31 @@ except ModuleNotFoundError:
 from data_pipeline.io.home import expand_arguments
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
-from pretrain.compare_verbs import compare, compare_losses
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
 from pretrain.doctor.request import Difference, Request
 from pretrain.errors import UserError
-from pretrain.evaluation.verbs import evaluate
 from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
-from pretrain.quickstart import demo, try_
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.output import outlive_output
 from pretrain.ranks.signals import StopSignals
-from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import sweep, trial
+
+LABORATORY = {
+    "compare": "laboratory.compare_verbs:compare",
+    "compare-losses": "laboratory.compare_verbs:compare_losses",
+    "sweep": "laboratory.sweep.verb:sweep",
+    "trial": "laboratory.sweep.verb:trial",
+    "replay": "laboratory.replay.verb:replay",
+    "diff": "laboratory.replay.verb:diff",
+    "evaluate": "laboratory.evaluation.verbs:evaluate",
+    "try": "laboratory.quickstart:try_",
+    "demo": "laboratory.quickstart:demo",
+}
+"""{verb: its function, or its app of verbs}: all that this package knows of the laboratory."""
+
+SHIPPED = {"configs": ("pretrain.configs", "*.yaml"), "grids": ("laboratory.grids", "*/*.yaml")}
+"""{what `list` prints: package and pattern of the files}"""
 
 
 class Named(str, Enum):
@@ -84,7 +96,6 @@ app = typer.Typer(
     help="Pretrain GPT models with frozen orthonormal Query/Key projections beside ordinary ones.",
 )
 
-app.add_typer(evaluate, name="evaluate")
 app.add_typer(checkpoint, name="checkpoint")
 
 
@@ -243,11 +254,9 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
 
     from megatron_patches.recipe.variants import VARIANTS
     from pretrain.config.sources import shipped_files
-    from pretrain.sweep.grid import GRIDS
 
     about = {}
-    place = GRIDS if what is Named.GRIDS else ("pretrain.configs", "*.yaml")
-    for name, path in shipped_files(*place).items():
+    for name, path in shipped_files(*SHIPPED.get(what.value, SHIPPED["configs"])).items():
         comment = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
         about[name] = " ".join(line[2:] for line in comment).partition(". ")[0]
     if what is Named.VARIANTS:  # what the policy has that is not the default
@@ -264,9 +273,15 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
         typer.echo(fill(f"{name:{wide}}{text.removesuffix('.')}", 80, subsequent_indent=" " * wide))
 
 
-_STUDIES = (compare, compare_losses, sweep, trial, replay, diff)
-for _verb in (*_STUDIES, plan, export, sample, import_, try_, demo):
-    app.command(_verb.__name__.rstrip("_").replace("_", "-"))(_verb)
+for _verb in (plan, export, sample, import_):
+    app.command(_verb.__name__.rstrip("_"))(_verb)
+for _name, _place in LABORATORY.items():
+    _module, _, _attribute = _place.partition(":")
+    _function = getattr(import_module(_module), _attribute)
+    if isinstance(_function, typer.Typer):
+        app.add_typer(_function, name=_name)
+    else:
+        app.command(_name)(_function)
 expand_arguments(app)
 
 

@@ -11,22 +11,19 @@ as a `pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.io.home import expand_home
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.variants import ORDINARY
-from pretrain.runs.finished import FinishedRun, read_finished_run
 
 if TYPE_CHECKING:
+    from laboratory.api import FinishedRun, compare, compare_losses, load_run, paired_gaps
     from megatron_patches.attention.module import FrozenAttention
     from megatron_patches.bank.shards import bank_rows
-    from pretrain.compare.comparison import Comparison
-    from pretrain.compare.losses import compare_losses
     from pretrain.plan.estimate import Plan
-    from pretrain.study.gaps import PairedGap
 
 __all__ = [
     "BankRecipe",
@@ -44,7 +41,11 @@ AnyPath = str | os.PathLike[str]
 _LATER = {
     "FrozenAttention": "megatron_patches.attention.module",
     "bank_rows": "megatron_patches.bank.shards",
-    "compare_losses": "pretrain.compare.losses",
+    "FinishedRun": "laboratory.api",
+    "compare": "laboratory.api",
+    "compare_losses": "laboratory.api",
+    "load_run": "laboratory.api",
+    "paired_gaps": "laboratory.api",
 }
 """{name: its module, which is imported when the name is first asked for}"""
 
@@ -54,60 +55,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'pretrain.api' has no attribute '{name}'")
     return getattr(import_module(_LATER[name]), name)
-
-
-def load_run(run: AnyPath) -> FinishedRun:
-    """Load a finished run from its directory: configuration, result, sizes, curves; no weights."""
-    return read_finished_run(expand_home(run))
-
-
-def compare(
-    runs: Sequence[AnyPath],
-    baseline: str = ORDINARY,
-    subjects: Sequence[str] = (),
-    match: str = "tokens",
-    out: AnyPath | None = None,
-    *,
-    by: str = "settings",
-) -> Comparison:
-    """Compare finished runs, several seeds of each variant, as the verb `compare` does.
-
-    Args:
-        runs: their directories.
-        baseline: a variant, or the name of a run.
-        subjects: keys that may differ because they are what is compared, such as model.num_layers.
-        match: tokens, flops or seconds.
-        out: directory for the report; None: none is written.
-        by: settings or names: what tells variants apart.
-    """
-    from pretrain.compare.compare_runs import compare_runs
-    from pretrain.compare.report import compare_command, write_comparison
-
-    paths = [expand_home(run) for run in runs]
-    comparison = compare_runs(paths, baseline, subjects, match, by=by)
-    if out is not None:
-        write_comparison(
-            comparison, expand_home(out), compare_command(paths, comparison, expand_home(out))
-        )
-    return comparison
-
-
-def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, PairedGap]:
-    """Compare losses of any models, paired by seed: intervals, tests, Holm's correction.
-
-    Args:
-        losses: {model: {seed: nats per token}}.
-        baseline: the model to compare with.
-
-    Returns:
-        {model: its gap to the baseline}, over the seeds that both have.
-
-    Raises:
-        UserError: a model and the baseline have no seed in common.
-    """
-    from pretrain.study import gaps
-
-    return gaps.paired_gaps(losses, baseline, gaps.NATS)
 
 
 def plan(
@@ -157,9 +104,9 @@ def export(
     Returns:
         The content of export.json.
     """
+    from pretrain.export.models import FACTS
     from pretrain.export.run_exports import export_apart
     from pretrain.runs.facts import read_facts
-    from pretrain.study.models import FACTS
 
     export_apart(expand_home(run), expand_home(out), step, dtype)
     return read_facts(expand_home(out) / FACTS)

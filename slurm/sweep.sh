@@ -36,7 +36,7 @@ fi
 ora_sweep() {
   local answer line words failed=0
   while
-    answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
+    answer=$(ora_python -m laboratory.slurm sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
       --nodes "$SLURM_JOB_NUM_NODES" --ranks-per-node "$ORA_RANKS_PER_NODE" \
       ${ORA_QUESTION:+--question "$ORA_QUESTION" --margin "${ORA_MARGIN:-2}"} -- "$@") || return
     [ -n "$answer" ]

@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 
 from data_pipeline.shards.manifest import read_manifest
+from laboratory.sweep.plan import PlannedRun
 from pretrain.config.load import parse_config
 from pretrain.runs import tags
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory
 from pretrain.runs.environment import git_commit
 from pretrain.runs.tags import METRICS, Metric, When
-from pretrain.sweep.plan import PlannedRun
 
 BATCH, LENGTH = 16, 128
 _YAML = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from laboratory.runs.finished import FinishedRun, ModelSize, RunResult, StateBytes
+from laboratory.study.hypothesis import Hypothesis
+from laboratory.study.seal import Seal
+from laboratory.study.sealed import Measure, Sealed, SealedGrid, design_settings
+from laboratory.study.verdict import SEQUENTIAL, fixed_rule
 from pretrain.runs.curves import RunCurves
-from pretrain.runs.finished import FinishedRun, ModelSize, RunResult, StateBytes
-from pretrain.study.hypothesis import Hypothesis
-from pretrain.study.seal import Seal
-from pretrain.study.sealed import Measure, Sealed, SealedGrid, design_settings
-from pretrain.study.verdict import SEQUENTIAL, fixed_rule
 
 DIRECTORY = Path("/campaign")
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from laboratory.sweep.grid import GRIDS, Grid, read_grid
+from laboratory.sweep.plan import PlannedRun, plan_sweep
 from pretrain.config.sources import shipped_files
-from pretrain.sweep.grid import GRIDS, Grid, read_grid
-from pretrain.sweep.plan import PlannedRun, plan_sweep
 
 
 def shipped_grids() -> list[str]:

@@ -16,12 +16,12 @@ import typer
 import data_pipeline.__main__
 import megatron_patches.__main__
 import pretrain.__main__
+from laboratory.sweep.grid import read_grid
+from laboratory.sweep.plan import plan_sweep
 from pretrain.config.keys import SECTIONS as CONFIG_SECTIONS
 from pretrain.config.load import load_config
 from pretrain.config.removed import REMOVED_KEYS
 from pretrain.config.sources import parse_overrides
-from pretrain.sweep.grid import read_grid
-from pretrain.sweep.plan import plan_sweep
 from tests.ranks import ROOT
 from tests.shipped_grids import shipped_grids
 from tests.test_architecture import FLOORS
@@ -35,7 +35,10 @@ PAGES = sorted(
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 METHOD = ("docs/method.md", "docs/method-exactly.md")
-FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
+FOLDERS = (
+    "pretrain|laboratory|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
+)
+PROGRAMS = ("pretrain", "laboratory", "data_pipeline", "megatron_patches")
 NOT_IN_THE_CHECKOUT = (
     "slurm/site.sh",
     "slurm/logs",
@@ -100,7 +103,7 @@ def test_commands_that_are_named_exist_with_their_options(name: str) -> None:
         if words[0] == "make":
             assert len(words) < 2 or words[1] in make_targets(), f"{name}: {command}"
             continue
-        if not words[2].startswith(("pretrain", "data_pipeline", "megatron_patches")):
+        if words[2].startswith("laboratory.results") or not words[2].startswith(PROGRAMS):
             continue
         verb, options = known_options(words[2], words[3:])
         assert options is not None, f"{name}: there is no verb in '{command}'"
@@ -124,7 +127,7 @@ def test_configuration_keys_that_are_named_exist(name: str) -> None:
 def test_commands_on_shipped_files_would_start(name: str) -> None:
     """Their settings go with the config, or with the grid on its base.
 
-    A grid as it is shipped is planned in tests/pretrain/sweep/test_grid.py.
+    A grid as it is shipped is planned in tests/laboratory/sweep/test_grid.py.
     """
     for command in commands((ROOT / name).read_text()):
         verb, file, *words = [*command.split()[3:], "", ""]
@@ -231,15 +234,16 @@ def test_prose_is_wrapped(name: str) -> None:
     assert [line for line in lines if len(line) > 100 and not line.lstrip().startswith("|")] == []
 
 
-def test_the_floors_are_those_of_the_test() -> None:
+@pytest.mark.parametrize("package", ["pretrain", "laboratory"])
+def test_the_floors_are_those_of_the_test(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    section = text.partition("## The floors of `pretrain`")[2].partition("\n## ")[0]
+    section = text.partition(f"## The floors of `{package}`")[2].partition("\n## ")[0]
     rows = [
         re.findall(r"`(\w+)`", row.split("|")[1])
         for row in section.splitlines()
         if row.startswith("| `")
     ]
-    assert [set(row) for row in rows] == [set(floor) for floor in reversed(FLOORS["pretrain"])]
+    assert [set(row) for row in rows] == [set(floor) for floor in reversed(FLOORS[package])]
 
 
 def prose(text: str) -> str:
@@ -288,7 +292,7 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     """(the verb, its options) that `words` of a command line begin with; None for no such verb."""
     programs = command_lines()
     if package not in programs:
-        return package, set() if package == "pretrain.job" else None
+        return package, set() if package in ("pretrain.job", "laboratory.slurm") else None
     command, path = programs[package], package
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         if words[0] not in command.commands:

@@ -1,4 +1,4 @@
-"""benchmarks.results: the published numbers and figures again, from what is committed."""
+"""laboratory.results: the published numbers and figures again, from what is committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import figures
+from laboratory.results import figures
 from tests.ranks import ROOT
 
 

@@ -12,6 +12,7 @@ from tests.ranks import ROOT
 
 FOLDERS = (
     "pretrain",
+    "laboratory",
     "megatron_patches",
     "data_pipeline",
     "benchmarks",

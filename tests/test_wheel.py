@@ -21,7 +21,7 @@ from tests.ranks import ROOT, rank_environment
 from tools.release import WITHOUT_TORCH, build
 
 pytestmark = pytest.mark.distributed  # builds, installs and starts programs
-PRODUCT = ("pretrain", "megatron_patches", "data_pipeline", "ds_configs")
+PRODUCT = ("pretrain", "laboratory", "megatron_patches", "data_pipeline", "ds_configs")
 DATA = (".yaml", ".json", ".md", ".css", ".js", ".typed")
 
 
@@ -77,7 +77,7 @@ def test_the_wheel_holds_the_program_and_nothing_else(installed: Installed) -> N
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", *DATA) and "__pycache__" not in path.parts
     }
-    assert len(expected) > 100 and "pretrain/configs/grids/studies/demo_variants.yaml" in expected
+    assert len(expected) > 100 and "laboratory/grids/studies/demo_variants.yaml" in expected
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert installed.wheel.name == f"ora_pretrain-{pretrain.__version__}-py3-none-any.whl"
 

@@ -35,7 +35,13 @@ WORDS = {
 }
 """{what to say: what not to say}"""
 
-ARMS = ("docs/referee.md", "docs/glossary.md", "pretrain trial", "pretrain/sweep", "pretrain/study")
+ARMS = (
+    "docs/referee.md",
+    "docs/glossary.md",
+    "pretrain trial",
+    "laboratory/sweep",
+    "laboratory/study",
+)
 """Pages and modules about trials, whose two variants are called arms."""
 
 
@@ -105,7 +111,9 @@ def test_scripts_use_one_name_for_each_thing() -> None:
     assert said == []
 
 
-@pytest.mark.parametrize("package", ["pretrain", "megatron_patches", "data_pipeline", "slurm"])
+@pytest.mark.parametrize(
+    "package", ["pretrain", "laboratory", "megatron_patches", "data_pipeline", "slurm"]
+)
 def test_messages_use_one_name_for_each_thing(package: str) -> None:
     said: list[str] = []
     for path in sorted((ROOT / package).rglob("*.py")):

@@ -73,8 +73,8 @@ def _import_everything() -> None:
     for module in (
         "pretrain.__main__",
         "pretrain.training.loop",
-        "pretrain.evaluation.heads.trained_model",
-        "pretrain.compare.report",
+        "laboratory.evaluation.heads.trained_model",
+        "laboratory.compare.report",
         "deepspeed.module_inject",
         # what compiling a layer imports, two seconds a rank
         "torch._inductor.compile_fx",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 
-from benchmarks.results import equal_cost
-from benchmarks.results.equal_cost import DENSE, MULTI_QUERY
-from benchmarks.results.figures import table
 from docs.figures.svg import Scale, drawing, line, scale, text
+from laboratory.results import equal_cost
+from laboratory.results.equal_cost import DENSE, MULTI_QUERY
+from laboratory.results.figures import table
 from pretrain.api import paired_gaps
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from math import floor, log10
 from pathlib import Path
 
-from benchmarks.results.figures import RESULTS, table
 from docs.figures import contrasts
 from docs.figures.svg import circle, drawing, line, scale, text
+from laboratory.results.figures import RESULTS, table
 
 HERE = Path(__file__).resolve().parent
 LAYOUTS = HERE / "layouts.json"

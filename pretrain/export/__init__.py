@@ -15,4 +15,5 @@ run_exports        exports kept in the run directory
 sampling           text from an exported model, token by token
 source_model       the way back: initial weights and a configuration from such a directory
 verb               `python -m pretrain export|import|sample`, and the upload to the hub
+models          model directories of transformers: identity, loading, trust in their code
 """

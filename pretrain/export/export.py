@@ -30,6 +30,7 @@ from pretrain.export.agreement import (
 from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
 from pretrain.export.projections import folded_adapters
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
@@ -39,7 +40,6 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.reporting.text import perplexity
 from pretrain.runs.directory import MARKER, write_json, write_text_atomically
 from pretrain.runs.environment import package_version
-from pretrain.study.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Those whose versions export.json states, beside torch's."""

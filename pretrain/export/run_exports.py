@@ -15,18 +15,18 @@ from data_pipeline.io.files import hash_file, refusing
 from data_pipeline.io.lease import Lease
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.ranks.devices import ask_for
-from pretrain.ranks.environment import speaks_for_all, without_launcher
-from pretrain.ranks.launch import prepare_child
-from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
-from pretrain.runs.facts import read_facts
-from pretrain.study.models import (
+from pretrain.export.models import (
     CHECKPOINT_FACT,
     FACTS,
     FILES_FACT,
     named_code,
     require_transformers,
 )
+from pretrain.ranks.devices import ask_for
+from pretrain.ranks.environment import speaks_for_all, without_launcher
+from pretrain.ranks.launch import prepare_child
+from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
+from pretrain.runs.facts import read_facts
 
 _DTYPES = ("fp32", "bf16")
 _TIMEOUT = 6 * 3600

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pretrain.errors import UserError
-from pretrain.study.models import (
+from pretrain.export.models import (
     read_language_model,
     read_tokenizer,
     require_transformers,

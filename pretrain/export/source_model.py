@@ -28,10 +28,10 @@ from pretrain.config.sources import dump_yaml, override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.models import loading, named_code, require_transformers
 from pretrain.export.names import CLASSES, ModelClass
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
-from pretrain.study.models import loading, named_code, require_transformers
 
 _HEAD = "lm_head.weight"
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"

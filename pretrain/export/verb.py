@@ -132,8 +132,8 @@ def sample(
     if not 0 <= top_p <= 1:  # NaN passes typer's limits
         raise UserError(f"--top-p {top_p:g} must be from 0 to 1")
     typer.echo(f"sampling from {path}; the imports take a while", err=True)
+    from pretrain.export.models import require_transformers
     from pretrain.export.run_exports import exported
-    from pretrain.study.models import require_transformers
 
     require_transformers("sample")
     directory = exported(path, step)

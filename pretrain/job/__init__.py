@@ -3,4 +3,5 @@
 __main__   the command line for the scripts, and the part of a job's ranks that a run can use
 segments   continuation, end or surrender of a job after each of its segments
 job_kinds  kinds of job: a training run, or a task of a tokenize array
+shape      the largest part of a job's ranks that a run can use
 """

@@ -9,11 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import product, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
@@ -25,13 +22,9 @@ from data_pipeline.io.words import guard_output, shown_in_line
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
+from pretrain.job.shape import Batches, Shape, shape_to_use
 from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.runs.facts import read_facts, read_form
-from pretrain.sweep.verb import MarginOption, Question
-
-if TYPE_CHECKING:
-    from pretrain.config.tree import Config
-    from pretrain.sweep.plan import PlannedRun
 
 USER_MISTAKE = 2
 
@@ -121,60 +114,6 @@ def end_training(
     )
 
 
-@app.command("sweep-runs")
-def sweep_runs(
-    grid: str,
-    overrides: Annotated[list[str] | None, typer.Argument()] = None,
-    task: Annotated[int, typer.Option(min=0)] = 0,
-    num_tasks: Annotated[int, typer.Option(min=1)] = 1,
-    nodes: Nodes = 1,
-    ranks_per_node: RanksPerNode = 1,
-    question: Annotated[Question | None, typer.Option()] = None,
-    margin: MarginOption = 2.0,
-) -> None:
-    """List the runs of one task of a sweep, a line per run, config and overrides between tabs.
-
-    With a question the grid is a trial's: the next run alone, or none once the answer is there.
-    """
-    from pretrain.config.sources import parse_overrides
-    from pretrain.sweep.grid import read_grid
-    from pretrain.sweep.plan import plan_sweep
-
-    if task >= num_tasks:
-        raise UserError(
-            f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give "
-            f"--array=0-{num_tasks - 1}"
-        )
-
-    def ranks_of(config: Config) -> int:
-        return shape_to_use(Shape(nodes, ranks_per_node), Batches.of(config))[0].ranks
-
-    def answer(runs: Sequence[PlannedRun]) -> None:
-        for run in runs:
-            typer.echo("\t".join([run.base, *run.overrides]))
-
-    def answer_the_next(waiting: Sequence[PlannedRun], _: Sequence[PlannedRun]) -> None:
-        answer(waiting[:1])
-        raise typer.Exit
-
-    given = parse_overrides(overrides or [])
-    share = slice(task, None, num_tasks)
-    if question is None:
-        answer(plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[share])
-        return
-    from pretrain.sweep.trial import Trial, carry_out
-
-    asked = Trial.of(
-        read_grid(grid),
-        base=None,
-        overrides=given,
-        ranks_of=ranks_of,
-        question=question.value,
-        margin=margin,
-    )
-    carry_out(asked.planned, answer_the_next, asked.claim, max_pairs=None, share=share)
-
-
 @app.command("begin-tokenizing")
 def begin_tokenizing(shards: Path, index: int, count: int, max_stalled: MaxStalled = 3) -> None:
     """Begin a task of a tokenize array. Answer: `run LOGS`."""
@@ -226,89 +165,6 @@ def after_doctor(
     segments = Segments(Training(run))
     typer.echo(
         ",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most))
-    )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Ranks on nodes, the same number on each."""
-
-    nodes: int
-    ranks_per_node: int
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
-
-    def __str__(self) -> str:
-        return f"{self.ranks} ranks ({self.nodes} x {self.ranks_per_node})"
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The sizes of a configuration that decide which numbers of ranks are possible."""
-
-    global_batch: int
-    micro_batch: int
-    tensor_parallel: int
-
-    @staticmethod
-    def of(config: Config) -> Batches:
-        return Batches(
-            config.data.global_batch_size,
-            config.data.micro_batch_size,
-            config.parallel.tensor_model_parallel_size,
-        )
-
-    def misfit(self, ranks: int) -> str | None:
-        """Return why this number of ranks is impossible; None: it is possible."""
-        if ranks % self.tensor_parallel:
-            key = "parallel.tensor_model_parallel_size"
-            return f"{ranks} is not a multiple of {key}={self.tensor_parallel}"
-        copies = ranks // self.tensor_parallel
-        if self.global_batch % (self.micro_batch * copies):
-            return (
-                f"data.global_batch_size={self.global_batch} is not divisible by "
-                f"data.micro_batch_size={self.micro_batch} times {copies} data-parallel ranks"
-            )
-        return None
-
-
-def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
-    """Return the largest part of a job's ranks that a run can use.
-
-    Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node,
-    then the one on the fewest nodes. The shape is `given` itself where nothing fits, because there
-    are fewer ranks than one copy of the model needs: `resolve` refuses that.
-
-    Args:
-        given: the job's ranks.
-        batches: sizes of the configuration.
-
-    Returns:
-        The shape, and the sentence about what is left idle; None if all is used, or nothing fits.
-    """
-    reason = batches.misfit(given.ranks)
-    best = _largest_part(given, batches)
-    if reason is None or best is None:
-        return given, None
-    sentence = f"trains on {best} of the job's {given}: {reason}"
-    more = _largest_part(given, replace(batches, micro_batch=1)) or best
-    if more.ranks > best.ranks:
-        share = batches.global_batch * batches.tensor_parallel // more.ranks
-        size = max(n for n in range(1, batches.micro_batch + 1) if share % n == 0)
-        sentence += f"; with data.micro_batch_size={size} it would on {more}"
-    return best, sentence
-
-
-def _largest_part(given: Shape, batches: Batches) -> Shape | None:
-    """Return the best possible part of a job's ranks, as `shape_to_use` ranks them; or None."""
-    parts = product(range(1, given.nodes + 1), range(1, given.ranks_per_node + 1))
-    possible = [shape for shape in starmap(Shape, parts) if batches.misfit(shape.ranks) is None]
-    return max(
-        possible,
-        key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes),
-        default=None,
     )
 
 

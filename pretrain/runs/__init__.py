@@ -9,7 +9,5 @@ tags          every metric of a run: tag, unit, records that have it, its Tensor
 metrics_file  metrics.jsonl: append, cut back at a resume, read
 curves        metrics.jsonl as arrays
 facts         the files that describe a run, read back, their types judged
-agreement     refusal of a finished run whose files contradict each other
-finished      a finished run as one record, and summary.json
 removal       what may be removed of a run, judged in one place
 """

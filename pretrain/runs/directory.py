@@ -252,3 +252,11 @@ def strict_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [strict_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def newest_checkpoint_bytes(run_path: Path) -> int | None:
+    """Sum the bytes of all files of the run's newest complete checkpoint; None without one."""
+    newest = RunDirectory(run_path).newest_checkpoint()
+    if newest is None:
+        return None
+    return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())

@@ -18,6 +18,7 @@ from data_pipeline.io.files import naming, sync
 from data_pipeline.io.forms import LARGEST, parse_json
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
+from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -152,3 +153,18 @@ class MetricsFile:
     def close(self) -> None:
         self.sync()
         self._file.close()
+
+
+def summary_of(last: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of summary.json, the result of a run for scripts, from its last record."""
+    return {
+        "step": last["step"],
+        "tokens": last["tokens"],
+        "samples": last["samples"],
+        "loss": last[LOSS.tag],
+        "validation": {
+            "loss": last[VALIDATION_LOSS.tag],
+            "perplexity": last[PERPLEXITY.tag],
+            "perplexity_by_source": PERPLEXITY_OF_SOURCE.members(last),
+        },
+    }

@@ -18,9 +18,8 @@ from pretrain.config.keys import KEYS, SECTIONS, by_section
 from pretrain.reporting.text import setting_text
 from pretrain.runs import tags
 from pretrain.runs.curves import WARM_UP, RunCurves, read_curves
-from pretrain.runs.directory import RunDirectory
+from pretrain.runs.directory import RunDirectory, newest_checkpoint_bytes
 from pretrain.runs.facts import read_facts
-from pretrain.runs.finished import newest_checkpoint_bytes
 
 HParam = str | float | int | bool
 

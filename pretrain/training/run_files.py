@@ -28,8 +28,7 @@ from pretrain.runs.directory import (
     write_text_atomically,
 )
 from pretrain.runs.environment import describe_environment
-from pretrain.runs.finished import summary_of
-from pretrain.runs.metrics_file import last_record
+from pretrain.runs.metrics_file import last_record, summary_of
 from pretrain.runs.removal import remove_file
 from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams, results

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.compare.compare_runs import compare_runs
+from laboratory.compare.compare_runs import compare_runs
 from pretrain.runs.curves import read_curves
 from pretrain.runs.tags import LOSS, STEP_SECONDS
 from tests.command_line import (

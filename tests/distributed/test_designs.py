@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pretrain.compare.theory import expected_cost
-from pretrain.runs.finished import read_finished_run
+from laboratory.compare.theory import expected_cost
+from laboratory.runs.finished import read_finished_run
 from tests.command_line import assert_resumed_exactly
 from tests.conftest import make_shards
 from tests.distributed.covering import covering

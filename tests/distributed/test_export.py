@@ -18,7 +18,7 @@ from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused
 from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
-from tests.pretrain.evaluation.tiny_models import write_tasks
+from tests.laboratory.evaluation.tiny_models import write_tasks
 from tests.pretrain.export.hostile import make_hostile
 from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
@@ -253,9 +253,9 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:
-    from pretrain.finetuning.classification_data import TASKS
-    from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
-    from pretrain.finetuning.models import (
+    from laboratory.finetuning.classification_data import TASKS
+    from laboratory.finetuning.frozen_rows import freeze, remember, what_changed
+    from laboratory.finetuning.models import (
         HEAD,
         load_classifier,
         load_language_model,
@@ -287,7 +287,7 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
 
 
 def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Path) -> None:
-    from pretrain.finetuning.models import open_pretrained
+    from laboratory.finetuning.models import open_pretrained
 
     run = RunDirectory(runs / "unfreeze")
     shutil.copytree(runs / "out/unfreeze", run.exports / "step_00000004")
@@ -355,7 +355,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 ) -> None:
     """Code that an export needs is our own and runs; the labels are as in compare."""
     pytest.importorskip("lm_eval")
-    from pretrain.evaluation.verbs import tasks
+    from laboratory.evaluation.verbs import tasks
 
     files = write_tasks(tmp_path / "files")
     out = tmp_path / "out"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from laboratory.compare.theory import expected_cost
+from laboratory.runs.finished import read_finished_run
 from megatron_patches.recipe.matrices import has_matrices, stacks
-from pretrain.compare.theory import expected_cost
 from pretrain.config.load import load_config
-from pretrain.runs.finished import read_finished_run
 from tests.command_line import assert_same_checkpoint
 from tests.distributed import test_layouts
 from tests.distributed.layouts import Chain, chains, layouts

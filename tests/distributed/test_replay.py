@@ -18,12 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain.__main__ import app
-from pretrain.errors import UserError
-from pretrain.replay import prepare
-from pretrain.replay.__main__ import ranked_by_share
-from pretrain.replay.prepare import Past, look_up, replayed
-from pretrain.replay.report import (
+from laboratory.replay import prepare
+from laboratory.replay.__main__ import ranked_by_share
+from laboratory.replay.prepare import Past, look_up, replayed
+from laboratory.replay.report import (
     agreement,
     compare_states,
     diff_document,
@@ -32,6 +30,8 @@ from pretrain.replay.report import (
     layer_norms,
     replay_document,
 )
+from pretrain.__main__ import app
+from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import files_under
 from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli

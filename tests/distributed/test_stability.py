@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from laboratory.runs.finished import read_finished_run
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
-from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
 from tests.command_line import assert_resumed_exactly
 from tests.distributed.covering import asked_for

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.compare.compare_runs import compare_runs
-from pretrain.compare.theory import expected_cost
-from pretrain.runs.finished import read_finished_run
+from laboratory.compare.compare_runs import compare_runs
+from laboratory.compare.theory import expected_cost
+from laboratory.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import METRICS, PERPLEXITY_OF_SOURCE, When
 from tests.command_line import logged_steps

@@ -32,27 +32,27 @@ from data_pipeline.tokenizing.rejects import Limits, RejectWatch, notes
 from data_pipeline.tokenizing.run import Run, finish
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import has_data, has_rejects, read_record
+from laboratory.evaluation.tasks import run as tasks
+from laboratory.finetuning import glue, models
+from laboratory.replay import __main__ as replay
+from laboratory.replay import prepare
+from laboratory.study.cache import ResultCache
+from laboratory.study.hypothesis import Hypothesis
+from laboratory.study.seal import read_seals, write_seal
+from laboratory.study.sealed import Measure
+from laboratory.study.verdict import fixed_rule
 from pretrain.checkpoint.format import read_about, read_index, read_marker, read_sidecar
 from pretrain.checkpoint.writing import sidecar_of, write_snapshot
 from pretrain.doctor.report import write_head_node_report
 from pretrain.doctor.verdict import Problem
 from pretrain.errors import UserError
-from pretrain.evaluation.tasks import run as tasks
 from pretrain.export.run_exports import is_own_export
-from pretrain.finetuning import glue, models
 from pretrain.job import __main__ as job
 from pretrain.job.job_kinds import Training
 from pretrain.job.segments import Segments, SlurmJob
-from pretrain.replay import __main__ as replay
-from pretrain.replay import prepare
 from pretrain.runs import facts
 from pretrain.runs.directory import write_json
 from pretrain.runs.position import Position
-from pretrain.study.cache import ResultCache
-from pretrain.study.hypothesis import Hypothesis
-from pretrain.study.seal import read_seals, write_seal
-from pretrain.study.sealed import Measure
-from pretrain.study.verdict import fixed_rule
 from pretrain.training import earlier
 from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint

@@ -14,11 +14,11 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from laboratory.compare.compare_runs import compare_runs
+from laboratory.compare.report import as_json, report_page
 from pretrain.checkpoint.listing import list_checkpoints, verified
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.compare.compare_runs import compare_runs
-from pretrain.compare.report import as_json, report_page
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position

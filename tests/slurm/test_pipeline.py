@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from data_pipeline.shards.manifest import read_manifest
-from pretrain.sweep.grid import read_grid
-from pretrain.sweep.plan import plan_sweep
+from laboratory.sweep.grid import read_grid
+from laboratory.sweep.plan import plan_sweep
 from tests.command_line import cli
 from tests.data_pipeline.helpers import contents
 from tests.fabricated_runs import write_planned_run

@@ -35,12 +35,12 @@ BY_HAND = {
     "data_pipeline/io/forms.py": "the one way for all others",
     "data_pipeline/sources/records.py": "lines of a user's text",
     "data_pipeline/tokenizer/tokenizer.py": "configurations of anybody's tokenizers",
-    "pretrain/compare/loss_files.py": "losses that any trainer has written",
+    "laboratory/compare/loss_files.py": "losses that any trainer has written",
     "pretrain/doctor/rendezvous.py": "what ranks tell each other",
     "pretrain/runs/metrics_file.py": "checked line by line, at twice the speed",
-    "pretrain/study/models.py": "configurations of anybody's models",
-    "pretrain/study/seal.py": "what it has just written itself",
-    "pretrain/study/sealed.py": "what it has just written itself",
+    "pretrain/export/models.py": "configurations of anybody's models",
+    "laboratory/study/seal.py": "what it has just written itself",
+    "laboratory/study/sealed.py": "what it has just written itself",
 }
 
 

@@ -18,17 +18,17 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from safetensors.torch import load_file, save_file
 
-from megatron_patches.attention.heads import attention_observed, head_weights
-from pretrain.config.load import load_config
-from pretrain.config.tree import Config
-from pretrain.errors import UserError
-from pretrain.evaluation.heads.approximation import (
+from laboratory.evaluation.heads.approximation import (
     Grid,
     Regressor,
     kernel_regression,
     run_grid,
 )
-from pretrain.evaluation.heads.trained_model import load_trained_model
+from laboratory.evaluation.heads.trained_model import load_trained_model
+from megatron_patches.attention.heads import attention_observed, head_weights
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext

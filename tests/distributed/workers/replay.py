@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pretrain.replay.__main__ import main
+from laboratory.replay.__main__ import main
 
 
 def one_rank(payload: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from pydantic.fields import FieldInfo
 
+from laboratory.compare.comparability import EXPECTED_TO_DIFFER
 from megatron_patches.recipe.policy import AXES
 from pretrain.checkpoint.identity import DATA_KEYS
-from pretrain.compare.comparability import EXPECTED_TO_DIFFER
 from pretrain.config.keys import FIELDS, KEYS, effective_changes
 from pretrain.config.load import load_config
 from pretrain.config.types import OnResume, Setting, setting, setting_of

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from laboratory.study.sealed import Sealed, design_settings
 from megatron_patches.recipe.optimizers import KINDS, Kind, Muon, Rule, kind_setting
 from pretrain.config import optimizer
 from pretrain.config.keys import DEFAULTS, effective_changes
@@ -17,7 +18,6 @@ from pretrain.config.removed import FORMER_KEYS
 from pretrain.config.show import value_rows
 from pretrain.config.sources import dump_yaml
 from pretrain.errors import UserError
-from pretrain.study.sealed import Sealed, design_settings
 from pretrain.telemetry.hparams import hparams
 
 MOMENTUM = ("optimizer.kind=muon", "optimizer.muon.momentum=0.9")

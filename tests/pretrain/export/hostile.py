@@ -67,11 +67,11 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
             seen.append(f"unpickled {arguments}")
 
     sys.addaudithook(hook)
+    from laboratory.evaluation.tasks.harness import Harness, require_harness
+    from laboratory.finetuning.models import load_language_model, load_tokenizer, open_pretrained
     from pretrain.errors import UserError
-    from pretrain.evaluation.tasks.harness import Harness, require_harness
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler
-    from pretrain.finetuning.models import load_language_model, load_tokenizer, open_pretrained
 
     Sampler(exported(run), trust_code=True)
     require_harness("cpu")

@@ -10,8 +10,8 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.models import require_transformers
 from pretrain.export.weight_files import Weight, write_weights
-from pretrain.study.models import require_transformers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from laboratory.sweep.running import visible_devices
 from pretrain.errors import UserError
 from pretrain.ranks.devices import (
     ask_for,
@@ -19,7 +20,6 @@ from pretrain.ranks.devices import (
     nvidia_devices,
     use_cuda,
 )
-from pretrain.sweep.running import visible_devices
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
 

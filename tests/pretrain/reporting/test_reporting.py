@@ -15,8 +15,8 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from laboratory.reporting.plots import COLOURS, in_lines, legend_below, write_figures
 from pretrain.reporting.log_errors import error_lines
-from pretrain.reporting.plots import COLOURS, in_lines, legend_below, write_figures
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import Spread, byte_count, mean_sd, setting_text, spread, spread_of_all
 from pretrain.runs.directory import strict_json
@@ -179,7 +179,7 @@ def contrast(one: str, other: str) -> float:
 def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -> None:
     """A line is seen at 3 : 1 against the paper, text is read at 4.5 : 1, light and dark (WCAG
     2)."""
-    style = files("pretrain.reporting").joinpath("page.css").read_text()
+    style = files("laboratory.reporting").joinpath("page.css").read_text()
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in style.split("@media screen")[:2]
     )

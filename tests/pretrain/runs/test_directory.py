@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.compare.compare_runs import compare_runs
-from pretrain.compare.report import write_comparison
-from pretrain.compare.tables import cost_table
+from laboratory.compare.compare_runs import compare_runs
+from laboratory.compare.report import write_comparison
+from laboratory.compare.tables import cost_table
 from pretrain.runs.directory import (
     CONTINUE,
     FINISHED,
@@ -21,9 +21,9 @@ from pretrain.runs.directory import (
     RUNNING,
     STOPPED,
     RunDirectory,
+    newest_checkpoint_bytes,
     step_of,
 )
-from pretrain.runs.finished import newest_checkpoint_bytes
 from tests.fabricated_runs import write_run
 from tests.parsed_files import texts
 from tests.ranks import ROOT

@@ -9,8 +9,7 @@ import pytest
 from megatron_patches.recipe.variants import VARIANTS
 from pretrain.config.load import load_config
 from pretrain.runs import tags
-from pretrain.runs.directory import RunDirectory
-from pretrain.runs.finished import newest_checkpoint_bytes
+from pretrain.runs.directory import RunDirectory, newest_checkpoint_bytes
 from pretrain.telemetry.hparams import FIRST, hparams, in_front, results
 from tests.fabricated_runs import write_run
 from tests.pretrain.telemetry.records import make_record, open_telemetry, read_scalars

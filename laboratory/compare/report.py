@@ -1,0 +1,511 @@
+"""Everything that `compare` writes and prints.
+
+    OUT/report.md report.html comparison.json {loss,gap}.{png,svg} tensorboard/
+
+`tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a
+variant or a seed. The entries are links to the runs' own event files: nothing is copied, and later
+records show up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from laboratory.compare import convergence
+from laboratory.compare.comparability import common_flops
+from laboratory.compare.comparison import Comparison, Variant
+from laboratory.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Ratio
+from laboratory.compare.figures import figures
+from laboratory.compare.tables import (
+    compute_table,
+    convergence_table,
+    cost_summary,
+    cost_table,
+    gap_table,
+    quality_summary,
+    runs_table,
+    source_gap_table,
+    stability_table,
+    validation_table,
+)
+from laboratory.compare.trend import Trend, trend_sentence, trend_table
+from laboratory.runs.finished import FinishedRun
+from laboratory.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap, gap_content
+from laboratory.study.report import Block, Document, Picture, show, write
+from laboratory.study.tables import gap_sentence
+from pretrain.reporting.text import percent, share
+from pretrain.runs.curves import WARM_UP
+from pretrain.runs.directory import RunDirectory
+
+PACKAGES = ("torch", "deepspeed", "megatron-core")
+_TAIL = (1 - CONFIDENCE) / 2
+_SLOPE_KEYS = ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm", "significance_claimed")
+"""Fields of a slope in comparison.json, beside the slope of each seed."""
+_CURVES = {
+    LENGTHS: "Learning curves: runs of several lengths, of each seed.",
+    BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one "
+    "length (*) is taken to learn with the baseline's mean slope.",
+    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had "
+    "fallen. A price past a run's end (*) is therefore too low, and the gap of a cheaper variant "
+    "at equal compute too small; runs of several lengths with --subject tokens give the true ones.",
+    None: "No learning curve for {}: runs of one length with one validation have none; validate "
+    "more often (data.validate_every), or give runs of several lengths with --subject tokens.",
+}
+
+
+_BY = {
+    BASELINE_LENGTHS: ", by the baseline's slope",
+    VALIDATIONS: ", by the runs' own validations, which flatter a cheaper variant",
+}
+"""What the gap at equal FLOPs is by, where its learning curves are not of several lengths."""
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """Text that the model of one run wrote after a prompt.
+
+    Attributes:
+        variant: name of the run's variant.
+        seed: of the run.
+        prompt: what it was asked to continue.
+        text: what it wrote.
+    """
+
+    variant: str
+    seed: int
+    prompt: str
+    text: str
+
+
+def write_comparison(
+    comparison: Comparison,
+    out: Path,
+    command: Sequence[Sequence[str]],
+    texts: Sequence[ModelText] = (),
+) -> None:
+    """Write all files of a comparison, each whole or not at all.
+
+    Args:
+        comparison: what is written.
+        out: directory, made if missing.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
+    """
+    write(comparison_document(comparison, command, texts), out)
+    link_event_files(comparison, out / "tensorboard")
+
+
+def compare_command(
+    runs: Sequence[Path], comparison: Comparison, out: Path
+) -> list[tuple[str, ...]]:
+    """Return the command that makes a comparison again, cut where a line may break.
+
+    Args:
+        runs: run directories as the user gave them.
+        comparison: the comparison.
+        out: its directory.
+    """
+    command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
+    command += [("--baseline", comparison.baseline), ("--out", str(out))]
+    command += [("--subject", name) for name in comparison.subjects]
+    command += [("--match", comparison.match)] if comparison.match != "tokens" else []
+    return command + ([("--by", comparison.by)] if comparison.by != "settings" else [])
+
+
+def comparison_document(
+    comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+) -> Document:
+    """Return everything that is written, but for the links.
+
+    Args:
+        comparison: what is written.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
+    """
+    return Document(
+        page=report_page(comparison, command, texts),
+        content=as_json(comparison)
+        | ({"texts": [asdict(text) for text in texts]} if texts else {}),
+        figures=figures(comparison),
+        content_file="comparison.json",
+    )
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the content of comparison.json."""
+    return {
+        "baseline": comparison.baseline,
+        "subjects": list(comparison.subjects),
+        "match": comparison.match,
+        "variants": [_variant_fields(variant) for variant in comparison.variants],
+        "trends": [_trend_fields(trend) for trend in comparison.trends],
+        "notes": list(comparison.notes),
+    }
+
+
+def _variant_fields(variant: Variant) -> dict[str, Any]:
+    fields = _inlined(asdict(replace(variant, runs=()))) | {"runs": _runs(variant)}
+    if variant.gap is not None:
+        within = {"equivalent_within": variant.gap.equivalent_within}
+        fields["gap"] = gap_content(variant.gap) | within
+    fields |= {
+        "validation_bits_per_byte": variant.loss_bits,
+        "gap_bits_per_byte": variant.gap_bits,
+        "gap_of_context": variant.gap_of_context,
+    }
+    if variant.compute is not None:
+        fields["compute"] = asdict(variant.compute) | {"gap": _content(variant.compute.gap)}
+    fields["source_gaps"] = {key: _content(gap) for key, gap in variant.source_gaps.items()}
+    return fields
+
+
+def _content(gap: PairedGap | None) -> dict[str, Any] | None:
+    return gap_content(gap) if gap else None
+
+
+def _trend_fields(trend: Trend) -> dict[str, Any]:
+    """Return a trend; of its slope, the statistics and each seed's own."""
+    slope = trend.slope
+    by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
+    kept = {key: getattr(slope, key) for key in _SLOPE_KEYS}
+    return asdict(trend) | {"slope": kept | {"by_seed": by_seed}}
+
+
+def _runs(variant: Variant) -> list[dict[str, Any]]:
+    """Return facts and results of every run."""
+    return [
+        {"name": run.name, "variant": variant.name, "seed": run.seed, "path": str(run.path)}
+        | asdict(run.result)
+        for run in variant.runs
+    ]
+
+
+def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with the fields of ModelSize and StateBytes in their place."""
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = _inlined(value) if isinstance(value, Mapping) else value
+        fields |= inner if key in ("size", "states") else {key: inner}
+    return fields
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print two tables that fit 100 columns, and what a reader must know.
+
+    Args:
+        comparison: what is printed.
+        console: where it is printed.
+    """
+    tables = (quality_summary(comparison), cost_summary(comparison))
+    show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
+
+
+def report_page(
+    comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+) -> list[Block]:
+    """Return the blocks of report.md and report.html.
+
+    Args:
+        comparison: what is shown.
+        command: the one that made the report, cut where a line may break.
+        texts: what models wrote.
+    """
+    return [
+        "# Comparison of runs",
+        *_headlines(comparison),
+        "## In short",
+        in_short(comparison),
+        *_quality(comparison),
+        *_compute(comparison),
+        *_trends(comparison),
+        "## Convergence",
+        Picture("loss"),
+        "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, "
+        "50, 75 and 100 % of its tokens; in parentheses, tokens against the baseline's:",
+        convergence_table(comparison),
+        stability_table(comparison),
+        *_cost(comparison),
+        "## Runs",
+        runs_table(comparison),
+        "## How the numbers are made",
+        definitions(len(comparison.others), len(comparison.trends)),
+        "## Made by",
+        "\n".join(["```", " \\\n    ".join(map(shlex.join, command)), "```"]),
+        "of",
+        _origins(comparison.runs),
+        *_texts(texts),
+    ]
+
+
+def _headlines(comparison: Comparison) -> list[str]:
+    """Return what was compared with what, on how many tokens."""
+    tokens = sorted({run.result.tokens for run in comparison.runs})
+    lengths = sorted({run.config["data"]["sequence_length"] for run in comparison.runs})
+    unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
+    subject = f" Subject: {', '.join(comparison.subjects)}." if comparison.subjects else ""
+    equal = f"Gaps are at equal {comparison.compute_unit}; those by source at equal tokens."
+    if comparison.match == "flops" and (flops := common_flops(comparison.runs)):
+        equal = f"Gaps are at equal FLOPs: each run ended after {flops:.4g} executed ones."
+    return [
+        f"Baseline: {comparison.baseline}.{subject} Each of {len(comparison.runs)} runs trained on "
+        f"{_either(tokens)} tokens in sequences of {_either(lengths)}.",
+        "Perplexity of the validation text for a model without context (unigram): "
+        f"{_either(unigram, ',.2f')}.",
+        *([equal] if comparison.match != "tokens" else []),
+    ]
+
+
+def _either(values: Sequence[float], form: str = ",") -> str:
+    return " or ".join(format(value, form) for value in values)
+
+
+def in_short(comparison: Comparison) -> list[str]:
+    """Return the sentences below "In short": results first, then what a reader must know.
+
+    Where a line is drawn over the subject, each variant is there at its last value alone.
+    """
+    shown = comparison.others
+    if comparison.trends:
+        shown = tuple({variant.label: variant for variant in shown}.values())
+    left = len(comparison.others) - len(shown)
+    return [
+        *(gap_sentence(variant.name, variant.gap) for variant in shown),
+        *map(trend_sentence, comparison.trends),
+        *([f"{left} more gaps, at other values, are in the tables below."] if left else []),
+        *_speed(comparison, shown),
+        *_costs(comparison, shown),
+        *comparison.seals,
+        *comparison.notes,
+    ]
+
+
+def _speed(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
+    """Return speed and peak memory of the variants whose pairs were measured side by side."""
+    said = [
+        f"{variant.name}: a token took {_ratio(variant.speed)} of the seconds that it took "
+        f"{variant.baseline}, {len(variant.runs)} pairs of runs side by side"
+        f"{_peak(comparison, variant)}."
+        for variant in shown
+        if variant.speed
+    ]
+    others = [variant.name for variant in shown if not variant.speed]
+    if others:
+        of = f" of {', '.join(others)}" if said else ""
+        said.append(
+            f"Speed and peak memory{of} were not measured side by side, which takes "
+            f"{FEWEST_SEEDS} pairs of runs on one machine, each pair without a pause: "
+            "benchmarks/step/measure.py measures a ratio."
+        )
+    return said
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"× {ratio.mean:.3f}"
+    return f"× {ratio.mean:.3f} ({share(CONFIDENCE)} interval {ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _peak(comparison: Comparison, variant: Variant) -> str:
+    """Return the peak of a device; that of a host process is an accident of its allocator."""
+    own, base = (one.cost.peak_device_bytes for one in (variant, comparison.base_of(variant)))
+    return f"; peak memory of a device {percent(own / base)}" if own and base else ""
+
+
+def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
+    return [
+        f"{variant.name}: {'; '.join(parts)}."
+        for variant in shown
+        if (parts := [*_at_equal_flops(comparison, variant), *_counted(comparison, variant)])
+    ]
+
+
+def _at_equal_flops(comparison: Comparison, variant: Variant) -> list[str]:
+    """Return the gap at equal FLOPs, unless that is the report's own gap or is not known."""
+    compute = variant.compute
+    if compute is None or compute.gap is None or comparison.match != "tokens":
+        return []
+    return [f"at equal FLOPs {_size(compute.gap)}{_BY.get(compute.curve or '', '')}"]
+
+
+def _size(gap: PairedGap) -> str:
+    scale = gap.scale
+    ends = f" {scale.interval(gap)}" if gap.low is not None else ""
+    ratio = percent(gap.perplexity_ratio)
+    return f"{scale.signed(gap.mean)} {scale.unit}{ends}, perplexity {ratio}"
+
+
+def _counted(comparison: Comparison, variant: Variant) -> list[str]:
+    """Return FLOPs and bytes of the model states, which no clock decides."""
+    base = comparison.base_of(variant)
+    parts = []
+    if variant.theory and base.theory:
+        flops = variant.theory.executed_flops_per_token / base.theory.executed_flops_per_token
+        parts.append(f"FLOPs of a token {percent(flops)}")
+    states = variant.cost.states.in_memory / base.cost.states.in_memory
+    return [" and ".join([*parts, f"bytes of the model states {percent(states)}, counted"])]
+
+
+def _quality(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = ["## Validation", validation_table(comparison)]
+    if comparison.others:
+        title = "The gap to the baseline, paired by seed; positive is worse:"
+        blocks += [title, gap_table(comparison), Picture("gap")]
+        if len(comparison.sources) > 1:
+            title = "The gap by source, in nats per token (not tested):"
+            blocks += [title, source_gap_table(comparison)]
+    return blocks
+
+
+def _compute(comparison: Comparison) -> list[Block]:
+    if not comparison.others:
+        return []
+    return ["## Equal compute", compute_table(comparison), _prices(comparison)]
+
+
+def _texts(texts: Sequence[ModelText]) -> list[Block]:
+    """Return what the models wrote, prompt by prompt, fenced by more backticks than are in it."""
+    if not texts:
+        return []
+    title = "What each variant's first run wrote, drawn with one seed."
+    blocks: list[Block] = ["## Text of the models", title]
+    for prompt in dict.fromkeys(text.prompt for text in texts):
+        blocks.append(f"### After “{' '.join(prompt.split())}”")
+        for text in (each for each in texts if each.prompt == prompt):
+            longest = max([2, *(len(run) for run in re.findall("`+", text.text))])
+            fence = "`" * (longest + 1)
+            blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
+    return blocks
+
+
+def _prices(comparison: Comparison) -> list[str]:
+    """Return where the learning curves come from, and what is left out."""
+    names: dict[str | None, list[str]] = {}
+    for variant in comparison.others:
+        curve = variant.compute.curve if variant.compute else None
+        names.setdefault(curve, []).append(variant.name)
+    sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
+    if not all(variant.bytes_per_token for variant in comparison.variants):
+        sentences.append(
+            "No bits per byte: the runs' data.json does not have the bytes of the held-out text."
+        )
+    return sentences
+
+
+def _trends(comparison: Comparison) -> list[Block]:
+    if not comparison.trends:
+        return []
+    heading = f"## How the gap changes with {comparison.trends[0].subject}"
+    return [heading, "In nats per token:", trend_table(comparison.trends)]
+
+
+def _cost(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = ["## Cost"]
+    for stratum in comparison.strata:
+        blocks += [f"### {stratum}" if stratum else "", cost_table(comparison, stratum)]
+    return blocks
+
+
+def _origins(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return commit, versions and devices that trained the runs, the most frequent first."""
+    origins: Counter[str] = Counter()
+    for run in runs:
+        facts = run.environment
+        commit = facts.get("git_commit")
+        versions = facts.get("packages", {})
+        parts = [f"commit {commit[:12]}" if commit else "no commit recorded"]
+        parts += [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
+        parts += [f"Python {facts['python']}"] if "python" in facts else []
+        origins[", ".join([*parts, f"{run.device} × {facts['world_size']}"])] += 1
+    return [f"{count} of {len(runs)} runs: {origin}" for origin, count in origins.most_common()]
+
+
+def gap_definitions(comparisons: int) -> list[str]:
+    """Return the formulas of gaps and their tests, where a report has so many comparisons."""
+    return [
+        "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
+        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
+        "of variants. The perplexity gap is exp(mean(d)) - 1, Cohen's d is d_z = mean(d) / sd(d).",
+        "Lies within: max(exp(high) - 1, 1 - exp(low)) of the interval, as percent of perplexity, "
+        f"rounded up: equivalence at {100 * _TAIL:g} % by two one-sided t-tests, for one variant "
+        "by itself. That no difference is significant does not mean that there is none.",
+        "Tests: paired t-test and Wilcoxon's signed-rank test, two-sided, each adjusted by Holm "
+        f"over all {comparisons} gaps of this report. A difference is called significant if the "
+        f"adjusted p of the t-test is below {LEVEL} with at least {FEWEST_SEEDS} pairs.",
+    ]
+
+
+def definitions(comparisons: int, trends: int = 0) -> list[str]:
+    """Return the formulas of a report; docs/comparison.md explains them.
+
+    Args:
+        comparisons: number of gaps in the report.
+        trends: number of slopes in the report.
+    """
+    line = (
+        "Change per doubling: for each seed that has a gap at every value x of the subject where "
+        "the variant has any, least squares gives gap = a + b log2(x). Mean, interval and t-test "
+        f"of b are over these seeds; Holm adjusts over all {trends} slopes of this report. Off the "
+        "line: the largest distance of these seeds' mean gaps from the mean line."
+    )
+    return [
+        "Validation loss is the mean over all tokens of the held-out text, in nats per token; "
+        "perplexity is its exponential. ± is the standard deviation over seeds (n - 1 in the "
+        "denominator).",
+        *gap_definitions(comparisons),
+        "Equal compute, of each seed: L(t) is the validation loss after t tokens, T are a run's "
+        "tokens, c is the cost of a variant's token over one of the baseline (executed FLOPs by "
+        "formula, or seconds). Tokens to the baseline's loss: t / T where the variant's L(t) is "
+        "the baseline's L(T). Effective compute: c t / T. Gap at equal compute: the variant's loss "
+        "minus the baseline's L(c T). Break-even gap: the baseline's L(c T) - L(T). Ratios: "
+        "geometric means. What context taught: the unigram loss minus the baseline's loss.",
+        *([line] if trends else []),
+        f"Convergence: training losses are means over the last {share(convergence.SMOOTHING)} of "
+        "the run's records. Loss variance: about the line of least squares over the last "
+        f"{share(convergence.TAIL)}. A spike is a gradient norm above "
+        f"{convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
+        "before it.",
+        "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's "
+        f"first {share(WARM_UP)}. Runs made one after the other share a machine with different "
+        "company, so no distance to the baseline is shown. Side by side: a ratio of each pair of "
+        "runs of one host, device and number of ranks, without a resume, and with no longer pause "
+        "than the shorter one took.",
+        "Memory is what the live engine held, summed over ranks. By formula: with T trainable and "
+        "F frozen parameters, w bytes a weight and D data-parallel replicas, weights T w D "
+        "(ZeRO-3: T w), frozen bank F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state "
+        "12 T, checkpoint 12 T.",
+    ]
+
+
+def link_event_files(comparison: Comparison, directory: Path) -> None:
+    """Link the runs' event files; runs without any are left out.
+
+    Only links are removed from an older directory, and folders that are then empty.
+
+    Args:
+        comparison: of the runs.
+        directory: of the links, made if missing.
+    """
+    for folder in sorted(directory.glob("*")):
+        if folder.is_dir() and not folder.is_symlink():
+            for link in filter(Path.is_symlink, sorted(folder.iterdir())):
+                link.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
+    for group in comparison.groups.groups:
+        for run in group.runs:
+            events = RunDirectory(run.path).tensorboard
+            if events.is_dir():
+                name = re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)[:200]
+                folder = directory / (name.lstrip(".") or "_")
+                folder.mkdir(parents=True, exist_ok=True)
+                target = os.path.relpath(events.resolve(), folder.resolve())
+                (folder / f"seed-{run.seed}").symlink_to(target)

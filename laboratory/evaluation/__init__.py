@@ -1,0 +1,8 @@
+"""Experiments of `python -m pretrain evaluate`.
+
+What trains models further is in laboratory/finetuning.
+
+heads    diversity of heads, other lengths, function approximation
+tasks    downstream tasks by lm-evaluation-harness
+verbs    command line
+"""

@@ -1,0 +1,256 @@
+"""Comparison on tasks: over pairs of seeds, as `compare` does, and item by item between two models.
+
+    gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s
+              interval, tests, effect size and correction. Its uncertainty is that of trainings.
+    McNemar   two models on the same items, right or wrong (McNemar 1947). Of the b + c items that
+              only one of them has right, how likely is it that a fair coin gives them as unequally
+              or more so: p = min(1, 2 P[X <= min(b, c)]), X ~ Binomial(b + c, 1/2), exactly. Its
+              uncertainty is that of items.
+
+Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice:
+`acc` where there is one, else the first that is 0 or 1 for every item, else the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from scipy import stats
+
+from laboratory.evaluation.tasks.scores import TaskScores
+from laboratory.finetuning.models import Pretrained
+from laboratory.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
+from laboratory.study.seeds import Group, Groups
+from pretrain.reporting.text import Spread, spread, spread_of_all
+
+Scores = Mapping[Path, Mapping[str, TaskScores]]
+"""{path of the subject: {name in the report: scores}}"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Score of one variant by one metric.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: name of the variant.
+        higher_is_better: False for a perplexity.
+        score: mean and deviation over the runs.
+        stderr: mean over the runs of the harness's own; None where there is none.
+        items: number of items.
+    """
+
+    task: str
+    metric: str
+    variant: str
+    higher_is_better: bool
+    score: Spread
+    stderr: float | None
+    items: int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Gap of a variant to its baseline by one metric.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: name of the variant.
+        higher_is_better: False for a perplexity.
+        tested: the metric is the one of the task that is tested; others have no p values.
+        gap: None without a seed in common.
+    """
+
+    task: str
+    metric: str
+    variant: str
+    higher_is_better: bool
+    tested: bool
+    gap: PairedGap | None
+
+
+@dataclass(frozen=True)
+class ItemTest:
+    """McNemar's exact test between a model and one of the baseline.
+
+    Attributes:
+        task: name of the task or group.
+        metric: name of the metric.
+        variant: of the model.
+        model: its name.
+        base: name of the baseline's model.
+        items: number of items.
+        only_model: items that only the model has right.
+        only_base: items that only the baseline's has right.
+        p: two-sided p value.
+        p_holm: adjusted over all tests of this kind.
+    """
+
+    task: str
+    metric: str
+    variant: str
+    model: str
+    base: str
+    items: int
+    only_model: int
+    only_base: int
+    p: float
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """Comparison of all groups, task by task, the baseline first.
+
+    Attributes:
+        baseline: name of the baseline.
+        results: scores of all variants by all metrics.
+        contrasts: their gaps to the baselines.
+        item_tests: McNemar's tests.
+    """
+
+    baseline: str
+    results: tuple[Result, ...]
+    contrasts: tuple[Contrast, ...]
+    item_tests: tuple[ItemTest, ...]
+
+
+def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
+    """Compare all groups by every task and metric.
+
+    Holm's correction is over all tested contrasts, and over all item tests.
+
+    Args:
+        groups: the models by variant.
+        scores: {path of a model: {name of a task: scores}}.
+    """
+    results: list[Result] = []
+    contrasts: list[Contrast] = []
+    item_tests: list[ItemTest] = []
+    for task, task_scores in next(iter(scores.values())).items():
+        main = main_metric(task_scores)
+        for metric, score in task_scores.scores.items():
+            for group in groups.groups:
+                results.append(_result(group, scores, task, metric))
+                base = groups.baseline_of(group)
+                if base.name == group.name:
+                    continue
+                values, others = (_values(one, scores, task, metric) for one in (group, base))
+                gap = paired_gap(base.name, values, others, SCORES)
+                better = score.higher_is_better
+                contrasts.append(
+                    Contrast(
+                        task=task,
+                        metric=metric,
+                        variant=group.name,
+                        higher_is_better=better,
+                        tested=metric == main,
+                        gap=gap,
+                    )
+                )
+                if metric == main:
+                    item_tests += _item_tests(group, base, scores, task=task, metric=metric)
+    tested = iter(adjust([one.gap for one in contrasts if one.tested]))
+    untested = partial(replace, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
+    gaps = [next(tested) if one.tested else one.gap and untested(one.gap) for one in contrasts]
+    contrasts = [replace(one, gap=gap) for one, gap in zip(contrasts, gaps, strict=True)]
+    adjusted = zip(item_tests, holm([one.p for one in item_tests]), strict=True)
+    item_tests = [replace(one, p_holm=p) for one, p in adjusted]
+    return TaskComparison(groups.baseline, tuple(results), tuple(contrasts), tuple(item_tests))
+
+
+def main_metric(task_scores: TaskScores) -> str:
+    """Return the metric of a task that is tested."""
+    if "acc" in task_scores.scores:
+        return "acc"
+    zero_one = [name for name, score in task_scores.scores.items() if right_or_wrong(score.items)]
+    return next(iter(zero_one or task_scores.scores), "")
+
+
+def right_or_wrong(items: Sequence[float]) -> bool:
+    """Return whether there are items, and every item is 0 or 1."""
+    return bool(items) and set(items) <= {0.0, 1.0}
+
+
+def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> dict[int, float]:
+    """Return {seed: score}, without those that are not finite; -1 is a seed that is not known."""
+    values = {
+        -1 if one.seed is None else one.seed: scores[one.path][task].scores[metric].value
+        for one in group.runs
+    }
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> Result:
+    whole = [scores[one.path][task] for one in group.runs]
+    own = [one.scores[metric] for one in whole]
+    errors = spread_of_all([one.stderr for one in own])
+    score = spread([one.value for one in own])
+    assert score is not None  # a group has a run
+    error = errors.mean if errors else None
+    return Result(
+        task=task,
+        metric=metric,
+        variant=group.name,
+        higher_is_better=own[0].higher_is_better,
+        score=score,
+        stderr=error,
+        items=whole[0].items,
+    )
+
+
+def _item_tests(
+    group: Group[Pretrained], base: Group[Pretrained], scores: Scores, task: str, metric: str
+) -> list[ItemTest]:
+    """Test the pairs of models of equal seed; of two groups of one model each, these two."""
+    by_seed = {one.seed: one for one in base.runs}
+    pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
+    if not pairs and len(group.runs) == len(base.runs) == 1:
+        pairs = [(group.runs[0], base.runs[0])]
+    tests = []
+    for model, other in pairs:
+        ours, theirs = (scores[one.path][task].scores[metric].items for one in (model, other))
+        if right_or_wrong(ours) and right_or_wrong(theirs):
+            only_ours, only_theirs, p = mcnemar(ours, theirs)
+            tests.append(
+                ItemTest(
+                    task=task,
+                    metric=metric,
+                    variant=group.name,
+                    model=model.name,
+                    base=other.name,
+                    items=len(ours),
+                    only_model=only_ours,
+                    only_base=only_theirs,
+                    p=p,
+                )
+            )
+    return tests
+
+
+def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, float]:
+    """Test the answers of two models to the same items, exactly.
+
+    Args:
+        ours: 1.0 for every item that the one has right, else 0.0.
+        theirs: the same of the other.
+
+    Returns:
+        How many items only the one, and only the other has right, and the two-sided p value.
+
+    Raises:
+        ValueError: the numbers of items differ.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    only_ours = pairs.count((1.0, 0.0))
+    only_theirs = pairs.count((0.0, 1.0))
+    if only_ours == only_theirs:
+        return only_ours, only_theirs, 1.0
+    p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)
+    return only_ours, only_theirs, min(1.0, float(p))

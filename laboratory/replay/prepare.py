@@ -1,0 +1,261 @@
+"""A step to be made again: its settings, the checkpoint to begin from, the start of the ranks.
+
+The run is only read. Its steps are made in a directory of their own, whose checkpoint is a folder
+of links.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import Field, FiniteFloat, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from data_pipeline.io.forms import Count
+from pretrain.checkpoint.branching import take_records
+from pretrain.config.foreign import load_foreign
+from pretrain.config.keys import KEYS
+from pretrain.config.load import load_config
+from pretrain.config.removed import present_key
+from pretrain.config.sources import override_text
+from pretrain.data.open import check_inputs
+from pretrain.errors import UserError
+from pretrain.ranks.launch import launch_local_ranks
+from pretrain.ranks.signals import CONTINUE_LATER, STOP
+from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically
+from pretrain.runs.facts import read_facts, read_form
+from pretrain.runs.metrics_file import read_metrics
+
+LAYOUT = ("parallel.", "deepspeed.", "performance.", "data.micro_batch_size", "run.device")
+"""Settings that may be overridden: they change how a step is computed, not what it is."""
+MOST_THREADS = 1024
+"""More CPU threads than that no rank has had."""
+_OF_A_SEGMENT = {
+    "parallel.tensor_model_parallel_size": "tensor_model_parallel_size",
+    "parallel.sequence_parallel": "sequence_parallel",
+    "data.micro_batch_size": "micro_batch_size",
+}
+"""{setting: key of a start in environment.json}: a later start may have had another layout."""
+
+
+class _Document(TypedDict):
+    """A document of the batch; None for what is not finite."""
+
+    document: str
+    samples: list[Count]
+    loss: FiniteFloat | None
+    tokens: Count
+    share: FiniteFloat | None
+    text: str
+
+
+_Step = Annotated[list[FiniteFloat | None], Field(min_length=3, max_length=3)]
+
+
+class _Answer(TypedDict):
+    """Answer of `replay.__main__`; its documents and norms are of the step that was asked for."""
+
+    begins_after: Count
+    trace: Annotated[list[_Step], Field(min_length=1)]
+    documents: NotRequired[list[_Document]]
+    gradient_norms: NotRequired[dict[str, FiniteFloat | None]]
+
+
+_ANSWER = TypeAdapter(_Answer)
+
+
+@dataclass(frozen=True)
+class Past:
+    """A step of a run as its directory has it.
+
+    Attributes:
+        run: directory of the run.
+        step: number of the step.
+        settings: section.key=value that put back what later starts of the run have changed.
+        segment: the start of the run that made the step, from environment.json.
+        record: of the step in metrics.jsonl; {} where the step was not recorded.
+        checkpoint: the nearest one before the step; None: the run's start, or its trunk.
+    """
+
+    run: RunDirectory
+    step: int
+    settings: tuple[str, ...]
+    segment: Mapping[str, Any]
+    record: Mapping[str, Any]
+    checkpoint: Path | None
+
+
+def look_up(path: Path, step: int, before: int | None = None) -> Past:
+    """Find what is needed to make a step of a run again.
+
+    Args:
+        path: run directory.
+        step: number of the step.
+        before: the checkpoint to begin from is of a step before this one; None: before `step`.
+
+    Raises:
+        UserError: there is no such run, or no such step of it; the run was given other settings
+            after its nearest checkpoint.
+    """
+    run = RunDirectory(path)
+    run.require_run()
+    records = {r["step"]: r for r in read_metrics(run.metrics)} if run.metrics.is_file() else {}
+    last = max(records, default=0)
+    if not 1 <= step <= last:
+        raise UserError(f"{path} has no step {step}: its records go from 1 to {last}")
+    environment = read_facts(run.environment)
+    segments = environment.get("segments") or [environment]
+    if step < segments[0].get("first_step", 1):
+        trunk = segments[0].get("branched_from", {}).get("run", "which its files do not name")
+        raise UserError(
+            f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
+        )
+    number = _segment_of(segments, step)
+    before = before or step
+    earlier = (own for own in run.complete_checkpoints() if step_of(own) < before)
+    checkpoint = next(earlier, None)
+    since, changed = _settings_since(segments, number)
+    if changed and since > 1 + (0 if checkpoint is None else step_of(checkpoint)):
+        raise UserError(
+            f"{path} changed {', '.join(changed)} at step {since} and has no complete checkpoint "
+            f"from there, so step {step} cannot be repeated; restore {run.checkpoint(since - 1)}"
+        )
+    return Past(
+        run=run,
+        step=step,
+        settings=_settings_then(run, segments[number], segments[number + 1 :]),
+        segment=segments[number],
+        record=records.get(step, {}),
+        checkpoint=checkpoint,
+    )
+
+
+def first_own_step(path: Path, step: int = 1) -> int:
+    """Return the first step that a run made itself, with the settings of a step.
+
+    Without changes in between it is 1, but for a branch.
+
+    Args:
+        path: run directory.
+        step: of which the settings are; 1: the first ones.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    run = RunDirectory(path)
+    run.require_run()
+    segments = read_facts(run.environment).get("segments") or [{}]
+    return _settings_since(segments, _segment_of(segments, step))[0]
+
+
+def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
+    """Return the number of the start that made a step: the last one from which it can be.
+
+    Starts are in order of time. One that fell back begins before those that it replaces end.
+    """
+    begun = [n for n, own in enumerate(segments) if own.get("first_step", 1) <= step]
+    return begun[-1] if begun else 0
+
+
+def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple[int, list[str]]:
+    """Return the first step with what a start trained with, and which settings changed there."""
+    since: int = segments[number].get("first_step", 1)
+    for own in reversed(segments[1 : number + 1]):
+        since = min(since, own["first_step"])
+        changes = [key for key in map(present_key, own.get("changes", {})) if key in KEYS]
+        changed = [key for key in changes if KEYS[key].method or KEYS[key].trunk]
+        if changed:
+            return since, changed
+    return min(since, segments[0].get("first_step", 1)), []
+
+
+def _settings_then(
+    run: RunDirectory, segment: Mapping[str, Any], later: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Return section.key=value that put back what later starts of the run have changed."""
+    was: dict[str, Any] = {}
+    for own in reversed(later):  # so that the earliest change wins
+        changes = {present_key(key): change for key, change in own.get("changes", {}).items()}
+        was |= {key: change["was"] for key, change in changes.items() if key in KEYS}
+    was |= {key: segment[name] for key, name in _OF_A_SEGMENT.items() if name in segment}
+    if "zero_stage" in segment and load_config(str(run.config)).deepspeed.config == "auto":
+        was["deepspeed.config"] = f"zero{segment['zero_stage']}"  # what auto chose then
+    return tuple(override_text(key, value) for key, value in was.items())
+
+
+@contextmanager
+def replayed(
+    past: Past, overrides: Sequence[str] = (), ranks: int = 0, keep: Sequence[int] = ()
+) -> Iterator[tuple[RunDirectory, dict[str, Any]]]:
+    """Make a step again on ranks of this machine.
+
+    Args:
+        past: the step.
+        overrides: section.key=value of another layout.
+        ranks: number of ranks; 0: as many as the run had.
+        keep: steps up to this one after which the replay saves a checkpoint.
+
+    Yields:
+        The replay's directory, which lasts as long as the context, and the answer of
+        `replay.__main__`.
+
+    Raises:
+        UserError: an override is not one of the layout, the replay is refused, or a rank failed.
+        typer.Exit: a signal asked for an end.
+    """
+    for text in overrides:
+        if not text.startswith(LAYOUT):
+            raise UserError(
+                f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}"
+            )
+    ranks = ranks or int(past.segment.get("world_size", 1))
+    with tempfile.TemporaryDirectory(prefix="replay-") as place:
+        directory = Path(place)
+        resolved = directory / "resolved.yaml"
+        run = _prepare(past, overrides, ranks=ranks, directory=directory, resolved=resolved)
+        request = directory / "request.json"
+        answer = directory / "answer.json"
+        write_json(request, {"config": str(resolved), "step": past.step, "keep": [*keep]})
+        threads = past.segment.get("cpu_threads")
+        if isinstance(threads, int) and 1 <= threads <= MOST_THREADS:
+            # With other threads the same numbers are summed in another order.
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        command = [sys.executable, "-m", "laboratory.replay", str(request), str(answer)]
+        code = launch_local_ranks(command, ranks)
+        if code - 128 in STOP + CONTINUE_LATER:  # which the launcher has told
+            raise typer.Exit(code)
+        if code or not answer.is_file():
+            raise UserError(
+                f"the replay of {past.run.path} ended with exit code {code}; its words are above"
+            )
+        yield run, read_form(answer, _ANSWER)
+
+
+def _prepare(
+    past: Past, overrides: Sequence[str], *, ranks: int, directory: Path, resolved: Path
+) -> RunDirectory:
+    """Write the configuration that the step had, and a run directory to make the step in."""
+    config = load_foreign(past.run.config, [*past.settings, *overrides], directory)
+    write_text_atomically(resolved, config.to_yaml())
+    check_inputs(config, ranks)
+    run = RunDirectory(config.run_path)
+    if past.checkpoint is not None:
+        linked = run.checkpoint(step_of(past.checkpoint))
+        linked.mkdir(parents=True)
+        for file in past.checkpoint.iterdir():
+            if file.name != GOOD:
+                (linked / file.name).symlink_to(file.resolve())
+        (linked / GOOD).touch()  # a link would be followed, to wherever the run's own leads
+        take_records(past.run, run, step_of(past.checkpoint))
+        write_text_atomically(run.config, config.to_yaml())  # as of an earlier start
+        for record in (run.environment, run.audit):
+            write_json(record, {})
+    return run

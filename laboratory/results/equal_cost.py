@@ -1,0 +1,126 @@
+"""docs/results/modern at equal cost: what a variant saves buys tokens, at their price.
+
+    python -m laboratory.results.equal_cost [RUNS.CSV...]
+
+Without files, those of docs/results/modern. A doubling of the tokens is worth what it took off the
+loss of `vanilla_conv4` where the run ends: from the length before it to its own, at the shortest
+from its own to the next. Prints the gaps to each rival at every length.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from laboratory.api import paired_gaps
+from laboratory.results.figures import RESULTS, table
+
+RUNS = RESULTS / "modern" / "runs.csv"
+DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"
+RIVALS = (DENSE, MULTI_QUERY, "grouped_query_conv4", "small_mlp_conv4", "three_layers_conv4")
+"""Variants that freeze nothing and have dense queries and keys."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Shares of the costs of `vanilla_conv4` that a variant saves.
+
+    Attributes:
+        flops: Of the FLOPs of a run of `large_modern`, by `plan`.
+        hours: Of its GPU-hours, by `plan`'s estimate.
+        seconds: Of a step of the study's runs, measured on a core; None: not measured.
+    """
+
+    flops: float
+    hours: float
+    seconds: float | None
+
+
+SAVED = {
+    "multi_query_conv4": Saved(0.122, 0.134, 0.099),
+    "grouped_query_conv4": Saved(0.097, 0.107, None),
+    "small_mlp_conv4": Saved(0.127, 0.099, None),
+    "three_layers_conv4": Saved(0.121, 0.146, None),
+    "monarch_shared_conv4": Saved(0.126, 0.076, 0.044),
+    "trained_monarch_shared_conv4": Saved(0.125, 0.075, 0.030),
+    "early_monarch_shared_conv4": Saved(0.126, 0.076, 0.040),
+    "early_vanilla_conv4": Saved(0.033, 0.028, None),
+}
+COSTS = {
+    "tokens": "",
+    "FLOPs of large_modern": "flops",
+    "GPU-hours by plan": "hours",
+    "seconds of these runs": "seconds",
+}
+"""Costs that can be equal, with the attribute of Saved for each."""
+
+Losses = Mapping[str, Mapping[int, Mapping[int, float]]]
+"""[variant][tokens][seed]"""
+
+
+def read_losses(files: Iterable[Path]) -> Losses:
+    """Return the validation losses of runs, by the first part of their names.
+
+    Args:
+        files: runs.csv of reports.
+    """
+    losses: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for path in files:
+        for run in table(path):
+            variant = run["name"].partition("-")[0]
+            own = losses[variant][int(run["tokens"])]
+            own[int(run["seed"])] = float(run["validation_loss"])
+    return losses
+
+
+def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[int, float]:
+    """Return {seed: loss}, had the variant spent on tokens what it saves.
+
+    Args:
+        losses: Of all variants.
+        variant: One of them.
+        tokens: Length of the runs.
+        cost: Key of COSTS.
+
+    Returns:
+        Empty where the saving is not known.
+    """
+    own = dict(losses[variant][tokens])
+    if variant == DENSE or cost == "tokens":
+        return own
+    share = getattr(SAVED[variant], COSTS[cost])
+    if share is None:
+        return {}
+    doublings = -math.log2(1 - share)
+    lengths = sorted(losses[DENSE])
+    last = max(1, lengths.index(tokens))
+    before, after = lengths[last - 1], lengths[last]
+    doublings /= math.log2(after / before)
+    gain = {seed: losses[DENSE][before][seed] - losses[DENSE][after][seed] for seed in own}
+    return {seed: loss - doublings * gain[seed] for seed, loss in own.items()}
+
+
+def main(files: list[Path]) -> None:
+    """Print every gap at every length and equal cost.
+
+    Args:
+        files: runs.csv of reports.
+    """
+    losses = read_losses(files)
+    for tokens in sorted(losses[DENSE]):
+        trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
+        for cost in COSTS:
+            spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
+            known = {name: own for name, own in spent.items() if own}
+            for baseline in (name for name in RIVALS if name in known):
+                for name, gap in paired_gaps(known, baseline).items():
+                    ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+                    print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:19} {ends}")
+
+
+if __name__ == "__main__":
+    main([Path(file) for file in sys.argv[1:]] or [RUNS])

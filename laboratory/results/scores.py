@@ -1,0 +1,112 @@
+"""Ways to hold attention scores in the modern recipe, from scores.csv of docs/results/modern.
+
+    python -m laboratory.results.scores
+
+Prints of every variant over how many octaves of the rate its mean loss is within 1 % of the best,
+and at every rate the losses and, in brackets, the largest scores of its seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from laboratory.reporting.plots import group_style, label, legend_below, new_figure
+from laboratory.results.figures import RESULTS, table
+
+SCORES = RESULTS / "modern" / "scores" / "scores.csv"
+TOLERANCE = 0.01
+STEPS_OF_OCTAVE = 100
+"""Points of an octave at which the interpolated loss is looked at."""
+HIGHEST_LOSS = 5.2
+"""Upper end of the figure's axis. Trained rows with neither reach 6.1 at the highest rate."""
+RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+WAYS = {
+    "vanilla": "trained, QK-norm",
+    "vanilla_clip": "trained, QK-Clip",
+    "vanilla_free": "trained, neither",
+    "orthogonal": "frozen, QK-norm",
+    "orthogonal_bound": "frozen, score_bound",
+    "orthogonal_free": "frozen, neither",
+}
+
+ByRate = dict[str, dict[float, list[float]]]
+"""{variant: {rate: a number of each seed}}"""
+
+
+def octaves(losses: Mapping[float, float]) -> float:
+    """Return over how many octaves of the rate the loss is within TOLERANCE of its best.
+
+    Losses between the rates are interpolated over the rate's logarithm.
+
+    Args:
+        losses: {rate: mean loss}.
+    """
+    rates = sorted(losses)
+    places = np.log2(rates)
+    count = round(STEPS_OF_OCTAVE * (places[-1] - places[0])) + 1
+    fine = np.linspace(places[0], places[-1], count)
+    within = np.interp(fine, places, [losses[rate] for rate in rates])
+    good = within <= (1 + TOLERANCE) * within.min()
+    outside = np.flatnonzero(~good)
+    best = int(within.argmin())
+    first = max((place + 1 for place in outside if place < best), default=0)
+    last = min((place - 1 for place in outside if place > best), default=count - 1)
+    return float(fine[last] - fine[first])
+
+
+def read_scores() -> tuple[ByRate, ByRate]:
+    """Return the losses and the largest scores of scores.csv."""
+    losses: ByRate = defaultdict(lambda: defaultdict(list))
+    scores: ByRate = defaultdict(lambda: defaultdict(list))
+    for row in table(SCORES):
+        variant = row["variant"]
+        rate = float(row["learning_rate"])
+        losses[variant][rate].append(float(row["validation_loss"] or math.inf))
+        scores[variant][rate].append(float(row["largest_score"]))
+    return losses, scores
+
+
+def scores_figure() -> Figure:
+    """Return the figure of mean loss and largest score over the rate."""
+    losses, scores = read_scores()
+    figure, (loss_plot, score_plot) = new_figure(1, 2, 3.6)
+    for variant, own in losses.items():
+        colour, marker = group_style(list(losses), variant)
+        rates = sorted(own)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "label": WAYS[variant]}
+        loss_plot.plot(rates, [fmean(own[rate]) for rate in rates], **style)
+        score_plot.plot(rates, [max(scores[variant][rate]) for rate in rates], **style)
+    score_plot.set_yscale("log")
+    score_plot.yaxis.set_major_formatter("{x:,.0f}")
+    loss_plot.set_ylim(top=HIGHEST_LOSS)
+    for plot in (loss_plot, score_plot):
+        plot.set_xscale("log", base=2)
+        plot.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+    label(loss_plot, "", "peak learning rate", "validation loss, nats per token")
+    label(score_plot, "", "peak learning rate", "largest attention score")
+    legend_below(figure, loss_plot)
+    return figure
+
+
+def main() -> None:
+    """Print what is in scores.csv as a table."""
+    losses, scores = read_scores()
+    for variant, own in losses.items():
+        cells = [
+            f"{rate:g}: {', '.join(f'{loss:.3f}' for loss in own[rate])} "
+            f"({', '.join(f'{score:.0f}' for score in scores[variant][rate])})"
+            for rate in sorted(own)
+        ]
+        span = octaves({rate: fmean(values) for rate, values in own.items()})
+        print(f"{variant:16} {span:.1f} octaves;", "; ".join(cells))
+
+
+if __name__ == "__main__":
+    main()

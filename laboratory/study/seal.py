@@ -1,0 +1,313 @@
+"""Seals: what is to be shown, by which measure and runs, hashed before the first run.
+
+    DIRECTORY/seals/0123456789ab.json    {"sealed": {hypotheses, measure, seeds, settings, …},
+                                          "sha256": of the canonical JSON of "sealed"}
+
+`verdict` says what the runs beside a seal make of its hypotheses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from data_pipeline.io.forms import parse_json
+from laboratory.runs.finished import FinishedRun
+from laboratory.study.sealed import Sealed, Text, design_of, design_settings
+from pretrain.config.removed import LAST_WITH_THEM, present_key, removed_sentence
+from pretrain.errors import UserError
+from pretrain.reporting.text import setting_text
+from pretrain.runs.directory import strict_json, write_json
+from pretrain.runs.environment import STARTED, git_commit
+
+SEALS = "seals"
+_SHOWN_KEYS = 3
+"""Changed settings of a run that are named."""
+_LONGEST = 80
+"""Characters of a setting that are shown."""
+_LARGEST = 1 << 24
+"""Bytes of a seal file that are read."""
+
+
+class _SealFile(BaseModel):
+    sealed: Sealed
+    sha256: Text
+
+
+@dataclass(frozen=True)
+class Seal:
+    """A seal as its file has it.
+
+    Attributes:
+        path: the file.
+        place: directory of the runs, without links.
+        sealed: what is sealed.
+        raw: the same as plain JSON, which the hash is of.
+        intact: whether the content still has the hash.
+    """
+
+    path: Path
+    place: Path
+    sealed: Sealed
+    raw: Mapping[str, Any]
+    intact: bool
+
+    def beside(self, runs: Iterable[FinishedRun]) -> list[FinishedRun]:
+        """Return those of the runs that lie beside the seal."""
+        return [run for run in runs if run.path.resolve().parent == self.place]
+
+    def own_runs(self, runs: Iterable[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
+        """Return {design: {seed: run}} of those of the runs that are sealed and lie beside it."""
+        sealed = self.sealed.runs
+        own: dict[str, dict[int, FinishedRun]] = {design: {} for design in self.sealed.settings}
+        for run in self.beside(runs):
+            design = design_of(run.config["run"]["name"], run.seed)
+            if (design, run.seed) in sealed:
+                own[design][run.seed] = run
+        return own
+
+    def strangers(self, runs: Sequence[FinishedRun], designs: Iterable[str]) -> list[FinishedRun]:
+        """Return those of the runs that are of sealed designs, by name or settings, but not sealed.
+
+        Args:
+            runs: any finished runs.
+            designs: of the seal.
+        """
+        settings = {design: self.sealed.settings[design] for design in designs}
+        own = {run.path for of in self.own_runs(runs).values() for run in of.values()}
+        return [
+            run
+            for run in runs
+            if run.path not in own
+            and (
+                design_of(run.config["run"]["name"], run.seed) in settings
+                or design_settings(run.config) in settings.values()
+            )
+        ]
+
+    def changes_of(self, run: FinishedRun, design: str) -> list[str]:
+        """Return clauses on what makes a run another than the sealed one: settings, data, time.
+
+        Args:
+            run: a run of `own_runs`.
+            design: of the run.
+        """
+        was = dict(self.sealed.settings[design])
+        now = design_settings(run.config)
+        for key, value in self.sealed.other_seeds.get(design, {}).items():
+            section, _, name = key.partition(".")
+            was[key] = run.seed if value is None else value
+            now[key] = run.config.get(section, {}).get(name)
+        keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
+        found = [
+            f"{key} is {_short(now.get(key))} in {run.name}, sealed {_short(was.get(key))}"
+            for key in keys[:_SHOWN_KEYS]
+        ]
+        found += [
+            f"{present_key(key)} was {_short(value)} in {run.name} up to step {step}"
+            for key, value, step in run.earlier_settings
+            if present_key(key) in was
+        ][:_SHOWN_KEYS]
+        first = (run.environment.get("segments") or [run.environment])[0]
+        trunk = first.get("branched_from") or {}
+        if "started" not in first or self._is_before(first["started"]):
+            found.append(f"{run.name} began before, or does not say when")
+        elif trunk.get("started") and self._is_before(trunk["started"]):
+            found.append(f"the trunk that {run.name} branched from began before")
+        if run.data_fingerprint not in self.sealed.data:
+            found.append(f"{run.name} has other data")
+        return found
+
+    def _is_before(self, started: str) -> bool:
+        """Return whether something started before the seal."""
+        return datetime.strptime(started, STARTED) < datetime.strptime(self.sealed.sealed, STARTED)
+
+    def notes(self, own: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
+        """Return clauses on what has changed around the runs: grid file, number, commit.
+
+        Args:
+            own: the sealed runs, of `own_runs`.
+        """
+        sealed = self.sealed
+        found = []
+        if not _is_still(Path(sealed.grid.file), sealed.grid.sha256):
+            found.append(f"the grid file {sealed.grid.file:.{_LONGEST}} has changed or is gone")
+        runs = [run for of_design in own.values() for run in of_design.values()]
+        lacking = len(sealed.runs) - len(runs)
+        if lacking and sealed.fixed_n:
+            found.append(f"{lacking} of the sealed runs are not among these")
+        sealed_commit = str(sealed.commit)
+        commits = sorted({str(run.environment.get("git_commit")) for run in runs})
+        found += [
+            f"runs are of commit {commit[:12]}, sealed at {sealed_commit[:12]}"
+            for commit in commits
+            if commit != sealed_commit
+        ]
+        if any(commit.endswith("+") for commit in (*commits, sealed_commit)):
+            found.append("a checkout had uncommitted changes")
+        return found
+
+
+def _short(value: Any) -> str:
+    return f"{setting_text(value):.{_LONGEST}}"
+
+
+def _is_still(path: Path, sha256: str) -> bool:
+    try:
+        return path.is_file() and file_hash(path) == sha256
+    except OSError:  # a name that no file can have, or a file that may not be read
+        return False
+
+
+def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
+    """Write a seal beside the runs, or return the one of the same content that is there already.
+
+    Args:
+        directory: directory of the runs.
+        content: fields of `Sealed`, and any others, but for `commit` and `sealed`.
+        begun: names of those of the runs that are there.
+
+    Returns:
+        The seal; None where a run has begun, because nothing can be sealed then.
+
+    Raises:
+        UserError: the seal cannot be written.
+    """
+    content = json.loads(json.dumps(strict_json(content)))
+    for seal in read_seals([directory]).seals:
+        if (seal.intact or begun) and _asks_the_same(seal, content, bool(begun)):
+            return seal
+    if begun:
+        return None
+    now = datetime.now().astimezone().strftime(STARTED)
+    raw = {**content, "commit": git_commit(), "sealed": now}
+    digest = _hash(raw)
+    path = directory / SEALS / f"{digest[:12]}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"sealed": raw, "sha256": digest})
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"the seal {path} cannot be written ({reason}); fix {path.parent}"
+        ) from None
+    return Seal(path, directory.resolve(), Sealed.model_validate(raw), raw=raw, intact=True)
+
+
+def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
+    """Return whether a seal has the content that would be sealed now.
+
+    Args:
+        seal: that lies there.
+        content: fields of `Sealed`, through JSON.
+        begun: a run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
+            or have another comment: settings, seeds and data are what counts, and `notes` says that
+            the file has changed.
+    """
+    was = {**seal.raw, "settings": seal.sealed.settings}
+    counted = content.keys() - ({"grid"} if begun else set())
+    return all(was[key] == content[key] for key in counted)
+
+
+@dataclass(frozen=True)
+class SealsRead:
+    """Seals of directories of runs.
+
+    Attributes:
+        seals: those that could be read.
+        problems: a sentence on each file that could not.
+    """
+
+    seals: tuple[Seal, ...]
+    problems: tuple[str, ...]
+
+
+def read_seals(directories: Iterable[Path]) -> SealsRead:
+    """Read the seals of directories of runs; a file that cannot be read leaves the others be."""
+    seals = []
+    problems = []
+    places = {directory.resolve(): directory for directory in directories}
+    for place, directory in sorted(places.items()):
+        folder = directory / SEALS
+        try:
+            paths = [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".json")]
+        except OSError as error:
+            if folder.is_symlink() or not isinstance(error, FileNotFoundError):
+                problems.append(_problem(folder, error))
+            continue
+        for path in paths:
+            try:
+                seals.append(_read_seal(path, place))
+            except (OSError, ValueError, RecursionError) as error:
+                problems.append(_problem(path, error))
+    return SealsRead(tuple(seals), tuple(problems))
+
+
+def _read_seal(path: Path, place: Path) -> Seal:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a FIFO would block
+        raise ValueError("not a regular file")
+    if status.st_size > _LARGEST:
+        raise ValueError(f"{status.st_size:,} bytes")
+    text = path.read_bytes()
+    if why := _removed_form(text):
+        raise _RemovedFormError(why)
+    file = _SealFile.model_validate_json(text, strict=True)
+    raw = parse_json(text)["sealed"]
+    intact = _hash(raw) == file.sha256 and file.sha256.startswith(path.stem)
+    return Seal(path, place, file.sealed, raw=raw, intact=intact)
+
+
+class _RemovedFormError(ValueError):
+    """Why a seal is of a form that this version does not judge."""
+
+
+def _removed_form(text: bytes) -> str | None:
+    """Return why a seal is of a form that is not judged, as a clause; None where it is."""
+    try:
+        content = json.loads(text)["sealed"]
+        settings = [pair for own in content["settings"].values() for pair in own.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # which the model of the file says in full
+    if content.get("predictions"):
+        return f"it has predictions of `ladder`, which {LAST_WITH_THEM} judges"
+    if not {"measure", "other_seeds"} <= content.keys():
+        return (
+            "it does not state its measure and seeds, as seals of version 0.4 and before; "
+            f"{LAST_WITH_THEM} judges it"
+        )
+    return next(filter(None, (removed_sentence(key, value) for key, value in settings)), None)
+
+
+def _problem(path: Path, error: Exception) -> str:
+    """Return the sentence on a seal file that cannot be read."""
+    if isinstance(error, _RemovedFormError):
+        return str(UserError(f"the seal {path} is not judged: {error}"))
+    reason = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        reason = ": ".join(
+            part for part in (".".join(map(str, first["loc"])), first["msg"]) if part
+        )
+    if isinstance(error, OSError):
+        reason = error.strerror or reason
+    said = f"{path} is not a valid seal file ({reason:.200}); restore it, or move it away"
+    return str(UserError(said))  # which escapes what does not print
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

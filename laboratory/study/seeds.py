@@ -1,0 +1,364 @@
+"""Groups of runs that are seeds of one another, and the group that each is compared with.
+
+Members of a group have one method (variant and adapters) and the same settings but for the seeds;
+where two groups have one method, the settings in which they differ are in their names. `group_runs`
+takes the settings of the attention and names groups `orthogonal construction=svd`, or takes the
+names that the user gave the runs; `group_by_settings` takes settings of the caller's and names them
+`orthogonal (construction=svd)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import laboratory.study.packages  # noqa: F401
+from megatron_patches.recipe.variants import VARIANTS
+from pretrain.config.attention import named_variant
+from pretrain.config.keys import KEYS, by_section
+from pretrain.errors import UserError
+from pretrain.reporting.text import setting_text
+
+
+class Member(Protocol):
+    """Member of a group: a finished run or a model. `config` is {section: {key: value}}."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+R = TypeVar("R", bound=Member)
+Result = TypeVar("Result")
+
+_NOT_IN_A_LABEL = {name.removeprefix("attention.") for name, key in KEYS.items() if not key.label}
+_NOT_THE_METHOD = frozenset(name for name, key in KEYS.items() if not key.method)
+
+
+@dataclass(frozen=True)
+class Group(Generic[R]):
+    """Runs that are seeds of one another.
+
+    Attributes:
+        label: name of the method.
+        stratum: values of the subject as text; "" if no subject was named.
+        runs: by ascending seed.
+    """
+
+    label: str
+    stratum: str
+    runs: tuple[R, ...]
+
+    @property
+    def name(self) -> str:
+        """Return label and stratum: unique among the groups."""
+        return " ".join(part for part in (self.label, self.stratum) if part)
+
+
+@dataclass(frozen=True)
+class Groups(Generic[R]):
+    """Groups, and the group that each is compared with.
+
+    Attributes:
+        baseline: name of the baseline.
+        groups: every group.
+        compared_with: {name of a group: name of its baseline's group}; a baseline's is itself.
+    """
+
+    baseline: str
+    groups: tuple[Group[R], ...]
+    compared_with: Mapping[str, str]
+
+    @property
+    def runs(self) -> list[R]:
+        """Return every run, group by group."""
+        return [run for group in self.groups for run in group.runs]
+
+    def named(self, name: str) -> Group[R]:
+        """Return the group of that name."""
+        return next(group for group in self.groups if group.name == name)
+
+    def baseline_of(self, group: Group[R]) -> Group[R]:
+        """Return the group that `group` is compared with."""
+        return self.named(self.compared_with[group.name])
+
+    def name_of(self, run: R) -> str:
+        """Return the name of the run's group."""
+        return next(g.name for g in self.groups if run.path in {member.path for member in g.runs})
+
+
+def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return {group: its results}, groups and results in the order given; each has a `group`."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.group].append(result)  # type: ignore[attr-defined]
+    return dict(groups)
+
+
+def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run directory") -> None:
+    """Refuse a path that is given twice.
+
+    Args:
+        paths: as the user gave them.
+        what: what a path is, for the message.
+        place: what a path names, for the message.
+
+    Raises:
+        UserError: two paths are the same place.
+    """
+    listed = [path.resolve() for path in paths]
+    if len(set(listed)) < len(listed):
+        raise UserError(f"a {what} was given twice: give each {place} once")
+
+
+def named_apart(members: Sequence[R]) -> list[R]:
+    """Return the members, dataclasses, with those that share a name called by their path."""
+    names = [one.name for one in members]
+    alone = [names.count(name) == 1 for name in names]
+    return [
+        one if own else replace(one, name=str(one.path))  # type: ignore[type-var]
+        for one, own in zip(members, alone, strict=True)
+    ]
+
+
+def settings_of(run: Member) -> dict[str, Any]:
+    """Return {section.key: value} of the run's config."""
+    return {
+        f"{section}.{key}": value
+        for section, content in by_section(run.config).items()
+        if isinstance(content, Mapping)
+        for key, value in content.items()
+    }
+
+
+def method_of(run: Member) -> str:
+    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself.
+
+    A combination that has a name of its own is called by it.
+    """
+    attention = run.config.get("attention", {})
+    adapters = list(attention.get("adapters") or [])
+    variant = named_variant(run.variant, attention)
+    own = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
+    return "+".join([variant, *([] if adapters == own else adapters or ["none"])])
+
+
+def group_runs(
+    runs: Sequence[R],
+    baseline: str,
+    subjects: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+) -> Groups[R]:
+    """Group runs by method, settings of the attention and values of the subjects.
+
+    Args:
+        runs: members of the groups.
+        baseline: a label, a label with its stratum, or the name of one run, which then stands for
+            its group.
+        subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
+        labels: of `runs`; None: by their settings.
+
+    Returns:
+        The groups, strata in the order of the subject's values, the baseline first in each, all
+        else in the order given.
+
+    Raises:
+        UserError: no such baseline, a stratum without one, two runs of a group with one seed, or
+            runs that a given label calls seeds of one another and that are not.
+    """
+    named = labels is not None
+    if labels is None:
+        methods = [method_of(run) for run in runs]
+        attention = [run.config["attention"] for run in runs]
+        telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
+        labels = [" ".join([m, *texts]) for m, texts in zip(methods, telling, strict=True)]
+    strata = _strata(subjects or {}, len(runs))
+    groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
+    if named:
+        _refuse_other_settings(groups)
+    label, compared_with = _find_baseline(groups, baseline)
+    first = _first_positions(subjects or {}, strata)
+    order = sorted(groups, key=lambda g: (first[g.stratum], compared_with[g.name] != g.name))
+    return Groups(label, tuple(order), compared_with)
+
+
+def group_by_settings(
+    members: Sequence[R],
+    methods: Sequence[str],
+    settings: Sequence[Mapping[str, Any]],
+    baseline: str | None = None,
+) -> Groups[R]:
+    """Group members by method and settings, in the order given.
+
+    Args:
+        members: members of the groups.
+        methods: method of each member.
+        settings: {name: value} of each member; a name may have a section before it.
+        baseline: the name of a group, its variant, or the name of a member; None: the first
+            member's group.
+
+    Raises:
+        UserError: no such baseline, or two members of a group with one seed.
+    """
+    telling = _telling_settings(methods, settings)
+    names = [
+        f"{m} ({', '.join(texts)})" if texts else m
+        for m, texts in zip(methods, telling, strict=True)
+    ]
+    groups = _collect(members, names, [""] * len(members))
+    label, compared_with = _find_baseline(groups, names[0] if baseline is None else baseline)
+    return Groups(label, tuple(groups), compared_with)
+
+
+def group_by_method(runs: Sequence[R]) -> Groups[R]:
+    """Group finished runs by everything that decides how a model is trained, but for the seeds.
+
+    Raises:
+        UserError: a run is given twice, or two runs of a group have the same seed.
+    """
+    refuse_twice(run.path for run in runs)
+    settings = [_method_settings(run) for run in runs]
+    return group_by_settings(runs, [method_of(run) for run in runs], settings)
+
+
+def _telling_settings(
+    methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
+) -> list[list[str]]:
+    """Return for each member `key=value` of the settings in which members of its method differ."""
+    differing: dict[str, list[str]] = {}
+    for method in dict.fromkeys(methods):  # once each: its members may be thousands
+        alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
+        keys = sorted({key for other in alike for key in other}.difference(left_out))
+        differing[method] = [
+            key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1
+        ]
+    return [
+        [f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing[method]]
+        for method, own in zip(methods, settings, strict=True)
+    ]
+
+
+def _collect(
+    runs: Sequence[R],
+    labels: Sequence[str],
+    strata: Sequence[str],
+    *,
+    may_name_subject: bool = False,
+) -> list[Group[R]]:
+    members: dict[tuple[str, str], list[R]] = defaultdict(list)
+    for run, label, stratum in zip(runs, labels, strata, strict=True):
+        members[label, stratum].append(run)
+    groups = []
+    for (label, stratum), own in members.items():
+        by_seed = sorted(own, key=lambda run: -1 if run.seed is None else run.seed)
+        groups.append(Group(label, stratum, tuple(by_seed)))
+        _refuse_one_seed_twice(groups[-1], may_name_subject)
+    return groups
+
+
+def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
+    for first, second in pairwise(group.runs):
+        if first.seed == second.seed:
+            ours = settings_of(first)
+            theirs = settings_of(second)
+            differing = sorted(
+                key
+                for key in ours.keys() | theirs.keys()
+                if not key.startswith("run.") and ours.get(key) != theirs.get(key)
+            )
+            remedy = "give one of them"
+            if differing and may_name_subject:
+                remedy += f", or say --subject {differing[0]} if that is what is compared"
+            raise UserError(
+                f"{first.path} and {second.path} are both '{group.name}' with "
+                f"run.seed={first.seed}: {remedy}"
+            )
+
+
+def _refuse_other_settings(groups: Sequence[Group[Any]]) -> None:
+    """Refuse runs of one label and stratum that differ in more than their seeds."""
+    for group in groups:
+        first = _method_settings(group.runs[0])
+        for other in group.runs[1:]:
+            own = _method_settings(other)
+            differing = sorted(key for key in first.keys() | own.keys() if _differ(key, first, own))
+            if differing:
+                raise UserError(
+                    f"{group.runs[0].path} and {other.path} are both '{group.name}' by their "
+                    f"names, but differ in {differing[0]}: leave one out, leave out --by names, "
+                    f"or say --subject {differing[0]} if that is what is compared"
+                )
+
+
+def _method_settings(run: Member) -> dict[str, Any]:
+    settings = settings_of(run)
+    return {key: settings[key] for key in settings.keys() - _NOT_THE_METHOD}
+
+
+def _differ(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return setting_text(one.get(key)) != setting_text(other.get(key))
+
+
+def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
+    """Return `key=value` of every subject for each run, keys without section unless ambiguous."""
+    last = [name.rpartition(".")[2] for name in subjects]
+    short = last if len(set(last)) == len(last) else list(subjects)
+    given = list(zip(short, subjects.values(), strict=True))
+    return [
+        " ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)
+    ]
+
+
+def _first_positions(
+    subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]
+) -> dict[str, int]:
+    """Return each stratum's position: by the subject's values if they sort, else as first given."""
+    order: Sequence[int] = range(len(strata))
+    with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
+        order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))
+    return {strata[i]: position for position, i in reversed(list(enumerate(order)))}
+
+
+def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, dict[str, str]]:
+    """Return the baseline's name, and {group: the group it is compared with}."""
+    of_variant = {group.label for group in groups if group.runs[0].variant == baseline}
+    if baseline in {group.label for group in groups}:
+        return baseline, _by_stratum(groups, baseline)
+    for group in groups:
+        if baseline == group.name or baseline in {run.name for run in group.runs}:
+            return group.name, {other.name: group.name for other in groups}
+    if len(of_variant) == 1:
+        label = of_variant.pop()
+        return label, _by_stratum(groups, label)
+    problem = (
+        "is the variant of several groups of runs"
+        if of_variant
+        else "is none of the variants and runs given"
+    )
+    present = ", ".join(f"'{group.name}'" for group in groups)
+    raise UserError(f"--baseline {baseline} {problem}; give one of these: {present}")
+
+
+def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
+    own = {group.stratum: group.name for group in groups if group.label == label}
+    for group in groups:
+        if group.stratum not in own:
+            raise UserError(
+                f"there is no run of the baseline {label} with {group.stratum}, which "
+                f"'{group.name}' has: add one, or give one variant for all, such as "
+                f"--baseline '{next(iter(own.values()))}'"
+            )
+    return {group.name: own[group.stratum] for group in groups}

@@ -1,0 +1,288 @@
+"""What the runs beside a seal make of its hypotheses: from all sealed runs, and from no others.
+
+A hypothesis of a sweep is judged once, by the 95 % interval of its paired gap; "yes" also needs
+p < 0.05 after Holm's correction over the hypotheses of all seals beside the runs, with the
+two-sided p value of the nearest gap that is not claimed. A hypothesis of a trial is judged by the
+sequential test alone, in the order of the sealed seeds. What is judged by another measure than the
+sealed one, or from runs that are not as sealed, is called unsealed.
+"""
+
+from __future__ import annotations
+
+import laboratory.study.packages  # noqa: F401
+
+# isort: split
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
+from typing import Any
+
+from laboratory.runs.finished import FinishedRun
+from laboratory.study.gaps import (
+    CONFIDENCE,
+    FEWEST_SEEDS,
+    LEVEL,
+    NATS,
+    PairedGap,
+    holm,
+    paired_gap,
+)
+from laboratory.study.hypothesis import Hypothesis
+from laboratory.study.seal import Seal
+from laboratory.study.sealed import Measure, design_of
+from laboratory.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, decide
+from pretrain.errors import UserError
+
+Runs = Mapping[int, FinishedRun]
+"""{seed: run}"""
+GapOf = Callable[[Runs, Runs, Sequence[FinishedRun]], PairedGap | None]
+"""(runs of a design, runs of its baseline, all sealed runs) -> gap, by the measure of a report."""
+SEQUENTIAL: dict[str, Any] = {
+    "name": "sequential",
+    "first": FIRST,
+    "last": LAST,
+    "exponent": EXPONENT,
+    "kappa_yes": KAPPA[YES],
+    "kappa_no": KAPPA[NO],
+}
+"""Rule of a trial, as a seal has it."""
+_WORDS = {"yes": "HIT", "no": "MISS"}
+_NAMED = 12
+"""Runs and changes that are named."""
+
+
+def fixed_rule(pairs: int) -> dict[str, Any]:
+    """Return the rule of a sweep with so many pairs of runs, as a seal has it."""
+    return {
+        "name": "fixed_n",
+        "pairs": pairs,
+        "fewest_pairs": FEWEST_SEEDS,
+        "confidence": CONFIDENCE,
+        "level": LEVEL,
+    }
+
+
+def gap_at_end(design: Runs, baseline: Runs, _: object = None) -> PairedGap | None:
+    """Return the gap of the losses at the end of the runs, without losses that are not finite.
+
+    Args:
+        design: runs of the design.
+        baseline: runs of its baseline.
+    """
+    values, base = (
+        {seed: own.result.validation_loss for seed, own in runs.items()}
+        for runs in (design, baseline)
+    )
+    known = {seed: loss for seed, loss in values.items() if loss is not None}
+    return paired_gap(
+        "", known, {seed: loss for seed, loss in base.items() if loss is not None}, NATS
+    )
+
+
+def verdicts(
+    seal: Seal,
+    runs: Sequence[FinishedRun],
+    gap_of: GapOf,
+    asked: tuple[str, Sequence[str]] | None = None,
+    *,
+    together: Iterable[Seal] = (),
+) -> str:
+    """Return what a seal says of runs, as sentences; "" where it has no hypothesis about them.
+
+    Args:
+        seal: beside some of the runs.
+        runs: any finished runs.
+        gap_of: returns a gap by the measure that is asked for.
+        asked: match and subjects of the report; None: those that are sealed.
+        together: all seals that are read, of which those of the same directory count for Holm's
+            correction: hypotheses sealed one by one get no easier test than together.
+    """
+    here = {design_of(run.config["run"]["name"], run.seed) for run in seal.beside(runs)}
+    claims = [c for c in seal.sealed.hypotheses if {c.design, c.baseline} <= here]
+    if not claims:
+        return ""
+    own = seal.own_runs(runs)
+    changes = {
+        (design, seed): seal.changes_of(run, design)
+        for design, of_design in own.items()
+        for seed, run in of_design.items()
+    }
+    of_all = _measure_changes(seal, asked)
+    elsewhere = [
+        claim
+        for other in together
+        if other.place == seal.place and other.path != seal.path and other.sealed.fixed_n
+        for claim in other.sealed.hypotheses
+    ]
+    outcomes = _outcomes(seal, own, gap_of, elsewhere)
+    sentences = [_statement(seal, own, [*of_all, *chain.from_iterable(changes.values())])]
+    designs = {name for claim in claims for name in (claim.design, claim.baseline)}
+    if others := [run.name for run in seal.strangers(runs, designs)]:
+        sentences.append(f"Not of this seal, and left out of its verdict: {_listed(others, ', ')}.")
+    for claim in claims:
+        outcome, seeds = outcomes[claim]
+        counted = [(name, seed) for name in (claim.design, claim.baseline) for seed in seeds]
+        unsealed = seeds and (of_all or any(changes.get(run) for run in counted))
+        said = ", unsealed because of what has changed" if unsealed else ""
+        sentences.append(f"Hypothesis '{claim}'{said}: {outcome}.")
+    return " ".join(sentences)
+
+
+def _statement(seal: Seal, own: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
+    """Return the seal's time, hash, rule and measure, and what has changed, as one sentence.
+
+    Args:
+        seal: the seal.
+        own: its runs, of `Seal.own_runs`.
+        changes: clauses on what has changed of runs and measure.
+    """
+    found = [*changes, *seal.notes(own)]
+    since = f"changed since: {_listed(found, '; ')}" if found else "nothing has changed since"
+    sealed = seal.sealed
+    return (
+        f"Sealed {sealed.sealed} as {seal.path.stem}, {sealed.stopping_rule}, {sealed.measure}; "
+        f"{since}."
+    )
+
+
+def _listed(texts: Sequence[str], link: str) -> str:
+    more = [f"and {len(texts) - _NAMED} more"] if len(texts) > _NAMED else []
+    return link.join([*texts[:_NAMED], *more])
+
+
+def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
+    """Return clauses on why nothing that is judged now is what was sealed; none where it is.
+
+    Args:
+        seal: the seal.
+        asked: match and subjects of a report; None: those that are sealed.
+    """
+    found = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
+    sealed = seal.sealed.measure
+    if asked and not _is_measure(sealed, *asked):
+        now = sealed.model_copy(update={"match": asked[0], "subjects": [*asked[1]]})
+        found.append(f"the report compares {now}, sealed is {sealed}")
+    return found
+
+
+def _is_measure(sealed: Measure, match: str, subjects: Sequence[str]) -> bool:
+    """Return whether a report with these options judges by the sealed measure.
+
+    At equal tokens a gap is of the sealed runs' last losses, whatever else is the report's subject;
+    at equal compute the subjects say which runs make a learning curve.
+    """
+    if match == sealed.match == "tokens":
+        return True
+    return (match, set(subjects)) == (sealed.match, set(sealed.subjects))
+
+
+def _outcomes(
+    seal: Seal, own: Mapping[str, Runs], gap_of: GapOf, elsewhere: Iterable[Hypothesis]
+) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
+    """Return {hypothesis: its outcome, and the seeds that it was judged by}.
+
+    Args:
+        seal: has the hypotheses.
+        own: its runs, of `Seal.own_runs`.
+        gap_of: returns a gap.
+        elsewhere: hypotheses of other seals beside it.
+    """
+    sealed = seal.sealed
+    every = [run for of_design in own.values() for run in of_design.values()]
+    gaps: dict[Hypothesis, PairedGap | None] = {}
+    outcomes: dict[Hypothesis, tuple[str, Sequence[int]]] = {}
+    rule = _rule(seal)
+    for claim in sealed.hypotheses:
+        sides = own[claim.design], own[claim.baseline]
+        try:
+            gaps[claim] = gap_of(*sides, every) if all(sides) else None
+        except UserError as error:
+            gaps[claim] = None
+            outcomes[claim] = (f"not judged, {error}", ())
+        if rule is None:
+            outcomes[claim] = ("not judged, this version does not know the sealed rule", ())
+    if rule == "sequential":
+        return {
+            claim: _sequential(claim, gap, sealed.seeds) for claim, gap in gaps.items()
+        } | outcomes
+    return _fixed(gaps, sealed.seeds, elsewhere) | outcomes
+
+
+def _rule(seal: Seal) -> str | None:
+    sealed = seal.sealed
+    known = (SEQUENTIAL, fixed_rule(len(sealed.seeds)))
+    return str(sealed.measure.rule["name"]) if sealed.measure.rule in known else None
+
+
+def _sequential(
+    claim: Hypothesis, gap: PairedGap | None, seeds: Sequence[int]
+) -> tuple[str, Sequence[int]]:
+    """Return the outcome after the pairs up to the first that is not there, or up to the answer."""
+    known = dict(zip(gap.seeds, gap.differences, strict=True)) if gap else {}
+    decision = decide([known[seed] for seed in takewhile(known.__contains__, seeds)], claim)
+    word = _WORDS.get(str(decision.answer), "undecided")
+    return f"{word} after {decision.n} pairs in the order of their seeds", seeds[: decision.n]
+
+
+def _fixed(
+    gaps: Mapping[Hypothesis, PairedGap | None],
+    seeds: Sequence[int],
+    elsewhere: Iterable[Hypothesis],
+) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
+    """Return the outcomes of hypotheses that are judged once, by the pairs of all seeds.
+
+    Args:
+        gaps: {hypothesis: its gap, None where there is none}.
+        seeds: of the seal.
+        elsewhere: hypotheses of other seals beside it.
+    """
+    whole = {claim: gap for claim, gap in gaps.items() if gap and set(gap.seeds) == set(seeds)}
+    # What cannot be judged, and what other seals have, counts as the weakest test, so that leaving
+    # it out, or apart, helps no other.
+    tests = {_test(claim): 1.0 for claim in (*gaps, *elsewhere)}
+    tests |= {_test(claim): p_value(claim, gap) for claim, gap in whole.items()}
+    adjusted = dict(zip(tests, holm([*tests.values()]), strict=True))
+    outcomes: dict[Hypothesis, tuple[str, Sequence[int]]] = {}
+    for claim, gap in gaps.items():
+        if claim not in whole:
+            lacking = len(seeds) - (gap.n if gap else 0)
+            outcomes[claim] = (
+                f"not judged, {lacking} of its {len(seeds)} pairs of runs are not among these, or "
+                "have no finite loss",
+                (),
+            )
+            continue
+        answer = _answer(claim, whole[claim], adjusted[_test(claim)])
+        outcomes[claim] = (_WORDS.get(str(answer), "not decided by these runs"), seeds)
+    return outcomes
+
+
+def _test(claim: Hypothesis) -> tuple[str, str, tuple[float, float]]:
+    """Return what hypotheses have in common that are shown by the same test."""
+    return claim.design, claim.baseline, claim.claimed
+
+
+def _answer(claim: Hypothesis, gap: PairedGap, adjusted: float | None) -> str | None:
+    answer = replace(gap, t_p_holm=adjusted).answer(claim)
+    # The interval is not adjusted for the number of hypotheses; the test is.
+    return None if answer == "yes" and (adjusted is None or adjusted >= LEVEL) else answer
+
+
+def p_value(claim: Hypothesis, gap: PairedGap) -> float:
+    """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
+
+    Args:
+        claim: a hypothesis about the gap.
+        gap: of two pairs or more; of fewer the p value is 1.
+    """
+    from scipy import stats  # a second, which refusals do not wait for
+
+    low, high = claim.claimed
+    if gap.sd is None or gap.t is None:
+        # Equal differences have nothing to be tested against, but lie within a margin or do not.
+        return 0.0 if claim.question == "within" and low < gap.mean < high else 1.0
+    error = gap.sd / math.sqrt(gap.n)
+    below = float(stats.t.sf((gap.mean - low) / error, gap.n - 1))
+    above = float(stats.t.cdf((gap.mean - high) / error, gap.n - 1))
+    return min(1.0, 2 * max(below, above))

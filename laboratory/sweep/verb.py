@@ -1,0 +1,368 @@
+"""The verbs `sweep` and `trial`, and their output."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_pipeline.io.files import refuse_unwritable
+from pretrain.errors import UserError
+from pretrain.ranks.output import outlive_output
+from pretrain.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from laboratory.sweep.plan import PlannedRun
+    from laboratory.sweep.running import Outcome
+
+FIXED_N = "judged once, when all runs are finished"
+"""Stopping rule of a sweep."""
+MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
+
+
+GridArgument = Annotated[
+    str, typer.Argument(help="A shipped grid (see `list grids`) or a YAML file.", metavar="GRID")
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."
+    ),
+]
+BaseOption = Annotated[
+    str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")
+]
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
+RanksOption = Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")]
+TaskOption = Annotated[
+    int | None,
+    typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id."),
+]
+TasksOption = Annotated[
+    int | None,
+    typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ..."),
+]
+MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
+
+
+class Match(str, Enum):
+    """Quantity of which runs have used the same where their losses are compared."""
+
+    TOKENS = "tokens"
+    FLOPS = "flops"
+    SECONDS = "seconds"
+
+
+class By(str, Enum):
+    """Source of the names of variants: their settings, or the first parts of the runs' names."""
+
+    SETTINGS = "settings"
+    NAMES = "names"
+
+
+class Question(str, Enum):
+    """Question of a trial about the perplexity of the second design against the first."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    WITHIN = "within"
+
+
+def sweep(
+    grid: GridArgument,
+    overrides: OverridesArgument = None,
+    base: BaseOption = None,
+    jobs: JobsOption = 1,
+    local_ranks: RanksOption = 1,
+    task: TaskOption = None,
+    num_tasks: TasksOption = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"
+        ),
+    ] = None,
+    seal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Seal a hypothesis before the first run: 'orthogonal within 5% of vanilla'; "
+            "repeatable."
+        ),
+    ] = None,
+    match: Annotated[
+        Match,
+        typer.Option(help="Judge what is sealed at equal tokens, executed FLOPs, or seconds."),
+    ] = Match.TOKENS,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference that is judged with --seal, as `compare` has it."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only list the runs, what each has done, and their overrides."
+        ),
+    ] = False,
+) -> None:
+    """Train every run of a grid file; started again, skip what is finished and resume the rest.
+
+    Exit code 0: all are finished; 1: some failed; 128 + signal number: stopped by it, with runs
+    left.
+
+    Example: python -m pretrain sweep a1_init --jobs 2 schedule.steps=100
+    """
+    from laboratory.sweep.running import SignalRelay, run_sweep
+
+    # First of all: a signal while the plan is made must not be lost.
+    outlive_output()
+    signals = SignalRelay().install()
+    from laboratory.study.hypothesis import Hypothesis
+    from laboratory.study.sealed import Measure
+    from laboratory.sweep.grid import read_grid
+    from laboratory.sweep.plan import plan_sweep, seal_plan
+    from pretrain.config.sources import parse_overrides
+
+    share = _share(task, num_tasks)
+    given = parse_overrides(overrides or [])
+    hypotheses = [Hypothesis.parse(text) for text in seal or ()]
+    if not hypotheses and (subject or match is not Match.TOKENS):
+        raise UserError(
+            "--match and --subject are sealed with a hypothesis; add --seal, or leave out"
+        )
+    if hypotheses and (only or share != slice(None)):
+        raise UserError(
+            "--seal is for the whole grid: give it once with --dry-run and without --only and "
+            "--num-tasks, then train without --seal"
+        )
+    read = read_grid(grid)
+    runs = plan_sweep(
+        read,
+        base,
+        given,
+        ranks_of=lambda _: local_ranks,
+        check_data=not dry_run or bool(hypotheses),
+        only=only or (),
+    )
+    if hypotheses:
+        from laboratory.study.verdict import fixed_rule
+
+        rule = fixed_rule(len({run.config.run.seed for run in runs}))
+        asked = {"match": match.value, "subjects": subject or [], "rule": rule}
+        sealed = seal_plan(
+            read,
+            base,
+            given,
+            runs,
+            hypotheses=hypotheses,
+            stopping_rule=FIXED_N,
+            measure=Measure.model_validate(asked),
+        )
+        if sealed is None:
+            raise UserError(
+                "a run of this grid has begun, and a hypothesis is sealed before the first one; "
+                "leave --seal out, or choose another `directory`"
+            )
+        typer.echo(f"sealed: {sealed.path}")
+    runs = runs[share]
+    if dry_run:
+        for run in runs:
+            words = shlex.join([run.base, *run.overrides])
+            typer.echo(f"{run.name}  ({run.standing})\n    {words}")
+        return
+    typer.echo(_headline(runs, jobs, local_ranks))
+    outcomes = run_sweep(runs, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
+    _print_table(outcomes)
+    raise typer.Exit(_conclusion(outcomes, signals.received))
+
+
+def _share(task: int | None, num_tasks: int | None) -> slice:
+    """Return which of the runs are this task's, by the options or a Slurm array's environment."""
+    from data_pipeline.tokenizing.verbs import which_task
+
+    chosen = which_task(task, num_tasks, os.environ)
+    return slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
+
+
+def trial(
+    grid: GridArgument,
+    overrides: OverridesArgument = None,
+    question: Annotated[
+        Question, typer.Option(help="Is the second arm better, worse, or within ± the margin?")
+    ] = Question.BETTER,
+    margin: MarginOption = 2.0,
+    max_pairs: Annotated[
+        int | None,
+        typer.Option(min=5, max=100, help="At most this many; default: planned from the first 5."),
+    ] = None,
+    base: BaseOption = None,
+    jobs: JobsOption = 1,
+    local_ranks: RanksOption = 1,
+    task: TaskOption = None,
+    num_tasks: TasksOption = None,
+    out: Annotated[Path, typer.Option(help="Directory for report.md and trial.json.")] = Path(
+        "trial"
+    ),
+) -> None:
+    """Train pairs of runs of a grid's two arms, baseline first, until a question is answered.
+
+    Exit code 0: answered, or all pairs are made; 1: a run failed; 128 + signal number: stopped by
+    it.
+
+    Example: python -m pretrain trial grid.yaml --question within --margin 3 --jobs 2
+    """
+    refuse_unwritable(out)
+    from laboratory.sweep.running import SignalRelay, run_sweep
+
+    outlive_output()
+    signals = SignalRelay().install()
+    from laboratory.study.report import finish
+    from laboratory.sweep.grid import read_grid
+    from laboratory.sweep.trial import Trial, carry_out, trial_document
+    from pretrain.config.sources import parse_overrides
+
+    def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
+        now = waiting[:jobs]
+        outcomes = run_sweep(now, jobs, local_ranks, signals=signals, report=Progress(runs, jobs))
+        if not all(outcome.done for outcome in outcomes):
+            raise typer.Exit(_conclusion(outcomes, signals.received))
+
+    asked = Trial.of(
+        read_grid(grid),
+        base,
+        parse_overrides(overrides or []),
+        ranks_of=lambda _: local_ranks,
+        question=question.value,
+        margin=margin,
+    )
+    share = _share(task, num_tasks)
+    result = carry_out(asked.planned, train, asked.claim, max_pairs=max_pairs, share=share)
+    decision = result.decision
+    if decision.answer is None and decision.n < result.needed:
+        typer.echo(
+            f"nothing is left for this task; no answer after {decision.n} of {result.needed} pairs"
+        )
+        return
+    finish(trial_document(asked.claim, result, asked.seal), out)
+
+
+class Progress:
+    """Console lines of a sweep: one when a run starts, one a minute, two when a run has ended."""
+
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int) -> None:
+        self._jobs = jobs
+        self._total = len(runs)
+        self._steps = {run.name: _steps_left(run) for run in runs if run.standing != "finished"}
+        self._ended = self._total - len(self._steps)
+        self._started: dict[str, float] = {}
+        self._seconds = 0.0  # of the runs that this sweep has finished, and their steps
+        self._trained = 0
+
+    def __call__(self, run: PlannedRun, outcome: Outcome | None) -> None:
+        if outcome is None:
+            typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
+            self._steps[run.name] = _steps_left(run)
+            self._started[run.name] = time.monotonic()
+            return
+        if outcome.ending == "running":
+            typer.echo(f"running  {run.name}: {outcome.detail}")
+            return
+        steps = self._steps.pop(run.name, 0)
+        if outcome.ending == "busy":
+            typer.echo(f"busy     {run.name}: {outcome.detail}; its end is waited for")
+            return
+        if outcome.ending == "finished":
+            self._seconds += outcome.seconds
+            self._trained += steps
+        self._ended += 1
+        typer.echo(
+            f"{outcome.ending} {run.name}  ({self._ended} of {self._total}{self._time_left()})"
+        )
+        typer.echo(f"    {_result(outcome)}")
+
+    def _time_left(self) -> str:
+        """Return the time of the runs that have not ended, by the steps of those that finished."""
+        if not self._trained or not self._steps:
+            return ""
+        now = time.monotonic()
+        pace = self._seconds / self._trained
+        left = [
+            max(0.0, pace * steps - (now - self._started.get(name, now)))
+            for name, steps in self._steps.items()
+        ]
+        return f", about {_clock(max(sum(left) / self._jobs, *left))} left"
+
+
+def _steps_left(run: PlannedRun) -> int:
+    return run.config.total_steps - RunDirectory(run.path).trained_steps()
+
+
+def _result(outcome: Outcome) -> str:
+    if not outcome.done:
+        return f"{outcome.detail}; log: {outcome.run.log}"
+    loss, perplexity = outcome.validation()
+    values = (
+        f"validation loss {loss:.4f}, perplexity {perplexity:.2f} " if loss and perplexity else ""
+    )
+    return f"{values}in {_clock(outcome.seconds)}"
+
+
+def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
+    count = Counter(run.standing for run in runs)
+    where = ", ".join(sorted({str(run.config.run.directory) for run in runs}))
+    ranks = f"{local_ranks} rank{'s' if local_ranks > 1 else ''} each"
+    return (
+        f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to "
+        f"resume, {count['new']} to start; {jobs} at a time, {ranks}"
+    )
+
+
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    from rich.console import Console
+
+    from pretrain.reporting.tables import Table, rich_table
+
+    rows = []
+    for outcome in outcomes:
+        values = zip(outcome.validation(), (4, 2), strict=True)
+        numbers = ["" if value is None else f"{value:.{digits}f}" for value, digits in values]
+        seconds = _clock(outcome.seconds) if outcome.seconds else ""
+        rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
+    header = ("run", "outcome", "validation loss", "perplexity", "time")
+    table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+
+
+def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
+    """Say what failed and what is left, and return the exit code."""
+    for outcome in outcomes:
+        if outcome.ending in ("failed", "busy"):
+            typer.echo(
+                f"{outcome.ending}: {outcome.run.name}: {outcome.detail}; log: {outcome.run.log}"
+            )
+    left = [outcome for outcome in outcomes if not outcome.done]
+    if not left:
+        typer.echo(f"all {len(outcomes)} runs are finished")
+        return 0
+    count = Counter(outcome.ending for outcome in left)
+    listed = ", ".join(f"{number} {ending}" for ending, number in count.items())
+    why = f"{signal.Signals(received[0]).name} received; " if received else ""
+    typer.echo(
+        f"{why}{len(left)} of {len(outcomes)} runs are left ({listed}); "
+        "the same command continues with them"
+    )
+    return 128 + received[0] if received else 1
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

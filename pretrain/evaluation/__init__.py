@@ -1,8 +1,0 @@
-"""Experiments of `python -m pretrain evaluate`.
-
-What trains models further is in pretrain/finetuning.
-
-heads    diversity of heads, other lengths, function approximation
-tasks    downstream tasks by lm-evaluation-harness
-verbs    command line
-"""

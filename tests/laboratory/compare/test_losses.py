@@ -1,0 +1,289 @@
+"""Losses of anybody's runs: files of every format, refusals, and the statistics of `compare`."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from laboratory.compare.loss_files import by_model, read_losses, split_seed
+from laboratory.compare.losses import LossComparison, compare_losses
+from laboratory.study.sequential import decide
+from pretrain.errors import UserError
+from tests.ranks import ROOT
+
+BASE = [3.312, 3.298, 3.305, 3.321, 3.300]
+OTHER = [3.401, 3.377, 3.390, 3.396, 3.372]
+LOSSES = {
+    "trained": dict(enumerate(BASE, start=1)),
+    "frozen": dict(enumerate(OTHER, start=1)),
+}
+TABLE = "name,seed,loss\n" + "".join(
+    f"{name},{seed},{loss}\n" for name, by_seed in LOSSES.items() for seed, loss in by_seed.items()
+)
+
+
+def file(directory: Path, text: str, name: str = "losses.csv") -> str:
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def state(*records: dict[str, Any]) -> str:
+    """A trainer_state.json as Hugging Face writes it."""
+    return json.dumps({"epoch": 1.0, "global_step": 500, "log_history": records}, indent=2)
+
+
+def events(directory: Path, *values: tuple[int, str, float]) -> str:
+    writer = EventFileWriter(str(directory))
+    for step, tag, value in values:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(Event(step=step, summary=summary))
+    writer.close()
+    return str(directory)
+
+
+def found(*given: str, **options: Any) -> dict[str, dict[int, float]]:
+    read = by_model(read_losses(given, **options))
+    return {name: {s: round(v, 5) for s, v in own.items()} for name, own in read.items()}
+
+
+def test_the_statistics_are_those_of_scipy(tmp_path: Path) -> None:
+    comparison = compare_losses([file(tmp_path, TABLE)], out=tmp_path / "out")
+    gap = comparison.gaps["frozen"]
+    test = stats.ttest_rel(OTHER, BASE)
+    assert (comparison.baseline, gap.n) == ("trained", 5) and gap.significance_claimed
+    assert gap.t_p == pytest.approx(test.pvalue) and gap.t_p_holm == gap.t_p
+    assert [gap.low, gap.high] == pytest.approx([*test.confidence_interval()])
+    written = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert written["losses"]["frozen"] == {str(s): v for s, v in LOSSES["frozen"].items()}
+    assert written["gaps_in_nats"]["frozen"]["mean"] == pytest.approx(gap.mean)
+    page = (tmp_path / "out/report.html").read_text()
+    assert "+0.0800 nats per token" in page and "<svg" in page
+    assert compare_losses(LOSSES).gaps == comparison.gaps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE.replace(",", ";"),
+        "\ufeff" + TABLE.replace("loss", "eval/loss").replace("name", "Name"),
+        "name,seed,val_loss,notes\n"
+        + "".join(f"{n},{s}.0,{v},\n" for n, own in LOSSES.items() for s, v in own.items()),
+        "\n".join(
+            json.dumps({"model": name, "config.seed": seed, "epoch": 1, "loss": loss})
+            for name, by_seed in LOSSES.items()
+            for seed, loss in by_seed.items()
+        ),
+        "run,loss\n"
+        + "".join(f"{n}-seed_{s},{v}\n" for n, own in LOSSES.items() for s, v in own.items()),
+        '"Step",'
+        + ",".join(f'"{n} seed={s} - val/loss"' for n, own in LOSSES.items() for s in own)
+        + ',"trained seed=1 - val/loss__MIN"\n0'
+        + ",9" * 11
+        + "\n100"
+        + "".join(f",{v}" for own in LOSSES.values() for v in own.values())
+        + ",1\n200"
+        + "," * 11
+        + "\n",
+    ],
+    ids=["semicolons", "runs of W&B", "a further column", "JSON lines", "no column seed", "chart"],
+)
+def test_tables_and_charts_are_read(text: str, tmp_path: Path) -> None:
+    assert found(file(tmp_path, text)) == LOSSES
+
+
+def test_metric_files_of_other_trainers_are_read(tmp_path: Path) -> None:
+    first = {"loss": 9.0, "step": 100}
+    last = {"train_loss": 4.0, "step": 500}
+    history = state(first, {"eval_loss": 3.5, "step": 250}, {"eval_loss": 3.25, "step": 500}, last)
+    places = [
+        file(tmp_path, history, "a-seed1/checkpoint-500/trainer_state.json"),
+        str(Path(file(tmp_path, history, "a-seed2/trainer_state.json")).parent),
+        f"a:3={file(tmp_path, history, 'third.json')}",
+        events(tmp_path / "a/seed_4", (500, "eval/loss", 3.25), (250, "eval/loss", 9.0)),
+        file(tmp_path, "epoch,step,val_loss,eval_loss\n0,9,,3.5\n0,9,1.0,\n1,500,,3.25\n", "l.csv"),
+    ]
+    places[-1] = f"a:5={places[-1]}"
+    assert found(*places, metric="eval_loss") == {"a": dict.fromkeys(range(1, 6), 3.25)}
+    assert found(*places[:4]) == {"a": dict.fromkeys(range(1, 5), 3.25)}
+    assert found(places[0], metric="train_loss") == {"a": {1: 4.0}}
+
+
+def test_this_program_s_own_records_end_at_their_last_validation(tmp_path: Path) -> None:
+    path = tmp_path / "main-seed_1" / "metrics.jsonl"
+    path.parent.mkdir()
+    lines = ['{"step": 1, "loss/valid": 5.5}', '{"step": 2, "loss/train": 5.0}']
+    path.write_text("\n".join(lines))
+    assert [loss.value for loss in read_losses([str(path)])] == [5.5]
+    path.write_text("\n".join([*lines, '{"step": 3, "loss/valid": null}']))
+    with pytest.raises(UserError, match=r"line 3: loss/valid is null, not a finite loss"):
+        read_losses([str(path)])
+
+
+def test_a_loss_of_a_byte_is_shown_in_bits() -> None:
+    bits = {name: {s: v / 3 for s, v in own.items()} for name, own in LOSSES.items()}
+    gap = compare_losses(bits, unit="bits").gaps["frozen"]
+    assert gap.scale.signed(gap.mean) == "+0.0267"
+    assert gap.perplexity_ratio == pytest.approx(math.exp(0.08 / 3 * math.log(2)))
+
+
+def asked(question: str, margin: float, sequential: bool = False) -> LossComparison:
+    return compare_losses(LOSSES, question=question, margin=margin, sequential=sequential)
+
+
+def test_questions_are_answered_at_a_fixed_number_and_at_any_time() -> None:
+    assert asked("worse", 2).answers == {"frozen": "yes"}
+    assert asked("within", 20).answers == {"frozen": "yes"}
+    assert asked("within", 2).answers == asked("better", 2).answers == {"frozen": "no"}
+    assert asked("within", 9).answers == {"frozen": None}
+    trial = asked("worse", 2, sequential=True)
+    differences = [a - b for a, b in zip(OTHER, BASE, strict=True)]
+    assert trial.answers == {"frozen": decide(differences, trial.claims["frozen"]).answer}
+    few = {name: {s: own[s] for s in (1, 2)} for name, own in LOSSES.items()}
+    undecided = compare_losses(few, question="worse", sequential=True).document()
+    assert "first judged after 5 pairs, and there are 2" in str(undecided.summary)
+
+
+def test_losses_of_any_size_and_number_have_a_page() -> None:
+    diverged = {
+        "a": dict.fromkeys(range(6), 3.0),
+        "b": {seed: 9e5 * (seed % 2) for seed in range(6)},
+    }
+    page = str(compare_losses(diverged, question="within", sequential=True).document().page)
+    assert "the data allow a difference up to inf % of perplexity" in page
+    many = {"a": dict.fromkeys(range(150), 3.0), "b": {s: 3 + (-1) ** s for s in range(150)}}
+    page = str(compare_losses(many, question="better", sequential=True).document().page)
+    assert "Not decided, and the rule ends after 100 pairs: after n = 100 pairs" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TABLE.replace("name", "id"), "has no column of names (name, model, variant"),
+        (TABLE.replace("loss", "score"), "has no column 'loss': choose one with --metric; it has"),
+        (
+            TABLE.replace(",seed", ",cell"),
+            "line 2: there is no column seed, and 'trained' does not",
+        ),
+        (TABLE + "frozen,1,3.4\n", "line 7 and "),
+        (TABLE.replace("3.377", "nan"), "line 8: loss is nan, not a finite loss"),
+        (TABLE.replace("3.377", "-inf"), "line 8: loss is -inf, not a finite loss"),
+        (TABLE.replace("3.377", "3;377"), "line 8: loss is '3;377', which is not a number"),
+        (TABLE.replace("3.377", ""), "line 8 has no loss; add it"),
+        (TABLE.replace("frozen,2", "frozen,x"), "line 8: the seed is 'x', which is not a whole"),
+        (TABLE.replace("frozen,2", "frozen,9"), "'frozen' has no loss of seed 2, which 'trained'"),
+        (TABLE + "frozen,6,3.4\n", "'trained' has no loss of seed 6, which 'frozen' has"),
+        (TABLE.replace("frozen,2", ",2"), "line 8 has no readable 'name'"),
+        (TABLE.replace("frozen,2", "fro,zen,2"), "line 8 has 4 cells, but the first line has 3"),
+        (TABLE.replace("loss", "seed"), "has several columns 'seed'"),
+        ("name,seed,loss\ntrained,1,3.3\n", "needs two models; here is trained"),
+        ("name,seed,loss\n", "has no record"),
+        ("", "is neither a CSV or JSON lines"),
+        ("# A page\n\nof text\n", "is neither a CSV or JSON lines"),
+        ('{"name": "a", "seed": 1, "loss": NaN}', "record 1: loss is nan, not a finite loss"),
+        ('{"name": "a", "seed": 1}\n{"name": "a"', "line 2 is not a JSON object"),
+        (
+            '{"loss": 1, "step": 2}',
+            "has no loss of held-out text: choose one with --metric; it has",
+        ),
+        ('{"eval_loss": 1, "step": 2}', "does not say name and seed, as 'baseline-seed_1' does"),
+        ('{"log_history": 5}', "log_history is not a list"),
+    ],
+)
+def test_bad_tables_are_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        compare_losses([file(tmp_path, text)])
+    assert said in str(refused.value)
+
+
+def test_files_that_are_nothing_of_the_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"no event at all, but long enough")
+    (tmp_path / "nothing").mkdir()
+    for name, said in (
+        ("image.png", "is not text in UTF-8, so it is neither a CSV or JSON lines"),
+        ("events.out.tfevents.1", "has no scalar"),
+        ("nothing", "is a directory with neither event files"),
+        ("missing.csv", "cannot be read (No such file or directory)"),
+    ):
+        with pytest.raises(UserError) as refused:
+            read_losses([tmp_path / name])
+        assert said in str(refused.value)
+    with pytest.raises(UserError, match=r"table\.csv has names of its own; give it without a:1="):
+        read_losses([f"a:1={file(tmp_path, TABLE, 'table.csv')}"])
+    with pytest.raises(UserError, match=r"has loss and \S+ line 2 has val_bpb; choose one"):
+        other = file(tmp_path, "name,seed,val_bpb\nx,1,0.9\n", "bits.csv")
+        read_losses([file(tmp_path, TABLE), other])
+
+
+def test_requests_that_make_no_sense_are_refused() -> None:
+    for options, said in (
+        ({"baseline": "other"}, "there is no model 'other' to compare with"),
+        ({"question": "equal"}, "there is no question 'equal'"),
+        ({"sequential": True}, "--sequential needs a --question"),
+        ({"unit": "bytes"}, "there is no unit 'bytes'"),
+        ({"question": "within", "margin": 0}, "a margin of 0 %"),
+    ):
+        with pytest.raises(UserError, match=said):
+            compare_losses(LOSSES, **options)
+
+
+def test_a_seed_is_cut_out_of_a_name() -> None:
+    for text in ("baseline-seed_1", "seed1 baseline", "baseline (seed=1)", "baseline/Seed-1"):
+        assert split_seed(text) == ("baseline", 1)
+    assert split_seed("base_seed1_lr3") == ("base_lr3", 1)
+    assert split_seed("reseed1") == ("reseed1", None)
+
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refused(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "megatron", "deepspeed", "transformers"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refused())
+from pretrain.api import compare_losses
+main()
+"""
+
+
+@pytest.mark.distributed
+def test_the_verb_needs_no_torch_and_no_checkout(tmp_path: Path) -> None:
+    """Torch cannot be imported there; what is compared are event files."""
+    tags = [("eval/loss", 1.0), ("train/loss", 2.0)]
+    runs = [
+        events(
+            tmp_path / f"{name}-seed_{seed}",
+            *((step, tag, loss * k) for step in (1, 2) for tag, k in tags),
+        )
+        for name, own in LOSSES.items()
+        for seed, loss in own.items()
+    ]
+    command = [sys.executable, "-c", WITHOUT, "compare-losses"]
+    options = {
+        "cwd": tmp_path,
+        "env": {"PYTHONPATH": str(ROOT)},
+        "capture_output": True,
+        "text": True,
+    }
+    question = ["--question", "worse", "--sequential", "--out", "page"]
+    done = subprocess.run([*command, *runs, *question], **options, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "Is frozen worse than trained? Yes: after n = 5 pairs" in " ".join(done.stdout.split())
+    assert "written: page/report.md" in done.stdout
+    page = (tmp_path / "page/report.md").read_text()
+    assert "## Pair by pair" in page and "python -m pretrain compare-losses" in page

@@ -1,0 +1,107 @@
+"""evaluate tasks: what a user can do wrong, each one sentence; no hub, no extra, code of others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laboratory.evaluation.verbs import tasks
+from pretrain.errors import UserError
+from tests.laboratory.evaluation.tiny_models import facts_of, own_cache, write_model, write_tasks
+
+pytest.importorskip("lm_eval")
+
+
+def fake_model(path: Path) -> Path:
+    """A directory that looks like an export, and that nothing can load."""
+    path.mkdir()
+    (path / "export.json").write_text(json.dumps(facts_of(path.name, "vanilla", 1)))
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An export and the task files."""
+    directory = tmp_path_factory.mktemp("tasks")
+    write_model(directory / "model", "vanilla", 1)
+    write_tasks(directory / "files", 4)
+    with own_cache(directory / "cache"):
+        yield directory
+
+
+def refused(match: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(UserError, match=match):
+        tasks(*arguments, **options)
+
+
+def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
+    model = fake_model(tmp_path / "model")
+    again = fake_model(tmp_path / "again")
+    refused("--tasks names no task", [model], " , ")
+    refused("given twice", [model, model], "choice")
+    refused("neither a run directory nor an export", [tmp_path], "choice")
+    refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
+    refused("both 'vanilla' with run.seed=1: give one of them$", [model, again], "choice")
+    refused("--step 3: .* is an export", [model], "choice", step=3)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
+    refused("no complete checkpoint", [tmp_path / "run"], "choice")
+
+
+@pytest.mark.distributed
+def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
+    said = "--include-path .* is not a directory"
+    refused(said, [place / "model"], "choice", include_path=tmp_path / "none")
+
+
+def _copy(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+@pytest.mark.distributed
+def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
+    said = r"no task, group or tag arc_eazy \(did you mean arc_easy"
+    refused(said, [place / "model"], "choice,arc_eazy", include_path=place / "files")
+
+
+@pytest.mark.distributed
+def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    files = write_tasks(tmp_path / "files", 4)
+    text = (files / "choice.yaml").read_text()
+    (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
+    options = {"include_path": files, "out": tmp_path / "out"}
+    refused("--tasks choice cannot be loaded: .*nowhere", [place / "model"], "choice", **options)
+    (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
+    (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
+    said = "--tasks choice failed in the harness: .*no such.*key"
+    refused(said, [place / "model"], "choice", **options)
+    assert not list(tmp_path.glob("out/results/*/*"))
+    (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
+    refused("runs code that the model writes", [place / "model"], "choice", include_path=files)
+
+
+@pytest.mark.distributed
+def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
+    model = _copy(place / "model", tmp_path)
+    (model / "modeling.py").write_text("raise SystemExit(3)\n")
+    refused(
+        "modeling.py: read it, then give --trust-code",
+        [model],
+        "choice",
+        include_path=place / "files",
+    )
+
+
+@pytest.mark.distributed
+def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
+    refused(r"pip install .*'\.\[eval\]'", [place / "model"], "choice")

@@ -1,0 +1,64 @@
+"""Answers of a hypothesis to intervals of the gap, and seeds that a seal can state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from laboratory.study.hypothesis import Hypothesis
+from laboratory.study.sealed import seed_settings
+from pretrain.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "no", "answer"),
+    [
+        ("better", (-0.5, -0.1), (-0.1, 0.1), "yes"),
+        ("better", (-0.5, 0.0), (-0.04, 0.1), None),
+        ("better", (-0.5, 0.0), (-0.01, 0.1), "no"),
+        ("worse", (0.1, 0.5), (0.0, 0.1), "yes"),
+        ("worse", (0.0, 0.5), (-0.5, 0.03), None),
+        ("worse", (0.0, 0.5), (-0.5, 0.01), "no"),
+        ("within", (-0.01, 0.01), (-1, 1), "yes"),
+        ("within", (-0.01, 0.03), (-0.01, 0.03), None),
+        ("within", (-0.01, 0.03), (0.03, 0.04), "no"),
+        ("within", (-0.04, 0.01), (-0.04, -0.03), "no"),
+    ],
+)
+def test_answers_of_a_hypothesis(
+    question: Any, yes: tuple[float, float], no: tuple[float, float], answer: str | None
+) -> None:
+    assert Hypothesis("new", question, 2.0, "old").answer(yes, no) == answer
+
+
+def test_the_edges_are_not_part_of_an_answer() -> None:
+    one = Hypothesis("new", "within", 2.0, "old")
+    lower, upper = one.edges
+    assert (lower, upper) == (pytest.approx(np.log(0.98)), pytest.approx(np.log(1.02)))
+    assert one.answer((-0.01, upper), (-0.01, upper)) is None
+    assert one.answer((lower, 0.01), (lower, 0.01)) is None
+    assert one.answer((upper, 1.0), (upper, 1.0)) is None
+    assert one.answer((-1.0, lower), (-1.0, lower)) is None
+    worse = Hypothesis("new", "worse", 2.0, "old")
+    assert worse.answer((0.0, 1.0), (-1.0, upper)) is None
+    better = Hypothesis("new", "better", 2.0, "old")
+    assert better.answer((-1.0, 0.0), (lower, 1.0)) is None
+    assert better.answered("no", "") == "Is new better than old? No, not by 2 %"
+    assert str(Hypothesis.parse("new within 0.5% of old")) == "new within 0.5 % of old"
+    assert one.answered("no", "") == "Is new within ± 2 % of old? No"
+
+
+def test_a_seed_that_changes_otherwise_than_the_runs_own_cannot_be_sealed() -> None:
+    def config(run: int, data: int) -> dict[str, Any]:
+        every = {key[:-5]: {"seed": data} for key in ("data.seed", "attention.seed")}
+        return {**every, "run": {"seed": run}}
+
+    with pytest.raises(
+        UserError, match=r"runs of one variant have several .* nothing can be sealed"
+    ):
+        seed_settings([config(1, 5), config(2, 6)])
+    assert set(seed_settings([config(1, 1), config(2, 2)]).values()) == {None}
+    assert 5 in seed_settings([config(1, 5), config(2, 5)]).values()
+    assert 5 in seed_settings([config(1, 5)]).values()

@@ -1,0 +1,222 @@
+"""`try` and `demo`.
+
+What follows from the text, the cores and the time, and what is refused at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources.discovery import find_inputs
+from laboratory.quickstart import (
+    LEAST_BYTES,
+    SIZES,
+    SPELLED_OUT,
+    Trial,
+    _designs,
+    _grid,
+    _said,
+    _write_grid,
+    linked,
+    parameters,
+    plan_sizes,
+    survey,
+)
+from laboratory.sweep.grid import expand, read_grid
+from megatron_patches.recipe.variants import LEADING
+from pretrain.__main__ import app
+from pretrain.config.load import load_config
+from pretrain.config.sources import override_text
+from pretrain.errors import UserError
+from tests.data_pipeline.helpers import run as run_data
+
+WORDS = "It was the best of times, it was the worst of times.\n\n"
+
+
+def text_file(path: Path, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((WORDS * (size // len(WORDS) + 1))[:size])
+    return path
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, (UserError, DataError)), result.output
+    return str(result.exception)
+
+
+def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
+    settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
+    return Trial(
+        texts=("x",),
+        name="text",
+        designs=("vanilla", LEADING),
+        jobs=2,
+        local_ranks=1,
+        of_tokenizer=of_tokenizer,
+        of_shards=of_shards,
+        settings=settings | own,
+    )
+
+
+def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_read_for_ever() -> (
+    None
+):
+    steps = [
+        planned(size, cores, minutes).settings["schedule.steps"]
+        for size, cores, minutes in (
+            (10**7, 2, 4),
+            (10**7, 2, 20),
+            (10**7, 8, 20),
+            (400_000, 8, 20),
+        )
+    ]
+    assert steps[0] < steps[1] < steps[2] > steps[3]
+    few = planned(LEAST_BYTES, 64, 600)
+    assert few.settings["schedule.steps"] * 8 * 128 < 11 * LEAST_BYTES / 2.7 / 2
+    assert planned(10**9, 64, 24 * 60).settings["model.hidden_size"] == SIZES[-1][1]
+    assert few.settings["model.hidden_size"] == SIZES[0][1]
+
+
+def test_a_vocabulary_that_is_given_is_that_of_tokenizer_and_model() -> None:
+    settings, of_tokenizer, _ = plan_sizes(2 * 10**6, 2, 4, 374)
+    assert settings["model.vocab_size"] == 374 and "--vocab-size=374" in of_tokenizer
+
+
+def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
+    """About eight of texts that are cut, at most half."""
+    options = [planned(size, 2, 4).of_shards[0] for size in (LEAST_BYTES, 10**6, 10**7, 10**9)]
+    fractions = [float(fraction.partition("=")[2]) for fraction in options]
+    assert fractions == [0.5, round(8 * 16_384 / 10**6, 3), 0.05, 0.05]
+
+
+def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_speed() -> None:
+    """`make demo` trained 2 × 491,520 tokens of 1.3 M parameters in about 150 s.
+
+    That is 6.5e3 tokens a second.
+    """
+    trial = planned(3_000_000, 2, 4)
+    tokens = 2 * trial.settings["schedule.steps"] * 8 * 128
+    assert parameters(4, 128, 4096) == 1_310_720
+    assert tokens / 6.5e3 < 5 * 60 - 75
+
+
+def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
+    trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
+    grid = _grid(trial, tmp_path)
+    runs = expand(read_grid(str(_write_grid(grid, tmp_path))))
+    assert [run.name for run in runs] == ["vanilla", LEADING]
+    configs = [load_config("demo", run.overrides()) for run in runs]
+    assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
+    assert all(config.total_steps == 7 for config in configs)
+    assert configs[0].policy.trainable and not configs[1].policy.trainable
+    entry = _designs()[SPELLED_OUT].items()
+    spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
+    assert configs[1].policy == load_config("demo", spelled_out).policy
+    assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
+    assert _said(trial, grid).startswith(
+        f"vanilla beside {LEADING}:\n4 layers of 128, about 1.3 M parameters, 7 "
+    )
+    _write_grid(grid, tmp_path)  # again: goes on
+    with pytest.raises(
+        UserError,
+        match=r"^\S*/sweep.yaml is of another size of text.*; give another --out, or delete \S*$",
+    ):
+        _write_grid(_grid(planned(10**6, 2, 9), tmp_path), tmp_path)
+
+
+def test_the_demo_is_the_config_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs are those that pages name: what an older `make demo` has trained stays trained."""
+    monkeypatch.chdir(tmp_path)
+    trials: list[Trial] = []
+    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    (trial,) = trials
+    runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))
+    for run, variant in zip(runs, ("vanilla", "orthogonal"), strict=True):
+        plain = [override_text("attention.variant", variant), f"run.name={variant}"]
+        assert (
+            load_config("demo", run.overrides()).as_dict() == load_config("demo", plain).as_dict()
+        )
+
+
+def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
+    text = text_file(tmp_path / "in/t.md", 400_000)
+    out = tmp_path / "out"
+
+    def said(given: Path, *options: str, to: Path = out) -> str:
+        return refused("try", str(given), *options, f"--out={to}")
+
+    short = said(text_file(tmp_path / "s.txt", 50_000))
+    assert short.endswith("s.txt: 50 kB of text are too little; give 200 kB at least")
+    book = tmp_path / "b.txt"
+    book.write_bytes(b"%PDF-1.4\n" + bytes(range(256)) * 2_000)
+    assert "b.txt: 0 kB of text are too little (not read (the file is a PDF, not" in said(book)
+    assert "did you mean 'shared_conv4'?" in said(text, "--design=shared_conv")
+    assert "choose another" in said(text, "--design=vanilla")
+    assert "schedule.step" in said(text, "--set=schedule.step=5")
+    assert "--design chooses it" in said(text, "--set=attention.variant=gaussian")
+    assert "--out places everything" in said(text, "--set=run.name=x")
+    assert "give a whole number" in said(text, "--set=model.vocab_size=many")
+    assert "lies inside the input directory" in said(text.parent, to=text.parent / "out")
+    assert "is a Word document, not text" in said(text_file(tmp_path / "x.docx", 10))
+    assert "unknown ending" in said(text_file(tmp_path / "x.log", 10))
+    assert "does not exist" in said(tmp_path / "none.txt")
+    assert not out.exists()
+    out.write_text("a file")
+    assert "cannot be used" in said(text)
+
+
+def test_a_damaged_text_does_not_end_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_file(tmp_path / "in/good.txt", 300_000)
+    (tmp_path / "in/bad.txt").write_bytes(b"good\n\nbad \xff")
+    trials: list[Trial] = []
+    monkeypatch.setattr("laboratory.quickstart.run_trial", lambda trial, *_: trials.append(trial))
+    command = ["try", str(tmp_path / "in"), f"--out={tmp_path / 'out'}"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (trial,) = trials
+    model = ("--tokenizer", tmp_path / "t.model", "--name", "x", "--out", tmp_path / "shards")
+    small = ("--out", tmp_path / "t", *trial.of_tokenizer, "--vocab-size=300")
+    for verb in (("train-tokenizer", *small), ("tokenize", *model, *trial.of_shards)):
+        outcome = run_data(verb[0], *trial.texts, *verb[1:])
+        assert outcome.code == 0 and "damaged input bad.txt" in outcome.err
+
+
+def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:
+    """A PDF among texts by another name, and records of which some have other keys."""
+    (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
+    (tmp_path / "table.csv").write_text("id,content\n1,a\n")
+    text_file(tmp_path / "plain.txt", 1000)
+    (tmp_path / "book.txt").write_bytes(b"%PDF-1.4\n\xff")
+    read, said, _ = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])
+    assert [file.name for file in read] == ["plain.txt", "records.jsonl", "table.csv"]
+    assert said[0] == "text is read from the key `content`"
+    assert said[1].startswith("not read (the file is a PDF, not text; convert it: pdftotext ")
+    assert said[1].endswith("): book.txt") and len(said) == 2
+    (tmp_path / "more.jsonl").write_text('{"text": "a"}\n')
+    said = survey(find_inputs([tmp_path]).files, "text|content", [str(tmp_path)])[1]
+    assert said[0] == "text is read from the keys `content` (of 2) and `text` (of 1)"
+
+
+def test_a_table_without_text_is_left_out_below_a_directory_alone(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    (texts / "below").mkdir(parents=True)
+    text_file(texts / "below/plain.txt", 1000)
+    table = texts / "below/losses.csv"
+    table.write_text("name,loss\na,1\n")
+    read, said, tables = survey(find_inputs([texts]).files, "text|content", [str(texts)])
+    assert said == ["not read (no column of the text): below/losses.csv"] and tables == 1
+    links = linked(read, tmp_path / "out")
+    assert [file.name for file in find_inputs([links]).files] == ["below/plain.txt"]
+    assert linked(read, tmp_path / "out") == links
+    with pytest.raises(DataError, match='has no column "text" or "content"'):
+        survey(find_inputs([table]).files, "text|content", [str(table)])
