@@ -57,14 +57,6 @@ class HeadSplit:
         """Return the permutation that sorts (frozen heads, then trainable heads) by head number."""
         return sorting(self.frozen[role] + self.trainable[role])
 
-    def without(self, some: Mapping[Role, tuple[int, ...]]) -> HeadSplit:
-        """Return the split without some of the trainable heads, {role: their numbers}."""
-        left = {
-            role: tuple(number for number in heads if number not in some[role])
-            for role, heads in self.trainable.items()
-        }
-        return HeadSplit(self.frozen, left)
-
     def sharing(self, queries_per_group: int) -> HeadSplit:
         """Return the split whose keys have the rows of the first query heads of their groups."""
         frozen, trainable = (

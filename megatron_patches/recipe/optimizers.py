@@ -38,8 +38,7 @@ class Rule:
         takes: whether the rule updates a tensor.
         products: FLOPs of the matrix products in one update of a whole tensor.
         whole_matrices: an update needs the whole tensor, so that ZeRO cannot cut it anywhere.
-        takes_adamw_rates: its learning rates are on AdamW's scale, so that published laws of AdamW's
-            rate are where to start.
+        takes_adamw_rates: its learning rates are on AdamW's scale, as published laws have them.
     """
 
     name: str

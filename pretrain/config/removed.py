@@ -38,8 +38,30 @@ REMOVED_KEYS: Mapping[str, Removed] = {
 }
 """{`section.key`: what is known of it}"""
 
-REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}
+REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "attention.variant": {
+        "gaussian_naive": "use gaussian with attention.gaussian_std=0.02",
+        "early_freeze": "use gaussian with attention.gaussian_std=0.02, attention.frozen_heads="
+        "{50%-100%: 1.0} and attention.phases=[{at: 0.1, train: 50%-100%}]",
+    },
+    "attention.adapters": {
+        "logit_scale": "use channel_scale, which scales each channel of the queries",
+        "qk_norm": "use model.qk_norm=true",
+    },
+    "attention.frozen_roles": {
+        "output": "leave it out, the output projection trains",
+        "all": "leave it out, which freezes queries and keys",
+    },
+}
 """{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
+
+
+_IN_PHASES = {
+    "heads": "freeze whole layers, or choose heads from the start by attention.frozen_heads",
+    "roles": "freeze whole layers, or choose a role from the start by attention.frozen_roles",
+    "orthonormal": "rows are frozen as they are",
+}
+"""{key of an entry of attention.phases: what to do without it}"""
 
 
 def removed_sentence(key: str, value: Any) -> str | None:
@@ -54,6 +76,9 @@ def removed_sentence(key: str, value: Any) -> str | None:
         return f"{key} was removed; {LAST_WITH_THEM} has it: {removed.instead}"
     items = value if isinstance(value, (list, tuple)) else (value,)
     for item in items:
+        if key == "attention.phases" and isinstance(item, Mapping):
+            for name in item.keys() & _IN_PHASES.keys():
+                return f"{key}: '{name}' was removed; {LAST_WITH_THEM} has it: {_IN_PHASES[name]}"
         instead = REMOVED_VALUES.get(key, {}).get(item) if isinstance(item, str) else None
         if instead is not None:
             return f"{key}: '{item}' was removed; {LAST_WITH_THEM} has it: {instead}"
