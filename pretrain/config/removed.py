@@ -55,13 +55,19 @@ REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
 }
 """{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
 
-
-_IN_PHASES = {
-    "heads": "freeze whole layers, or choose heads from the start by attention.frozen_heads",
-    "roles": "freeze whole layers, or choose a role from the start by attention.frozen_roles",
-    "orthonormal": "rows are frozen as they are",
+_PHASES = "attention.phases"
+_REMOVED_IN_PHASES: Mapping[str, Removed] = {
+    "heads": Removed(
+        "freeze whole layers, or choose heads from the start by attention.frozen_heads",
+        neutral=(None, 1.0),
+    ),
+    "roles": Removed(
+        "freeze whole layers, or choose a role from the start by attention.frozen_roles",
+        neutral=(None, "both"),
+    ),
+    "orthonormal": Removed("rows are frozen as they are", neutral=(None, False)),
 }
-"""{key of an entry of attention.phases: what to do without it}"""
+"""{key of an entry of attention.phases: what is known of it}"""
 
 
 def removed_sentence(key: str, value: Any) -> str | None:
@@ -76,10 +82,28 @@ def removed_sentence(key: str, value: Any) -> str | None:
         return f"{key} was removed; {LAST_WITH_THEM} has it: {removed.instead}"
     items = value if isinstance(value, (list, tuple)) else (value,)
     for item in items:
-        if key == "attention.phases" and isinstance(item, Mapping):
-            for name in item.keys() & _IN_PHASES.keys():
-                return f"{key}: '{name}' was removed; {LAST_WITH_THEM} has it: {_IN_PHASES[name]}"
+        if key == _PHASES and isinstance(item, Mapping):
+            for name, gone in _REMOVED_IN_PHASES.items():
+                if item.get(name) not in gone.neutral:
+                    return f"{key}: '{name}' was removed; {LAST_WITH_THEM} has it: {gone.instead}"
         instead = REMOVED_VALUES.get(key, {}).get(item) if isinstance(item, str) else None
         if instead is not None:
             return f"{key}: '{item}' was removed; {LAST_WITH_THEM} has it: {instead}"
     return None
+
+
+def without_removed(key: str, value: Any) -> Any:
+    """Return the value of a setting without the keys of its entries that are gone.
+
+    Args:
+        key: As `section.key`.
+        value: One that `removed_sentence` does not refuse.
+    """
+    if key != _PHASES or not isinstance(value, (list, tuple)):
+        return value
+    return [
+        {name: part for name, part in entry.items() if name not in _REMOVED_IN_PHASES}
+        if isinstance(entry, Mapping)
+        else entry
+        for entry in value
+    ]

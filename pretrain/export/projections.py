@@ -23,8 +23,6 @@ from megatron_patches.recipe.policy import QKPolicy
 from pretrain.errors import UserError
 from pretrain.export.names import Part
 
-"""The adapter behind which others are folded into gains, not into rows."""
-
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
     """Return the rows of a layer, in the order of the heads.

@@ -30,7 +30,6 @@ from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
-"""Entry of the audit: the held-out losses before and after rows were made orthonormal."""
 KEPT_ROWS = "kept_rows"
 """Entry of the audit: digests of the rows that are frozen as they were trained."""
 
