@@ -34,7 +34,7 @@ FOUR_RANKS: dict[str, dict[str, Any]] = {
         **PARALLEL,
         "attention__variant": "hybrid",
         "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
-        "attention__adapters": "[logit_scale, channel_scale, low_rank]",
+        "attention__adapters": "[query_key_bias, channel_scale, low_rank]",
     },
     "unfreeze": {
         **PARALLEL,
@@ -177,7 +177,7 @@ def test_anatomy_shares_out_the_difference_that_the_runs_logged(
     classes = json.loads((tmp_path / "report.json").read_text())["classes"]
     logged = [read_finished_run(Path(path)).result.validation_loss or 0.0 for path in paths]
     for variant, loss in zip(
-        ("orthogonal", "hybrid+logit_scale+channel_scale+low_rank"), logged[1:], strict=True
+        ("orthogonal", "hybrid+query_key_bias+channel_scale+low_rank"), logged[1:], strict=True
     ):
         own = {(one["split"], one["name"]): one for one in classes if one["variant"] == variant}
         whole = own["all", "all"]["gap"]["mean"]

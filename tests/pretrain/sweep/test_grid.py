@@ -216,12 +216,12 @@ def names_of(*values: dict[str, Any]) -> list[str]:
 def test_names_read_well() -> None:
     assert names_of(
         {"attention.variant": "orthogonal", "optimizer.learning_rate": 4e-3},
-        {"attention.adapters": ["qk_norm", "low_rank"], "model.tied_embeddings": False},
+        {"attention.adapters": ["query_key_bias", "low_rank"], "model.tied_embeddings": False},
         {"attention.adapters": [], "model.head_dim": None},
         {"data.directory": "data/small stories"},
     ) == [
         "orthogonal-learning_rate_0.004",
-        "qk_norm+low_rank-tied_embeddings_false",
+        "query_key_bias+low_rank-tied_embeddings_false",
         "adapters_none-head_dim_none",
         "data_small_stories",
     ]
@@ -415,7 +415,6 @@ SEEDS_OF = {
         "code_modern_rates",
         "documentation_headline_rates",
         "documentation_modern_long_rates",
-        "documentation_modern_output_rates",
         "documentation_modern_price_rates",
         "documentation_modern_rates_muon",
         "documentation_modern_rivals_rates",
@@ -433,7 +432,6 @@ SEEDS_OF = {
         "documentation_modern_adapters",
         "documentation_modern_dense",
         "documentation_modern_long",
-        "documentation_modern_output",
         "documentation_modern_phases",
         "documentation_modern_price",
         "documentation_modern_rivals",
@@ -449,8 +447,6 @@ SEEDS = {name: seeds for seeds, names in SEEDS_OF.items() for name in names}
 ADDED = {
     "documentation_modern_adapters",
     "documentation_modern_dense",
-    "documentation_modern_output",
-    "documentation_modern_output_rates",
     "documentation_modern_phases",
     "documentation_modern_rivals",
     "documentation_modern_rivals_rates",
