@@ -51,7 +51,6 @@ ON_TWO_RANKS = (
     ("monarch_shared_conv", "bf16"),
     ("monarch_trainable", "fp32"),
     ("vanilla-freezes", "bf16"),
-    ("part-freezes", "fp32"),
     ("monarch-freezes", "fp32"),
     ("synthesizer_random", "bf16"),
     ("synthesizer_factorized", "fp32"),

@@ -211,7 +211,7 @@ def test_a_design_that_it_cannot_be_is_refused(variant: str) -> None:
             "construction=cayley contradicts variant 'dct'",
         ),
         ({"head_dim": 80}, "head_dim=80 is larger than hidden_size=40"),
-        ({"frozen_roles": "queries"}, "frozen_roles is 'queries'; known values: both, query, key,"),
+        ({"frozen_roles": "queries"}, "frozen_roles is 'queries'; known values: both, query, key"),
         (
             {"adapters": ["short_convolution"], "convolved": "keys"},
             "attention.convolved is 'keys'; known values: both, key, value",
