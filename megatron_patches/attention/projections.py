@@ -256,11 +256,10 @@ class FrozenQueryKeyValueLinear(HeadRows):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
-        trained = None if self.kept else self.trained_query_key
-        kept = self.trained_query_key if self.kept else None
-        shared = {name: getattr(self, name) for name in self.shared_adapters}
-        # What does not train comes last, as `column_parallel_products` wants it.
-        operands = {"value": self.value_weight, "trained": trained, **shared, "kept": kept}
+        operands = {"value": self.value_weight, "trained": self.trained_query_key}
+        operands |= {name: getattr(self, name) for name in self.shared_adapters}
+        if self.kept:
+            operands["trained"] = operands.pop("trained")  # what does not train comes last
         weights = {name: weight for name, weight in operands.items() if weight is not None}
         factors = self.trained_factors()
         products = column_parallel_products(
@@ -269,7 +268,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
             weights=[*weights.values()],
-            kept=int(kept is not None),
+            kept=int(self.kept and self.trained_query_key is not None),
             factors_train=factors is not None and not self.kept,
         )
         first = "frozen" if factors is None else "trained"
