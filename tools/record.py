@@ -49,7 +49,7 @@ from tools.made_corpus import write_made_corpus
 CONFIGS = tuple(shipped_files("pretrain.configs", "*.yaml"))
 GPUS = {"demo": "4", "demo_modern": "4"}
 STEPS = 10
-"""Of `train`; `early_freeze` needs so many."""
+"""Of `train`; the second change of `unfreeze` needs so many."""
 DIGITS = 16
 """Hexadecimal digits of a SHA-256 that are kept: enough for what nobody forges."""
 

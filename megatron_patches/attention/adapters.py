@@ -5,14 +5,11 @@ With q_h = W_q x of head h (k likewise), in this order:
     low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   B starts at 0, or normal where there
                                                                is no W
     query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
-    qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1
     short_convolution  k_t ← Σ_j c_j ∘ k_(t−j), v alike        c_0 starts at 1; of the odd channels
                                                                of k, c_1
     channel_scale      q_h ← exp(s_h) ∘ q_h                    s starts at 0
-    logit_scale        q_h ← s_h q_h                           s_h starts at 1
 
-A `[rank, hidden]` is shared by the heads. At a gain of 1, qk_norm gives queries and keys the scale
-that orthonormal rows give them on average.
+A `[rank, hidden]` is shared by the heads.
 
 Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All
 weights but A belong to a head and are sharded with it. A is the same on every tensor-parallel rank,
@@ -30,8 +27,6 @@ import torch
 from megatron_patches.attention.convolution import Reach, convolve
 from megatron_patches.recipe.adapters import Adapter, AdapterSizes, HeadRole, even_values
 from megatron_patches.recipe.parts import Start
-
-QK_NORM_EPSILON = 1e-6
 
 
 class Heads(NamedTuple):
@@ -98,22 +93,6 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
     )
 
 
-def qk_norm(heads: Heads, weights: Weights) -> Heads:
-    """Divide queries and keys by their root mean square, and multiply them by the gains.
-
-    Args:
-        heads: queries and keys, and values where they are of interest.
-        weights: `query_gain` `[heads * head_dim]` and `key_gain` `[groups * head_dim]`.
-
-    Returns:
-        The corrected heads, of the same shapes.
-    """
-    return heads._replace(
-        query=_rms_norm(heads.query, weights["query_gain"]),
-        key=_rms_norm(heads.key, weights["key_gain"]),
-    )
-
-
 def short_convolution(heads: Heads, weights: Weights) -> Heads:
     """Mix each channel of keys and values with the same channel of the tokens before.
 
@@ -146,28 +125,13 @@ def channel_scale(heads: Heads, weights: Weights) -> Heads:
     )
 
 
-def logit_scale(heads: Heads, weights: Weights) -> Heads:
-    """Multiply each head's queries by the head's scale.
-
-    Args:
-        heads: queries and keys, and values where they are of interest.
-        weights: `logit_scale` `[heads]`.
-
-    Returns:
-        The corrected heads, of the same shapes.
-    """
-    return heads._replace(query=heads.query * weights["logit_scale"].unsqueeze(-1))
-
-
 FORMULAS: Mapping[str, Formula] = {
     formula.__name__: formula
     for formula in (
         low_rank,
         query_key_bias,
-        qk_norm,
         short_convolution,
         channel_scale,
-        logit_scale,
     )
 }
 
@@ -254,10 +218,3 @@ def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply `[..., rank]` by `[rows, rank]`ᵀ."""
     # Copied: in that layout gradients take less time on a CPU.
     return inner @ weight.t().contiguous()
-
-
-def _rms_norm(vectors: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    normalised = torch.nn.functional.rms_norm(
-        vectors.float(), vectors.shape[-1:], eps=QK_NORM_EPSILON
-    )
-    return normalised.type_as(vectors) * gain.view(vectors.shape[-2:])

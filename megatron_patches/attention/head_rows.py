@@ -9,26 +9,20 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from megatron_patches.attention.adapters import HeadAdapters, Heads
 from megatron_patches.attention.convolution import Reach
-from megatron_patches.bank.exact import nearest_orthonormal
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.head_split import sorting, split_heads
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
-from megatron_patches.errors import MethodError
-from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 
 TRAINED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
 """Names of the rows that train, or of the factors in their place."""
-EARLY_ROWS = "early_query_key"
-"""Name of the rows that are frozen before others of their layer."""
 
 
 class HeadRows(torch.nn.Module):
@@ -45,12 +39,8 @@ class HeadRows(torch.nn.Module):
         trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
             place of all rows, or None.
         trained_left_query_key: parameter `[m, a, a]`, or None.
-        early_query_key: parameter `[their number * head_dim, hidden]` of heads that are frozen
-            before others of the layer, or None.
-        kept: the rows of `keep` are frozen as they were trained: non-persistent buffers, not a
+        kept: the rows that train are frozen as they were trained: non-persistent buffers, not a
             number until a checkpoint or the engine before gives them values.
-        keeps_whole: those rows are all that train, the three tensors above; else early_query_key.
-        early: role -> heads of early_query_key.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
             heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
@@ -64,10 +54,7 @@ class HeadRows(torch.nn.Module):
     trained_query_key: torch.Tensor | None
     trained_right_query_key: torch.Tensor | None
     trained_left_query_key: torch.Tensor | None
-    early_query_key: torch.Tensor | None
-    early: Mapping[Role, tuple[int, ...]]
     kept: bool
-    keeps_whole: bool
 
     def _add_frozen_rows(
         self,
@@ -81,7 +68,6 @@ class HeadRows(torch.nn.Module):
         place: tuple[int, int] = (0, 1),
         dtype: torch.dtype,
         device: Any,
-        keep: Keep | None = None,
         kept: bool = False,
     ) -> None:
         """Add the frozen rows of this rank's heads, the first step of a constructor.
@@ -97,12 +83,10 @@ class HeadRows(torch.nn.Module):
             place: tensor-parallel rank, and how many there are.
             dtype: of rows and parameters.
             device: of rows and parameters.
-            keep: rows of the other heads that are frozen as they were trained, at some time.
-            kept: that time has come.
+            kept: the rows of the other heads are frozen as they were trained.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
         self.kept = kept
-        self.keeps_whole = keep is None or keep.whole
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
@@ -113,13 +97,6 @@ class HeadRows(torch.nn.Module):
         self.heads = split_heads(
             *heads, frozen_groups, *place, policy.frozen_row_roles, policy.shared
         )
-        self.early = dict.fromkeys(ROLES, ())
-        if keep is not None and not keep.whole:
-            members: dict[Role, int] = {"query": self.queries_per_group, "key": 1}
-            self.early = {
-                role: keep.heads(role, self.heads.trainable[role], members[role]) for role in ROLES
-            }
-            self.heads = self.heads.without(self.early)
         for name in FROZEN_BUFFERS:
             self.register_buffer(name, None, persistent=False)
         self._draw(device)
@@ -166,34 +143,12 @@ class HeadRows(torch.nn.Module):
         return self.trained_tensors() if self.kept else {}
 
     def trained_tensors(self) -> dict[str, torch.Tensor]:
-        """Return {name: tensor} of the rows, or factors, that are frozen at some time."""
-        names = TRAINED_ROWS if self.keeps_whole else (EARLY_ROWS,)
-        held = {name: getattr(self, name) for name in names}
+        """Return {name: tensor} of the rows, or factors, that train or have trained."""
+        held = {name: getattr(self, name) for name in TRAINED_ROWS}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
-    def orthonormalise(self) -> None:
-        """Make of the rows that are frozen at some time the nearest orthonormal ones of each head.
-
-        Each head keeps the mean of its singular values as a factor, so that scores keep their size.
-        The same rows give the same bits on every rank and machine.
-
-        Raises:
-            MethodError: the rows of a head are linearly dependent.
-        """
-        for tensor in self.trained_tensors().values():
-            heads = tensor.detach().double().cpu().unflatten(0, (-1, self.head_dim)).numpy()
-            near = [rows for rows in map(nearest_orthonormal, heads) if rows is not None]
-            if len(near) < len(heads):
-                raise MethodError(
-                    f"attention.phases: the rows of a head of layer {self.layer} are linearly "
-                    "dependent, so no orthonormal ones are nearest; leave orthonormal out, and "
-                    "choose another run.name to start afresh"
-                )
-            with torch.no_grad():
-                tensor.copy_(torch.from_numpy(np.concatenate(near)))
-
     def trained_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """Yield the rows of this rank that are frozen at some time, queries, then keys.
+        """Yield the rows of this rank that train or have trained, queries, then keys.
 
         Yields:
             (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
@@ -203,8 +158,7 @@ class HeadRows(torch.nn.Module):
         if not held:
             return
         values = torch.cat(held, dim=1)
-        heads = self.heads.trainable if self.keeps_whole else self.early
-        query, key = (heads[role] for role in ROLES)
+        query, key = (self.heads.trainable[role] for role in ROLES)
         queries = values.size(0) * len(query) // (len(query) + len(key))
         yield "query", query, values[:queries]
         yield "key", key, values[queries:]
@@ -260,14 +214,6 @@ class HeadRows(torch.nn.Module):
             for role in (ROLES if self.shared else self.policy.frozen_row_roles)
             if both and heads.trainable[role]
         }
-        if not self.keeps_whole:
-            kinds = (self.heads.frozen, self.heads.trainable, self.early)
-            self.head_orders = {
-                role: torch.tensor(
-                    sorting([n for kind in kinds for n in kind[role]]), device=device
-                )
-                for role in ROLES
-            }
         own = [group - self.first_group for group in self.adapted]
         mine = [group for group in own if 0 <= group < self.num_groups]
         self.adapts_all = len(mine) == self.num_groups
@@ -285,14 +231,11 @@ class HeadRows(torch.nn.Module):
             }
         elif rows and self.policy.has_rows:
             shapes = {"trained_query_key": (rows, self.input_size)}
-        early = sum(len(self.early[role]) for role in ROLES) * self.head_dim
-        if early:
-            shapes[EARLY_ROWS] = (early, self.input_size)
-        for name in (*TRAINED_ROWS, EARLY_ROWS):
+        for name in TRAINED_ROWS:
             shape = shapes.get(name)
             if shape is None:
                 self.register_parameter(name, None)
-            elif self.kept and (name == EARLY_ROWS or self.keeps_whole):
+            elif self.kept:
                 unknown = torch.full(shape, math.nan, device=device, dtype=self.dtype)
                 self.register_buffer(name, unknown, persistent=False)
             else:
@@ -337,7 +280,6 @@ class HeadRows(torch.nn.Module):
         value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
         shared = {name: products[name] for name in self.shared_adapters}
         sources = {"frozen": self.heads.frozen, "trained": self.heads.trainable}
-        sources["early"] = self.early
         parts = {
             name: self._split(products[name], heads)
             for name, heads in sources.items()

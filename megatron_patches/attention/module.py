@@ -268,11 +268,6 @@ def _policy(variant: str, axes: dict[str, Any], frozen_heads: float, groups: int
     if frozen_heads != 1:
         axes = axes | {"frozen_heads": (("0", frozen_heads),)}
     policy = policy_for(variant, axes)
-    if policy.freezes_output:
-        raise MethodError(
-            f"frozen_roles={policy.frozen_roles} freezes the output projection, which trains in "
-            "FrozenAttention; use both, query or key"
-        )
     if variant not in KNOWN:
         raise MethodError(
             f"variant '{variant}' is about more than one layer by itself (other layers, a file, a "

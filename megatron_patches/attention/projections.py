@@ -35,7 +35,6 @@ from megatron_patches.attention.products import column_parallel_products
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.documents import Visible
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 
 
@@ -50,7 +49,6 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             none.
         frozen_groups: global numbers of this layer's frozen key heads; their query heads are frozen
             with them.
-        keep: rows of the other heads that are frozen as they were trained, at some time.
         kept: that time has come.
 
     Attributes:
@@ -71,7 +69,6 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         policy: QKPolicy,
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
-        keep: Keep | None = None,
         kept: bool = False,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
@@ -92,7 +89,6 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             policy=policy,
             recipe=recipe,
             frozen_groups=frozen_groups,
-            keep=keep,
             kept=kept,
             layer=layer_number - 1,
         )
@@ -188,7 +184,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
         recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         layer: int,
-        keep: Keep | None = None,
         kept: bool = False,
     ) -> None:
         super().__init__()
@@ -208,7 +203,6 @@ class FrozenQueryKeyValueLinear(HeadRows):
             place=(tp_group.rank(), tp_group.size()),
             dtype=config.params_dtype,
             device=device,
-            keep=keep,
             kept=kept,
         )
         self.value_weight = self._parameter((self.num_groups * self.head_dim, input_size), device)
@@ -237,8 +231,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
     @property
     def only_structured(self) -> bool:
         """Return whether queries and keys of this layer come from structured frozen rows alone."""
-        trained = self.trained_query_key is not None or self.early_query_key is not None
-        alone = self.adapters is None and not trained
+        alone = self.adapters is None and self.trained_query_key is None
         return alone and self.query_key_weight is None
 
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,23 +256,21 @@ class FrozenQueryKeyValueLinear(HeadRows):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
-        own = {"value": self.value_weight, "trained": self.trained_query_key}
-        own["early"] = self.early_query_key
-        own |= {name: getattr(self, name) for name in self.shared_adapters}
-        frozen_now = "trained" if self.keeps_whole else "early"
+        operands = {"value": self.value_weight, "trained": self.trained_query_key}
+        operands |= {name: getattr(self, name) for name in self.shared_adapters}
         if self.kept:
-            own[frozen_now] = own.pop(frozen_now)  # what does not train comes last
-        weights = {name: weight for name, weight in own.items() if weight is not None}
+            operands["trained"] = operands.pop("trained")  # what does not train comes last
+        weights = {name: weight for name, weight in operands.items() if weight is not None}
         factors = self.trained_factors()
-        first = "frozen" if factors is None else "trained"
-        made = column_parallel_products(
+        products = column_parallel_products(
             hidden_states,
             self._rows_if_any() if factors is None else factors,
             tp_group=self.tp_group,
             sequence_parallel=self.sequence_parallel,
             weights=[*weights.values()],
-            kept=int(self.kept and own[frozen_now] is not None),
+            kept=int(self.kept and self.trained_query_key is not None),
             factors_train=factors is not None and not self.kept,
         )
-        names = [first, *weights] if len(made) > len(weights) else [*weights]
-        return dict(zip(names, made, strict=True))
+        first = "frozen" if factors is None else "trained"
+        names = [first, *weights] if len(products) > len(weights) else [*weights]
+        return dict(zip(names, products, strict=True))

@@ -28,10 +28,6 @@ GOOD_PIVOT_SHARE = 0.5
 # Below this share the first pass could lose so many digits that the second one no longer repairs
 # it.
 LEAST_PIVOT_SHARE = 2.0**-24
-# Of |Q Qᵀ − I| before the last iteration for the nearest orthonormal rows, which squares it. At
-# first a singular value grows by half in each, so that 80 reach 1 from 1e-13 of the largest.
-_LAST_DEVIATION = 2.0**-27
-_MOST_ITERATIONS = 80
 
 
 def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
@@ -79,31 +75,6 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
         if not x.any():
             break
     return slices
-
-
-def nearest_orthonormal(rows: FloatArray) -> FloatArray | None:
-    """Return the nearest s Q, Q with orthonormal rows and s > 0, with the same bits everywhere.
-
-    Q is the polar factor, found by the iteration of Newton and Schulz, X ← (3 I − X Xᵀ) X / 2
-    (Björck and Bowie, SIAM J. Numer. Anal. 8, 1971), and s the mean of the singular values.
-
-    Args:
-        rows: [m, n], m at most n, float64, finite.
-
-    Returns:
-        [m, n]; |Q Qᵀ − I| is a few 2^-53 · n. None where the rows are linearly dependent, or nearly
-        so.
-    """
-    identity = np.eye(len(rows))
-    flat = rows.reshape(1, -1)
-    norm = np.sqrt(reproducible_matmul(flat, flat.T))  # no singular value is larger
-    near = rows / norm if norm > 0 else rows
-    for _ in range(_MOST_ITERATIONS):
-        gram = reproducible_matmul(near, near.T)
-        near = reproducible_matmul(1.5 * identity - 0.5 * gram, near)
-        if np.abs(gram - identity).max() < _LAST_DEVIATION:
-            return near * (reproducible_matmul(near.reshape(1, -1), flat.T) / len(rows))
-    return None
 
 
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -5,7 +5,7 @@ Rank r of N owns heads [r · heads / N, (r + 1) · heads / N) of each role, as i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from megatron_patches.bank.orthonormal import ROLES, Role
@@ -41,11 +41,6 @@ def heads_of_rank(
     return range(rank * count, (rank + 1) * count)
 
 
-def sorting(numbers: Sequence[int]) -> list[int]:
-    """Return the permutation that sorts numbers."""
-    return sorted(range(len(numbers)), key=numbers.__getitem__)
-
-
 @dataclass(frozen=True)
 class HeadSplit:
     """Frozen and trainable heads of one rank: global head numbers in rising order, by role."""
@@ -55,15 +50,8 @@ class HeadSplit:
 
     def order(self, role: Role) -> list[int]:
         """Return the permutation that sorts (frozen heads, then trainable heads) by head number."""
-        return sorting(self.frozen[role] + self.trainable[role])
-
-    def without(self, some: Mapping[Role, tuple[int, ...]]) -> HeadSplit:
-        """Return the split without some of the trainable heads, {role: their numbers}."""
-        left = {
-            role: tuple(number for number in heads if number not in some[role])
-            for role, heads in self.trainable.items()
-        }
-        return HeadSplit(self.frozen, left)
+        numbers = self.frozen[role] + self.trainable[role]
+        return sorted(range(len(numbers)), key=numbers.__getitem__)
 
     def sharing(self, queries_per_group: int) -> HeadSplit:
         """Return the split whose keys have the rows of the first query heads of their groups."""

@@ -24,13 +24,11 @@ from megatron_patches.bank.structured import dct_rows, hadamard_rows, is_power_o
 from megatron_patches.errors import MethodError
 
 Role = Literal["query", "key"]
-DrawnRole = Literal["query", "key", "output"]
 
 SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
-DRAWN_ROLES: tuple[DrawnRole, ...] = (*ROLES, "output")
-"""Roles that have streams, by their numbers there; the rows of `output` are W_O's columns."""
+"""Roles that have streams, by their numbers there."""
 FACTORED = ("monarch",)
 """Constructions of two factors instead of a matrix (see `factors`)."""
 
@@ -142,12 +140,12 @@ class BankRecipe:
         """Return whether inputs are multiplied by small factors of the rows instead of the rows."""
         return self.init == "orthogonal" and self.construction in FACTORED
 
-    def num_heads(self, role: DrawnRole) -> int:
+    def num_heads(self, role: Role) -> int:
         """Return the number of heads of one role in a layer: query heads, or key heads (groups)."""
         return self.num_query_groups if role == "key" else self.num_attention_heads
 
 
-def head_rows(recipe: BankRecipe, layer: int, role: DrawnRole, head: int) -> FloatArray:
+def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
     """Draw W of one head.
 
     Args:
@@ -162,9 +160,7 @@ def head_rows(recipe: BankRecipe, layer: int, role: DrawnRole, head: int) -> Flo
     return rows_of_heads(recipe, layer, role, [head])
 
 
-def rows_of_heads(
-    recipe: BankRecipe, layer: int, role: DrawnRole, heads: Sequence[int]
-) -> FloatArray:
+def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
     """Draw W of several heads of one role, stacked.
 
     The result is that of stacking `head_rows`; with scope "layer" the layer's one decomposition is
@@ -208,7 +204,7 @@ def rows_of_heads(
 
 
 def factors_of_heads(
-    recipe: BankRecipe, layer: int, heads: Sequence[tuple[DrawnRole, Sequence[int]]]
+    recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
     """Make the factors of several heads' W, where the recipe is `structured`.
 
@@ -223,7 +219,7 @@ def factors_of_heads(
     assert recipe.structured
     for role, some in heads:
         check_place(recipe, layer, role, some)
-    numbers = [(DRAWN_ROLES.index(role), some) for role, some in heads]
+    numbers = [(ROLES.index(role), some) for role, some in heads]
     return layer_factors(
         recipe.seed, layer, hidden_size=recipe.hidden_size, head_dim=recipe.head_dim, heads=numbers
     )
@@ -241,8 +237,8 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
     Raises:
         MethodError: what does not exist.
     """
-    if role not in DRAWN_ROLES:
-        raise MethodError(f"role is '{role}'; known roles: {', '.join(DRAWN_ROLES)}")
+    if role not in ROLES:
+        raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
     if layer < 0:
         raise MethodError(f"layer={layer} is negative; layers count from 0")
     num_heads = recipe.num_heads(role)
@@ -254,13 +250,13 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 
 
 def _stream(
-    seed: int, scope: str, layer: int, role: DrawnRole, head: int | None = None
+    seed: int, scope: str, layer: int, role: Role, head: int | None = None
 ) -> np.random.Generator:
     """Return the random stream of a head, or of a layer's role.
 
     Philox keyed by a hash of its place.
     """
-    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, DRAWN_ROLES.index(role))
+    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
     if head is not None:
         place = (*place, head)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))

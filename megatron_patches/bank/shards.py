@@ -22,7 +22,6 @@ from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import (
     ROLES,
     BankRecipe,
-    DrawnRole,
     Role,
     check_place,
     factors_of_heads,
@@ -30,7 +29,7 @@ from megatron_patches.bank.orthonormal import (
 )
 
 
-def bank_rows(recipe: BankRecipe, layer: int, role: DrawnRole, heads: Sequence[int]) -> FloatArray:
+def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
     """Return W of heads of one role, drawn or from a file.
 
     Args:
@@ -94,7 +93,7 @@ def layer_shard(
 
 
 def head_rows_in(
-    recipe: BankRecipe, layer: int, role: DrawnRole, heads: Sequence[int], dtype: torch.dtype
+    recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the rows of several heads of one role as in training.
 
@@ -153,7 +152,7 @@ def query_key_rows(
 def _factors(
     recipe: BankRecipe,
     layer: int,
-    heads: Sequence[tuple[DrawnRole, Sequence[int]]],
+    heads: Sequence[tuple[Role, Sequence[int]]],
     dtype: torch.dtype,
 ) -> Factors:
     made = factors_of_heads(recipe, layer, heads)

@@ -126,9 +126,6 @@ class _Initializer:
             right = tensor.start == "right_factor"
             weight.copy_(factors.right.transpose(0, 1) if right else factors.left)
             return
-        if tensor.start == "residual_gain":
-            weight.fill_(0.0 if self.fan_in else self.residual_std * math.sqrt(len(weight)))
-            return
         rows = [self._rows(weight, tensor, name, length) for name, length in tensor.parts]
         if any(part is None for part in rows):
             fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)

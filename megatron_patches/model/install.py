@@ -25,15 +25,10 @@ from megatron_patches.attention.synthesizer import (
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import mlp_spec
 from megatron_patches.model.layer import Layer
-from megatron_patches.model.linear import (
-    ColumnParallelLinear,
-    FrozenProjection,
-    RowParallelLinear,
-)
+from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_patches.model.parts import NORMS, RMSNorm
 from megatron_patches.model.penalty import penalized
 from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
 from megatron_patches.recipe.tensors import is_patched
@@ -77,9 +72,7 @@ def gpt_block_spec(
                     frozen_groups,
                     rotary,
                     qk_norm=shape.qk_norm,
-                    keep=keep,
-                    phase=phase,
-                    layer=layer,
+                    kept=start is not None and start <= phase,
                 ),
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=norm,
@@ -87,9 +80,7 @@ def gpt_block_spec(
                 mlp_bda=get_bias_dropout_add,
             ),
         )
-        for layer, (frozen_groups, keep) in enumerate(
-            zip(frozen, policy.keeps(*sizes), strict=True)
-        )
+        for frozen_groups, start in zip(frozen, policy.kept_from(*sizes), strict=True)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
@@ -100,9 +91,7 @@ def _self_attention_spec(
     frozen_groups: tuple[int, ...],
     rotary: RotaryAngles | None,
     qk_norm: bool,
-    keep: Keep | None,
-    phase: int,
-    layer: int,
+    kept: bool,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -116,11 +105,7 @@ def _self_attention_spec(
     patched = is_patched(policy, frozen_groups)
     if patched:
         params |= {"policy": policy, "recipe": recipe}
-        kept = keep is not None and keep.phase <= phase
-        params |= {"frozen_groups": frozen_groups, "keep": keep, "kept": kept}
-    projection: Any = RowParallelLinear
-    if policy.freezes_output:
-        projection = ModuleSpec(FrozenProjection, params={"recipe": recipe, "layer": layer})
+        params |= {"frozen_groups": frozen_groups, "kept": kept}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     norm: Any = RMSNorm if qk_norm else None
@@ -130,7 +115,7 @@ def _self_attention_spec(
         submodules=SelfAttentionSubmodules(
             linear_qkv=linear_qkv,
             core_attention=ModuleSpec(module=CausalDotProductAttention, params={"rotary": rotary}),
-            linear_proj=projection,
+            linear_proj=RowParallelLinear,
             q_layernorm=norm,
             k_layernorm=norm,
         ),

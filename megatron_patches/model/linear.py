@@ -10,7 +10,6 @@ bias.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import layers
 
 from megatron_patches.attention.products import column_parallel_products
-from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.bank.shards import head_rows_in
 from megatron_patches.engine.collectives import (
     finish,
     start_all_gather,
@@ -70,53 +67,6 @@ class RowParallelLinear(layers.RowParallelLinear):
         if self.tp_group.size() > 1:
             output = _SumOverRanks.apply(output, self.tp_group, self.sequence_parallel)
         return output, None
-
-
-class FrozenProjection(RowParallelLinear):
-    """Output projection diag(gain) W_O with a frozen W_O, drawn head by head.
-
-    The columns of a head are the bank's rows of role `output`.
-
-    Args:
-        recipe: of the bank.
-        layer: number of the layer, from 0.
-
-    Attributes:
-        weight: non-persistent buffer `[hidden, heads of this rank * head_dim]`.
-        gain: parameter `[hidden]`, whole on every rank.
-    """
-
-    def __init__(self, *sizes: int, recipe: BankRecipe, layer: int, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        self.layer = layer
-        own = recipe.num_attention_heads // self.tp_group.size()
-        self.heads = tuple(range(self.tp_group.rank() * own, (self.tp_group.rank() + 1) * own))
-        like = self.weight
-        del self.weight
-        rows = head_rows_in(recipe, layer, role="output", heads=self.heads, dtype=like.dtype)
-        self.register_buffer("weight", rows.t().contiguous().to(like.device), persistent=False)
-        self.gain = torch.nn.Parameter(like.new_empty(like.size(0)))
-
-    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Multiply `[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`; no bias."""
-        output, bias = super().forward(input_)
-        return output * self.gain, bias
-
-    def frozen_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
-        """Yield (`output`, this rank's heads, their columns `[heads * head_dim, hidden]`)."""
-        yield "output", self.heads, self.weight.t()
-
-    def trained_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
-        """Yield nothing: no columns have trained."""
-        yield from ()
-
-    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the weight."""
-        return (self.weight,)
-
-    def kept_tensors(self) -> dict[str, torch.Tensor]:
-        """Return nothing: no columns have trained."""
-        return {}
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -6,9 +6,8 @@ An adapter is declared here by a class with its weights, and computed by the fun
 name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight
 decay and checkpoints follow from the declaration.
 
-The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for
-qk_norm; smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for
-short_convolution.
+The sources: LoRA (Hu et al., 2021) for low_rank; smeared keys (Olsson et al., 2022) and KV shifting
+(arXiv:2411.19574) for short_convolution.
 """
 
 from __future__ import annotations
@@ -99,31 +98,6 @@ class Adapter(ABC):
         """Return the adapter's tensors of one layer."""
 
 
-class LogitScale(Adapter):
-    """q_h ← s_h q_h."""
-
-    name = "logit_scale"
-
-    @override
-    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
-
-
-class QueryKeyNorm(Adapter):
-    """q_h ← g_qh ∘ q_h / rms(q_h), k alike, computed in fp32; g starts at 1."""
-
-    name = "qk_norm"
-    linear = False
-
-    @override
-    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        gain = (sizes.head_dim,)
-        return (
-            AdapterWeight("query_gain", "query", gain, "ones"),
-            AdapterWeight("key_gain", "key", gain, "ones"),
-        )
-
-
 class LowRank(Adapter):
     """q_h += B_qh A_q x, k_h += B_kh A_k x.
 
@@ -191,15 +165,13 @@ class ChannelScale(Adapter):
 
 
 _LAST_TO_FIRST = (
-    LogitScale(),
     ChannelScale(),
     ShortConvolution(),
-    QueryKeyNorm(),
     QueryKeyBias(),
     LowRank(),
 )
 ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _LAST_TO_FIRST}
-"""Every adapter by name, the last to be applied first: logit_scale(…(qk_norm(…(low_rank(q)))))."""
+"""Every adapter by name, the last to be applied first: channel_scale(…(low_rank(q)))."""
 
 
 def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:

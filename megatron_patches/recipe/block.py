@@ -145,25 +145,13 @@ class Embeddings(Part):
 
 @dataclass(frozen=True)
 class Projection(Part):
-    """The attention's output projection.
-
-    Args:
-        frozen: it is diag(gain) W_O with a frozen W_O.
-    """
-
-    frozen: bool = False
+    """The attention's output projection."""
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield W_O, and the gain of a frozen one."""
+        """Yield W_O."""
         size = (shape.hidden_size, shape.query_size)
-        weight = into_residual(f"{at.module}.weight", at.stream, size, at.layer)
-        if not self.frozen:
-            yield weight
-            return
-        yield replace(weight, kind="frozen", phase=None, decay=False, start="own")
-        gain = norm_vector(at, "gain", shape.hidden_size, "residual_gain")
-        yield replace(gain, kind="adapter")
+        yield into_residual(f"{at.module}.weight", at.stream, size, at.layer)
 
 
 class Output(Part):

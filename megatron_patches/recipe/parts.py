@@ -30,7 +30,6 @@ Start = Literal[
     "normal",
     "embedding",
     "residual",
-    "residual_gain",
     "fan_in",
     "zeros",
     "ones",
@@ -46,8 +45,7 @@ Start = Literal[
 
 `embedding`: N(0, init_std²); `normal`: the same, or N(0, 1/columns) where the model starts by
 fan-in; `residual`: N(0, init_std² / (2 · layers)) for what is added to the residual stream, or
-zeros where the model starts by fan-in; `residual_gain`: the number that gives unit columns the size
-of such columns; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps,
+zeros where the model starts by fan-in; `fan_in`: N(0, 1/columns); `zeros`, `ones`. Of taps,
 `current` passes every channel on, and `half_previous` gives the channels of odd numbers the token
 before. `bank`: the rows of queries and keys are the bank's, cast once to the compute type, and all
 others `normal`; `bank_by_fp32`: they pass through fp32; `right_factor`, `left_factor`: a factor of

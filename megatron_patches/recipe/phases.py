@@ -94,11 +94,6 @@ class PhaseStart:
         freeze: the layers whose rows are frozen as they are, in the notation of `layer_range`;
             layers that already are may be named again. None: none.
         train: the layers that become trainable, likewise.
-        heads: fraction of the key heads, each with its query heads, of which rows are frozen, as
-            `spread` chooses them; the others train on.
-        roles: whether the rows of queries, of keys or of both are frozen.
-        orthonormal: the rows that are frozen become the nearest orthonormal ones of their head,
-            times one factor, first.
         learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
             one before.
     """
@@ -106,32 +101,7 @@ class PhaseStart:
     at: float
     freeze: str | None = None
     train: str | None = None
-    heads: float = 1.0
-    roles: Literal["both", "query", "key"] = "both"
-    orthonormal: bool = False
     learning_rate_factor: float = 1.0
-
-    @property
-    def frozen_rows(self) -> str:
-        """Return which rows of its layers the entry freezes, in words."""
-        rows = {"both": "Query/Key", "query": "Query rows", "key": "Key rows"}[self.roles]
-        return rows if self.heads == 1 else f"{rows} of {self.heads:g} of the heads"
-
-    def chosen(self, num_groups: int) -> frozenset[tuple[str, int]]:
-        """Return (role, key head) of the rows of a layer that the entry freezes.
-
-        Args:
-            num_groups: key heads of a layer.
-
-        Raises:
-            MethodError: the fraction of heads is none, or no whole number of them.
-        """
-        try:
-            groups = spread(self.heads, num_groups)
-        except MethodError as error:
-            raise MethodError(f"attention.phases: {error}") from None
-        roles = ("query", "key") if self.roles == "both" else (self.roles,)
-        return frozenset((role, group) for role in roles for group in groups)
 
     def named(self, what: Literal["freeze", "train"], num_layers: int) -> range:
         """Return the layers that the entry freezes or trains.
@@ -150,31 +120,6 @@ class PhaseStart:
             return layer_range(text, num_layers)
         except MethodError as error:
             raise MethodError(f"attention.phases: {error}") from None
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Rows of a layer that are frozen as they were trained.
-
-    Attributes:
-        phase: from which they are.
-        rows: (role, key head), a head of queries by its group.
-        whole: they are all rows of the layer that train until then.
-    """
-
-    phase: int
-    rows: frozenset[tuple[str, int]]
-    whole: bool
-
-    def heads(self, role: str, numbers: Sequence[int], members: int) -> tuple[int, ...]:
-        """Return which heads of a role are among the rows.
-
-        Args:
-            role: of the heads.
-            numbers: of the heads.
-            members: heads of the role that belong to a key head.
-        """
-        return tuple(number for number in numbers if (role, number // members) in self.rows)
 
 
 def training_begins(

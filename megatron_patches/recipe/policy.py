@@ -16,10 +16,10 @@ from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Ro
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
-from megatron_patches.recipe.phases import Keep, PhaseStart, layer_range, spread, training_begins
+from megatron_patches.recipe.phases import PhaseStart, layer_range, spread, training_begins
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
-FrozenRoles = Literal["both", "query", "key", "output", "all"]
+FrozenRoles = Literal["both", "query", "key"]
 Convolved = Literal["both", "key", "value"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
@@ -30,7 +30,7 @@ Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 DEFAULT_PENALTY = 0.01
 
 _ORTHONORMAL = Rule(
-    lambda policy, _: policy.init == "orthogonal" or policy.freezes_output,
+    lambda policy, _: policy.init == "orthogonal",
     "attention.scope and attention.construction do not apply to variant '{variant}'",
 )
 
@@ -100,24 +100,17 @@ class QKPolicy:
             "attention.shared does not apply to variant '{variant}'; remove it",
         ),
     )
-    # The rows of the other role train, and start as vanilla's. A frozen output projection has heads
-    # drawn as rows are, times a gain of each channel that trains.
+    # The rows of the other role train, and start as vanilla's.
     frozen_roles: FrozenRoles = axis(
         "both",
-        "Whether the rows of queries, of keys or of both are frozen, the output projection alone "
-        "(output) or all three; the others train.",
+        "Whether the rows of queries, of keys or of both are frozen; the others train.",
         Rule(
-            lambda policy, value: (
-                value == "both"
-                or (policy.trainable == (value == "output") and not policy.synthesizer)
-            ),
-            "attention.frozen_roles={value} does not apply to variant '{variant}'; output is for "
-            "variants whose queries and keys train, query, key and all for those that freeze them",
+            lambda policy, value: value == "both" or not (policy.trainable or policy.synthesizer),
+            "attention.frozen_roles={value} does not apply to variant '{variant}', which freezes "
+            "no rows of queries and keys",
         ),
         Rule(
-            lambda policy, value: (
-                value not in ("query", "key") or not (policy.shared or policy.trains_later)
-            ),
+            lambda policy, value: value == "both" or not (policy.shared or policy.trains_later),
             "attention.frozen_roles={value} contradicts attention.shared and layers that begin to "
             "train (attention.phases); remove it",
         ),
@@ -209,8 +202,7 @@ class QKPolicy:
     phases: tuple[PhaseStart, ...] = axis(
         (),
         "When which layers' rows of queries and keys are frozen as they are, or begin to train: a "
-        "list of {at, freeze, heads, roles, orthonormal, train, learning_rate_factor}; unset: the "
-        "variant's.",
+        "list of {at, freeze, train, learning_rate_factor}; unset: the variant's.",
         Rule(
             lambda policy, _: policy.has_rows and not (policy.synthesizer or policy.penalty),
             "attention.phases does not apply to variant '{variant}': it needs rows of queries and "
@@ -233,28 +225,6 @@ class QKPolicy:
             )
         self._check_adapters()
         self._check_trained_later()
-        partly = [entry for entry in self.phases if entry.heads != 1 or entry.roles != "both"]
-        if any(entry.freeze is None for entry in partly):
-            raise MethodError(
-                "attention.phases: heads and roles say of what an entry freezes which rows; leave "
-                "them out of entries without freeze"
-            )
-        if partly and (self.shared or self.trains_factors):
-            raise MethodError(
-                "attention.phases freezes shared rows, and factors, of whole layers; leave heads "
-                "and roles of its entries unset"
-            )
-        made = [entry for entry in self.phases if entry.orthonormal]
-        if made and (self.trains_factors or any(entry.freeze is None for entry in made)):
-            raise MethodError(
-                "attention.phases makes orthonormal what its entry freezes, as whole matrices; "
-                "leave orthonormal out of entries without freeze, and of variants with factors"
-            )
-        if self.freezes_output and self.init in ("pretrained", "gaussian"):
-            raise MethodError(
-                "attention.frozen_roles=all draws an orthonormal output projection, which is not "
-                f"for rows of init {self.init}; leave it out"
-            )
         if self.freezes_one_role and any(0 < share < 1 for _, share in self.frozen_heads):
             raise MethodError(
                 f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; "
@@ -292,12 +262,7 @@ class QKPolicy:
     @property
     def freezes_one_role(self) -> bool:
         """Return whether the rows of either queries or keys are frozen, and the others train."""
-        return self.frozen_roles in ("query", "key")
-
-    @property
-    def freezes_output(self) -> bool:
-        """Return whether the output projection is drawn and frozen."""
-        return self.frozen_roles in ("output", "all")
+        return self.frozen_roles != "both"
 
     @property
     def trains_later(self) -> bool:
@@ -365,9 +330,7 @@ class QKPolicy:
         """Return the roles of which frozen rows are held: of shared ones the query's alone."""
         if self.shared:
             return ("query",)
-        if self.frozen_roles in ("query", "key"):
-            return (self.frozen_roles,)
-        return ROLES
+        return ROLES if self.frozen_roles == "both" else (self.frozen_roles,)
 
     def adapted_groups(self, frozen_groups: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
         """Return the groups of a layer that adapters correct.
@@ -397,7 +360,7 @@ class QKPolicy:
             num_layers: layers of the model.
             num_groups: key heads of a layer.
             phase: of `phases`, from 0. Rows that are frozen in the course of the run are not among
-                these, see `keeps`.
+                these, see `kept_from`.
 
         Raises:
             MethodError: `frozen_heads` or `phases` names no layers, a layer twice, or no whole
@@ -432,42 +395,23 @@ class QKPolicy:
         """
         return training_begins(self.phases, self._frozen_at_start(num_layers, num_groups))
 
-    def keeps(self, num_layers: int, num_groups: int) -> list[Keep | None]:
-        """Return for each layer the rows that are frozen as they were trained, and when.
-
-        None: none are, or none train.
+    def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
+        """Return for each layer the phase from which trained rows are frozen as they are, or None.
 
         Args:
             num_layers: layers of the model.
             num_groups: key heads of a layer.
 
         Raises:
-            MethodError: as `frozen_groups`; rows of a layer are frozen at different times, or an
-                entry gives both heads and a role.
+            MethodError: as `frozen_groups`.
         """
-        keeps: list[Keep | None] = [None] * num_layers
+        kept_from: list[int | None] = [None] * num_layers
         for phase, entry in enumerate(self.phases, start=1):
             frozen = self.frozen_groups(num_layers, num_groups, phase - 1)
             for layer in entry.named("freeze", num_layers):
-                trained = self._trained_rows(frozen[layer], num_groups)
-                rows = entry.chosen(num_groups) & trained
-                before = keeps[layer]
-                if not rows or (before is not None and rows <= before.rows):
-                    continue
-                if before is not None:
-                    raise MethodError(
-                        f"attention.phases entry {phase} freezes further rows of layer {layer}, of "
-                        f"which entry {before.phase} freezes some; rows of a layer are frozen at "
-                        "one time"
-                    )
-                if entry.roles != "both" and len({g for _, g in rows}) < len(
-                    {g for _, g in trained}
-                ):
-                    raise MethodError(
-                        f"attention.phases entry {phase} has heads and roles; give one of them"
-                    )
-                keeps[layer] = Keep(phase, rows, whole=rows == trained)
-        return keeps
+                if kept_from[layer] is None and self._trained_rows(frozen[layer], num_groups):
+                    kept_from[layer] = phase
+        return kept_from
 
     def _trained_rows(self, frozen: tuple[int, ...], num_groups: int) -> frozenset[tuple[str, int]]:
         """Return (role, key head) of the rows that train where these key heads are frozen."""
@@ -478,18 +422,6 @@ class QKPolicy:
             for role in roles
             if group not in frozen or role not in self.frozen_row_roles
         )
-
-    def kept_from(self, num_layers: int, num_groups: int) -> list[int | None]:
-        """Return for each layer the phase from which trained rows are frozen as they are, or None.
-
-        Args:
-            num_layers: layers of the model.
-            num_groups: key heads of a layer.
-
-        Raises:
-            MethodError: as `keeps`.
-        """
-        return [None if keep is None else keep.phase for keep in self.keeps(num_layers, num_groups)]
 
     def fixed_groups(
         self, num_layers: int, num_groups: int, phase: int
@@ -502,14 +434,15 @@ class QKPolicy:
             phase: of `phases`, from 0.
 
         Raises:
-            MethodError: as `keeps`.
+            MethodError: as `frozen_groups`.
         """
         fixed = []
         sizes = num_layers, num_groups
-        for groups, keep in zip(self.frozen_groups(*sizes, phase), self.keeps(*sizes), strict=True):
-            trained = self._trained_rows(groups, num_groups)
-            if keep is not None and keep.phase <= phase:
-                trained -= keep.rows
+        for groups, start in zip(
+            self.frozen_groups(*sizes, phase), self.kept_from(*sizes), strict=True
+        ):
+            kept = start is not None and start <= phase
+            trained = frozenset() if kept else self._trained_rows(groups, num_groups)
             held = {role: "query" if self.shared else role for role in ROLES}
             fixed.append(
                 {

@@ -72,7 +72,7 @@ def bank_recipe(
     num_query_groups: int,
     given: GivenWeights | None = None,
 ) -> BankRecipe | None:
-    """Return the recipe of the policy's Q, K and output rows; None: all start like other weights.
+    """Return the recipe of the policy's Q and K rows; None: they start like other weights.
 
     Args:
         policy: kind of attention.
@@ -87,8 +87,7 @@ def bank_recipe(
         MethodError: `pretrained` without its file `given` or with one that cannot be read; the
             policy is impossible at these sizes.
     """
-    own_rows = policy.init not in ("default", "low_rank")
-    if not own_rows and not policy.freezes_output:
+    if policy.init in ("default", "low_rank"):
         return None
     from_file = policy.init == "pretrained"
     if from_file and given is None:
@@ -101,7 +100,7 @@ def bank_recipe(
         head_dim=head_dim,
         num_attention_heads=num_attention_heads,
         num_query_groups=num_query_groups,
-        init=policy.init if own_rows else "orthogonal",
+        init=policy.init,
         scope=policy.scope,
         construction=policy.construction,
         gaussian_std=policy.gaussian_std,

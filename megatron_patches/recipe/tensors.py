@@ -34,7 +34,6 @@ from megatron_patches.recipe.parts import (
     Start,
     Tensor,
 )
-from megatron_patches.recipe.phases import Keep
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
 
@@ -80,9 +79,9 @@ def parts_of_model(
     norm, mlp = NORMS[shape.norm], MLPS[shape.mlp]
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
-    keeps = policy.keeps(shape.num_layers, shape.num_query_groups)
+    kept_from = policy.kept_from(shape.num_layers, shape.num_query_groups)
     for layer, groups in enumerate(frozen):
-        rows = QueryKeyValue(policy, groups, later=keeps[layer], phase=phase)
+        rows = QueryKeyValue(policy, groups, kept_from=kept_from[layer], phase=phase)
         name = f"decoder.layers.{layer}"
         stream = f"layer.{layer}"
         attention = f"{name}.self_attention"
@@ -91,7 +90,7 @@ def parts_of_model(
         if shape.qk_norm:
             yield QueryKeyNorm(), Place(attention, f"{stream}.attention", layer)
         yield (
-            Projection(policy.freezes_output),
+            Projection(),
             Place(f"{attention}.linear_proj", f"{stream}.attention.proj", layer),
         )
         yield norm, Place(f"{name}.pre_mlp_layernorm", f"{stream}.norm2", layer)
@@ -135,13 +134,13 @@ class QueryKeyValue(Part):
     Args:
         policy: kind of attention.
         frozen_groups: key heads of the layer that are frozen, with their query heads.
-        later: rows that are frozen as they were trained, and when; None: none.
+        kept_from: the phase from which trained rows are frozen as they are; None: never.
         phase: of the policy's schedule, from 0.
     """
 
     policy: QKPolicy
     frozen_groups: tuple[int, ...]
-    later: Keep | None = None
+    kept_from: int | None = None
     phase: int = 0
 
     @override
@@ -212,23 +211,7 @@ class QueryKeyValue(Part):
         held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
         left = {role: len(every) - held[role] if policy.has_rows else 0 for role in roles}
         trained = tuple(not one or policy.freezes_one_role for one in frozen)
-        keep = self.later
-        if keep is None or keep.whole:
-            yield from self._trained(
-                at, shape, left, groups=trained, until=keep.phase if keep else None
-            )
-        else:
-            # None in a phase in which the whole layer is still frozen.
-            early = {role: len(keep.heads(role, every, 1)) if left[role] else 0 for role in roles}
-            rest = {role: count - early[role] for role, count in left.items()}
-            some = tuple(any((role, group) in keep.rows for role in roles) for group in every)
-            of_one_role = any(left[role] and not early[role] for role in roles)
-            others = tuple(
-                one and (of_one_role or not frozen_early)
-                for one, frozen_early in zip(trained, some, strict=True)
-            )
-            yield from self._trained(at, shape, rest, groups=others)
-            yield from self._trained(at, shape, early, groups=some, until=keep.phase, when="early")
+        yield from self._trained(at, shape, left, groups=trained)
         yield from self._frozen(at, shape, held, frozen)
         adapted = policy.adapted_groups(self.frozen_groups, len(every))
         if adapted:
@@ -252,8 +235,6 @@ class QueryKeyValue(Part):
         left: Mapping[str, int],
         *,
         groups: tuple[bool, ...],
-        until: int | None = None,
-        when: str = "trained",
     ) -> Iterator[Tensor]:
         """Yield rows that train or have trained, or the factors in their place.
 
@@ -262,13 +243,12 @@ class QueryKeyValue(Part):
             shape: sizes of the model.
             left: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
-            until: the phase from which the rows are frozen as they are; None: never.
-            when: begins the names; `early` for rows that are frozen before others of the layer.
         """
         name = f"{at.module}.linear_qkv"
         head_dim = shape.head_dim
         sizes = shape.num_layers, shape.num_query_groups
         begins = self.policy.trained_from(*sizes)[at.layer or 0]
+        until = self.kept_from
         kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
@@ -276,7 +256,7 @@ class QueryKeyValue(Part):
         rows = sum(count for _, count in parts)
         from_bank = begins is not None or self._starts_from_bank
         made: dict[str, tuple[tuple[int, ...], Start]] = {
-            f"{when}_query_key": ((rows, b), "bank" if from_bank else "normal")
+            "trained_query_key": ((rows, b), "bank" if from_bank else "normal")
         }
         if factors:
             made = {

@@ -18,7 +18,6 @@ VARIANTS: dict[str, QKPolicy] = {
     "orthogonal": QKPolicy(init="orthogonal", trainable=False),
     "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
     "gaussian": QKPolicy(init="gaussian", trainable=False),
-    "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
     "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
     "pretrained": QKPolicy(init="pretrained", trainable=False),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
@@ -28,14 +27,6 @@ VARIANTS: dict[str, QKPolicy] = {
     "low_rank": QKPolicy(init="low_rank", trainable=True),
     "orthogonal_shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
     "monarch_shared_conv": replace(_MONARCH, shared=True, adapters=_LOOK_BACK),
-    # As vanilla, but for the upper half, which waits for the first tenth of the run.
-    "early_freeze": QKPolicy(
-        init="gaussian",
-        trainable=False,
-        gaussian_std=0.02,
-        frozen_heads=(("50%-100%", 1.0),),
-        phases=(PhaseStart(0.1, train="50%-100%"),),
-    ),
     "unfreeze": QKPolicy(
         init="orthogonal",
         trainable=False,

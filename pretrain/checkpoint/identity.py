@@ -22,7 +22,7 @@ from pretrain.checkpoint.format import About
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, Change, by_section
 from pretrain.config.model import ModelSection
-from pretrain.config.removed import removed_sentence
+from pretrain.config.removed import removed_sentence, without_removed
 from pretrain.config.resolved import Layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -99,7 +99,7 @@ def accept_identity(
         if sentence := removed_sentence(key, was):
             raise UserError(f"checkpoint {checkpoint}: {sentence}")
     for key, value in live["keys"].items():
-        was = known.get(key)
+        was = without_removed(key, known.get(key))
         if key == _PHASES and _STEPS in known and _STEPS in live["keys"]:
             was = phases_without_at(was)
             value = phases_without_at(value)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 
@@ -52,19 +52,6 @@ class PhaseEntry(Section):
     train: Layers | None = Field(
         default=None, description="Frozen layers that become trainable, likewise; unset: none."
     )
-    heads: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Fraction of the heads of these layers that is frozen; the others train on.",
-    )
-    roles: Literal["both", "query", "key"] = Field(
-        default="both", description="Whether the rows of queries, of keys or of both are frozen."
-    )
-    orthonormal: bool = Field(
-        default=False,
-        description="Each head's rows first become the nearest orthonormal ones, times one factor.",
-    )
     learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
@@ -97,8 +84,7 @@ def _same(value: Any) -> Any:
 
 def _shown_phase(entry: PhaseStart) -> dict[str, Any]:
     """Return the keys of an entry without those that say nothing."""
-    silent = {"freeze": None, "train": None, "heads": 1.0, "roles": "both", "orthonormal": False}
-    return {key: value for key, value in asdict(entry).items() if silent.get(key, ...) != value}
+    return {key: value for key, value in asdict(entry).items() if value is not None}
 
 
 @dataclass(frozen=True)

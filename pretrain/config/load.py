@@ -19,7 +19,12 @@ from megatron_patches.errors import MethodError
 from pretrain.config.attention import FORMER_PHASES, phases_of_unfreeze
 from pretrain.config.keys import KEYS, SECTIONS, by_section
 from pretrain.config.refusals import check_tree
-from pretrain.config.removed import FORMER_KEYS, REMOVED_KEYS, removed_sentence
+from pretrain.config.removed import (
+    FORMER_KEYS,
+    REMOVED_KEYS,
+    removed_sentence,
+    without_removed,
+)
 from pretrain.config.sources import (
     OVERRIDE,
     Draft,
@@ -178,7 +183,9 @@ def _refuse_removed(draft: Draft) -> None:
             if sentence is not None:
                 raise UserError(f"{_where(draft, (section, key))}{sentence}")
         draft.values[section] = {
-            key: value for key, value in content.items() if f"{section}.{key}" not in REMOVED_KEYS
+            key: without_removed(f"{section}.{key}", value)
+            for key, value in content.items()
+            if f"{section}.{key}" not in REMOVED_KEYS
         }
 
 

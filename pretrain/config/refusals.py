@@ -180,13 +180,6 @@ def _check_query_key(config: Config) -> None:
         ends=policy.kept_from(config.model.num_layers, config.num_query_groups),
         total_steps=config.total_steps,
     )
-    made = any(entry.orthonormal for entry in policy.phases)
-    if made and config.shape.head_dim > config.model.hidden_size:
-        raise UserError(
-            f"attention.phases: orthonormal needs rows that can be independent, but a head has "
-            f"{config.shape.head_dim} (model.head_dim) of width {config.model.hidden_size} "
-            "(model.hidden_size); leave orthonormal out"
-        )
     try:
         _ = config.recipe
     except MethodError as error:
@@ -201,19 +194,13 @@ def _check_qk_norm(config: Config) -> None:
             "model.qk_norm=true normalises queries and keys, which attention.variant="
             f"{config.attention.variant} does not have; set it to false"
         )
-    for adapter in ("qk_norm", "logit_scale"):
-        if adapter in config.policy.adapters:
-            raise UserError(
-                f"model.qk_norm=true comes after the adapter {adapter} and undoes it; set it to "
-                f"false, or take {adapter} out of attention.adapters"
-            )
 
 
 def _check_qk_clip(config: Config) -> None:
     limit, policy, shape = config.optimizer.qk_clip, config.policy, config.shape
     if limit is None:
         return
-    if shape.qk_norm or "qk_norm" in policy.adapters:
+    if shape.qk_norm:
         raise UserError(
             f"optimizer.qk_clip={limit:g} scales W_Q and W_K, which the norm of queries and keys "
             "undoes; leave qk_clip out"
@@ -371,11 +358,6 @@ def _check_initial_weights(config: Config) -> None:
     given = config.given_weights
     if given is None:
         return
-    if config.policy.freezes_output:
-        raise UserError(
-            f"attention.frozen_roles={config.policy.frozen_roles} draws the output projection, "
-            f"which {given.path} has trained; leave one of them out"
-        )
     described = config.values["model"]
     for key, value in given.model.items():
         if key == "max_positions":

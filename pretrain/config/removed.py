@@ -38,8 +38,36 @@ REMOVED_KEYS: Mapping[str, Removed] = {
 }
 """{`section.key`: what is known of it}"""
 
-REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {}
+REMOVED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "attention.variant": {
+        "gaussian_naive": "use gaussian with attention.gaussian_std=0.02",
+        "early_freeze": "use gaussian with attention.gaussian_std=0.02, attention.frozen_heads="
+        "{50%-100%: 1.0} and attention.phases=[{at: 0.1, train: 50%-100%}]",
+    },
+    "attention.adapters": {
+        "logit_scale": "use channel_scale, which scales each channel of the queries",
+        "qk_norm": "use model.qk_norm=true",
+    },
+    "attention.frozen_roles": {
+        "output": "leave it out, the output projection trains",
+        "all": "leave it out, which freezes queries and keys",
+    },
+}
 """{`section.key`: {a value, or an item of its list: what to do without it, as a clause}}"""
+
+_PHASES = "attention.phases"
+_REMOVED_IN_PHASES: Mapping[str, Removed] = {
+    "heads": Removed(
+        "freeze whole layers, or choose heads from the start by attention.frozen_heads",
+        neutral=(None, 1.0),
+    ),
+    "roles": Removed(
+        "freeze whole layers, or choose a role from the start by attention.frozen_roles",
+        neutral=(None, "both"),
+    ),
+    "orthonormal": Removed("rows are frozen as they are", neutral=(None, False)),
+}
+"""{key of an entry of attention.phases: what is known of it}"""
 
 
 FORMER_KEYS: Mapping[str, str] = {
@@ -75,7 +103,28 @@ def removed_sentence(key: str, value: Any) -> str | None:
         return f"{key} was removed; {LAST_WITH_THEM} has it: {removed.instead}"
     items = value if isinstance(value, (list, tuple)) else (value,)
     for item in items:
+        if key == _PHASES and isinstance(item, Mapping):
+            for name, gone in _REMOVED_IN_PHASES.items():
+                if item.get(name) not in gone.neutral:
+                    return f"{key}: '{name}' was removed; {LAST_WITH_THEM} has it: {gone.instead}"
         instead = REMOVED_VALUES.get(key, {}).get(item) if isinstance(item, str) else None
         if instead is not None:
             return f"{key}: '{item}' was removed; {LAST_WITH_THEM} has it: {instead}"
     return None
+
+
+def without_removed(key: str, value: Any) -> Any:
+    """Return the value of a setting without the keys of its entries that are gone.
+
+    Args:
+        key: As `section.key`.
+        value: One that `removed_sentence` does not refuse.
+    """
+    if key != _PHASES or not isinstance(value, (list, tuple)):
+        return value
+    return [
+        {name: part for name, part in entry.items() if name not in _REMOVED_IN_PHASES}
+        if isinstance(entry, Mapping)
+        else entry
+        for entry in value
+    ]

@@ -26,8 +26,6 @@ class Phase:
         learning_rate_factor: of the whole schedule, within the phase.
         newly_trainable: layers whose rows of queries and keys begin to train.
         newly_kept: layers whose rows are frozen as they were trained.
-        kept_rows: which of their rows, in words.
-        orthonormal: these rows become the nearest orthonormal ones first.
     """
 
     number: int
@@ -35,8 +33,6 @@ class Phase:
     learning_rate_factor: float
     newly_trainable: tuple[int, ...] = ()
     newly_kept: tuple[int, ...] = ()
-    kept_rows: str = "Query/Key"
-    orthonormal: bool = False
 
     @property
     def change(self) -> str:
@@ -44,8 +40,7 @@ class Phase:
         begun = ", ".join(map(str, self.newly_trainable))
         ended = ", ".join(map(str, self.newly_kept))
         clauses = [f"Query/Key of layer {begun} train too"] if begun else []
-        how = ", made orthonormal" if self.orthonormal else ""
-        clauses += [f"{self.kept_rows} of layer {ended} are frozen{how}"] if ended else []
+        clauses += [f"Query/Key of layer {ended} are frozen"] if ended else []
         return ", ".join(clauses)
 
 
@@ -73,8 +68,6 @@ def phases_of(policy: QKPolicy, sizes: tuple[int, int], total_steps: int) -> tup
                 entry.learning_rate_factor,
                 newly_trainable=trained,
                 newly_kept=kept,
-                kept_rows=entry.frozen_rows,
-                orthonormal=entry.orthonormal and bool(kept),
             )
         )
     return tuple(phases)

@@ -18,7 +18,6 @@ import torch
 
 from megatron_patches.bank.orthonormal import ROLES, Role
 from megatron_patches.model.gpt import GPT
-from megatron_patches.model.linear import FrozenProjection
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.names import (
@@ -288,11 +287,6 @@ def _own_weights(model: GPT) -> dict[str, torch.Tensor]:
         if tensor.trains and tensor.repeats is None:
             parts = live[tensor.name].split([length for _, length in tensor.parts])
             weights |= {key: part for (key, _), part in zip(tensor.parts, parts, strict=True)}
-    for layer, module in enumerate(
-        each.self_attention.linear_proj for each in model.decoder.layers
-    ):
-        if isinstance(module, FrozenProjection):  # the gain is a part of the matrix
-            weights[f"layer.{layer}.attention.proj"] = module.gain.double()[:, None] * module.weight
     return weights
 
 

@@ -101,13 +101,7 @@ def _frozen(facts: Mapping[str, Any]) -> str:
             "Query and Key rows that were trained and then frozen are named in `export.json` "
             "(`frozen_rows`), with their digests."
         )
-    if frozen["output"]:
-        sentences.append(
-            f"The output projections were drawn (seed {recipe['seed']}) and never trained, but for "
-            "a gain of each channel, which is folded into them."
-        )
-    if not sentences:
-        return "## Frozen weights\n\nNone: every weight was trained."
+    return "## Frozen weights\n\nNone: every weight was trained."
     if folded:
         sentences.append(
             f"The trained corrections ({', '.join(folded)}) are folded into rows: they are not the "

@@ -136,13 +136,11 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
     """Return whether every weight can be stored with the bits it was trained with.
 
-    Scales behind a norm are folded into its gains; the products of two bf16 factors, and of a
-    frozen output projection with its gain, need more digits.
+    The products of two bf16 factors need more digits.
     """
     policy = run.config.policy
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
-    multiplied = multiplied or policy.freezes_output
-    return not (folded or multiplied or {"logit_scale", "channel_scale"} & set(policy.adapters))
+    return not (folded or multiplied or "channel_scale" in policy.adapters)
 
 
 def _facts(
@@ -189,7 +187,6 @@ def _facts(
         "frozen": {
             "drawn": any(config.policy.frozen_groups(*sizes, phase)),
             "as_trained": any(since is not None and since <= phase for since in keeps),
-            "output": config.policy.freezes_output,
         },
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
         "folded": folded,

@@ -5,7 +5,6 @@ are, but for the `parts` of the configuration (norm, mlp, qk_norm, logit_softcap
 `corrections` that it names for a layer, in this order and before any rotation:
 
     bias       q_h += b_qh, k alike
-    norm       q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
     taps       k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
     head_norm  q_h ← g_q ∘ q_h / rms(q_h), k alike      of all heads, where parts has qk_norm
 
@@ -31,23 +30,6 @@ from transformers.pytorch_utils import Conv1D
 EPSILON = 1e-6
 PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
-
-
-class HeadNorm(nn.Module):
-    """RMS norm of the vectors of those heads that have one, `[..., heads * head_dim]`."""
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.shape = (heads, head_dim)
-        self.gain = nn.Parameter(torch.ones(heads * head_dim))
-        # 1 where a head has the norm, 0 where it has not; saved, because it is part of the model.
-        self.normed = nn.Parameter(torch.ones(heads), requires_grad=False)
-
-    def forward(self, projected: torch.Tensor) -> torch.Tensor:
-        vectors = projected.unflatten(-1, self.shape)
-        normalised = nn.functional.rms_norm(vectors.float(), vectors.shape[-1:], eps=EPSILON)
-        corrected = normalised.type_as(vectors) * self.gain.view(self.shape)
-        return torch.where(self.normed[:, None] > 0, corrected, vectors).flatten(-2)
 
 
 class Convolution(nn.Module):
@@ -89,8 +71,6 @@ class Corrections(nn.Module):
         self.wanted, channels = wanted, heads * head_dim
         if "bias" in wanted:
             self.bias = nn.Parameter(torch.zeros(channels))
-        if "norm" in wanted:
-            self.norm = HeadNorm(heads, head_dim)
         if "taps" in wanted:
             self.convolution = Convolution(channels, wanted["taps"])
         if "head_norm" in wanted:
@@ -99,8 +79,6 @@ class Corrections(nn.Module):
     def forward(self, projected: torch.Tensor) -> torch.Tensor:
         if "bias" in self.wanted:
             projected = projected + self.bias
-        if "norm" in self.wanted:
-            projected = self.norm(projected)
         if "taps" in self.wanted:
             projected = self.convolution(projected)
         if "head_norm" in self.wanted:

@@ -23,9 +23,6 @@ from megatron_patches.recipe.policy import QKPolicy
 from pretrain.errors import UserError
 from pretrain.export.names import Part
 
-NORM = "qk_norm"
-"""The adapter behind which others are folded into gains, not into rows."""
-
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
     """Return the rows of a layer, in the order of the heads.
@@ -61,7 +58,7 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
     trained = _trained_rows(linear)
     if linear.adapters is not None and not linear.adapts_all:
         frozen = _folded(linear, frozen)
-    kinds = (frozen, trained, _early_rows(linear))
+    kinds = (frozen, trained)
     whole = tuple(
         _joined(linear, one, tuple(rows[number] for rows in kinds))
         for number, one in enumerate(ROLES)
@@ -72,7 +69,7 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
 
 
 def _joined(linear: FrozenQueryKeyValueLinear, role: Role, kinds: Rows) -> torch.Tensor:
-    """Return the rows of frozen, trained and early heads of a role, in the heads' order."""
+    """Return the rows of frozen and trained heads of a role, in the heads' order."""
     if role not in linear.head_orders:
         return next((rows for rows in kinds if len(rows)), kinds[0])
     every = torch.cat([rows.to(kinds[0].dtype) for rows in kinds])
@@ -95,14 +92,6 @@ def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
     return query, query[:: linear.queries_per_group] if linear.shared else key
 
 
-def _early_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
-    sizes = [len(linear.early[name]) for name in ROLES]
-    rows = linear.early_query_key
-    if rows is None:
-        rows = linear.value_weight.new_zeros(0, linear.input_size)
-    return rows.unflatten(0, (-1, linear.head_dim)).split(sizes)
-
-
 def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
     """Return rows with adapters folded in, then in float64.
 
@@ -120,20 +109,13 @@ def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
 
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
-    """Return the adapters that go into the layer's rows, which are then not the bank's."""
-    return tuple(name for name in _around_the_norm(linear)[0] if ADAPTERS[name].linear)
+    """Return the adapters that go into the layer's rows, which are then not the bank's.
 
-
-def _around_the_norm(linear: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the adapters before the norm of queries and keys, and of those after it.
-
-    Without a norm all are before it: a convolution, of keys and values, commutes with scales of
-    queries.
+    A convolution, of keys and values, commutes with scales of queries.
     """
     adapters = getattr(linear, "adapters", None)
     names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
-    norm = names.index(NORM) if NORM in names else len(names)
-    return names[:norm], tuple(name for name in names[norm + 1 :] if ADAPTERS[name].linear)
+    return tuple(name for name in names if ADAPTERS[name].linear)
 
 
 Corrections = dict[Part, dict[str, int]]
@@ -154,7 +136,6 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
     made: dict[str, tuple[str, int, Iterable[Part]]] = {
         "query_key_bias": ("bias", 1, ROLES),
-        NORM: ("norm", 1, ROLES),
         "short_convolution": ("taps", policy.taps, convolved),
     }
     for adapter in policy.corrections if adapted_groups else ():
@@ -187,7 +168,6 @@ def corrections(
     head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups
     of_one_head = {
         "bias": {"bias": torch.zeros(head_dim)},
-        "norm": {"norm.gain": torch.ones(head_dim), "norm.normed": torch.zeros(1)},
         "taps": {"convolution.taps": torch.eye(1, wanted.get("taps", 1)).expand(head_dim, -1)},
     }
     members = config.num_attention_heads // groups if part == "query" else 1
@@ -208,7 +188,6 @@ def _own_corrections(
     """Return the weights `[heads, …]` of the adapted heads, with what follows them folded in."""
     adapters, head_dim = linear.adapters, linear.head_dim
     assert adapters is not None
-    before, after = _around_the_norm(linear)
     found: dict[str, torch.Tensor] = {}
     if "taps" in wanted:
         taps = adapters.get_parameter(f"{part}_taps")
@@ -220,17 +199,10 @@ def _own_corrections(
     query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
     none = Heads(query, key)
     if "bias" in wanted:
+        names = tuple(adapters.steps)
         behind = [
-            name for name in before[before.index("query_key_bias") :] if name != "short_convolution"
+            name for name in names[names.index("query_key_bias") :] if name != "short_convolution"
         ]
         biases = adapters.apply_some(behind, none, {})
         found["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
-    if "norm" in wanted:
-        gains = [
-            adapters.get_parameter(f"{role}_gain").double().view(1, 1, -1, head_dim)
-            for role in ROLES
-        ]
-        scaled = adapters.apply_some(after, Heads(gains[0], gains[1]), {})
-        found["norm.gain"] = (scaled.query if part == "query" else scaled.key)[0, 0]
-        found["norm.normed"] = torch.ones(len(found["norm.gain"]), 1)
     return found

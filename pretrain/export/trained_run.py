@@ -17,6 +17,7 @@ from pretrain.checkpoint.identity import bank_digests, check_bank, phases_withou
 from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
 from pretrain.config.foreign import load_foreign
+from pretrain.config.removed import without_removed
 from pretrain.config.tree import Config
 from pretrain.data.open import read_blend
 from pretrain.data.prompts import encode_prompts
@@ -123,7 +124,7 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
             continue
         now = resolved[section].get(name, was)
         if name == "phases":  # a run that was extended kept their steps
-            was = phases_without_at(was)
+            was = phases_without_at(without_removed(key, was))
             now = phases_without_at(now)
         if now != was:
             raise UserError(

@@ -32,7 +32,6 @@ from pretrain.ranks.groups import (
     agree,
     initialize_distributed,
     require_equal_on_all_ranks,
-    set_seeds,
     shutdown_distributed,
 )
 from pretrain.ranks.watch import Watch, watching
@@ -82,37 +81,13 @@ class Run:
         if self.phased.is_in(step):
             return
         self.checkpoints.wait()  # the host has no room for two phases' copies
-        losses = self._orthonormalise(step) if self.config.phase_at(step).orthonormal else None
         self.phased.enter(step)
-        if losses is not None:
-            self.phased.note_orthonormal(losses)
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
                 write_audit(self.config.run_directory, self.phased)
             facts = run_facts(self.config, self.context, self.phased)
             self.telemetry.change_facts(facts, phase_line(self.phased, facts))
-
-    def _orthonormalise(self, step: int) -> dict[str, float]:
-        """Make rows orthonormal that are frozen from `step` on.
-
-        Returns:
-            The held-out loss before and after, in nats per token.
-        """
-        self.watch.at(f"the rows that are made orthonormal before step {step}")
-        # A run that is resumed here has not drawn a number yet, and layers ask for the streams.
-        set_seeds(self.config.run.seed, step, 0, self.context.tensor_parallel_rank)
-        losses = {"loss_before": self._held_out_loss()}
-        self.phased.orthonormalise(step)
-        losses["loss_after"] = self._held_out_loss()
-        texts = (f"{loss:.4f} {when.partition('_')[2]}" for when, loss in losses.items())
-        self.say(f"rows are made orthonormal: held-out loss {', '.join(texts)}")
-        return losses
-
-    def _held_out_loss(self) -> float:
-        batch = self.config.data.micro_batch_size
-        losses = held_out_losses(self.engine, self.data, batch, self.context).values()
-        return sum(loss for loss, _ in losses) / max(1, sum(count for _, count in losses))
 
     def note_update(self) -> None:
         """Write into audit.json what is to be said of an update that was made (collective)."""

@@ -16,9 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.identity import trained_digests
 from pretrain.checkpoint.loading import StoredState
@@ -31,8 +29,6 @@ from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import AfterUpdate, GuardedUpdate, actions_after_update
 
-ORTHONORMAL = "orthonormal"
-"""Entry of the audit: the held-out losses before and after rows were made orthonormal."""
 KEPT_ROWS = "kept_rows"
 """Entry of the audit: digests of the rows that are frozen as they were trained."""
 
@@ -99,34 +95,6 @@ class PhasedEngine:
             )
         return True
 
-    def orthonormalise(self, step: int) -> None:
-        """Make orthonormal what is frozen from `step` on, in the old engine (collective).
-
-        A head takes seconds, so data-parallel ranks share the layers and send each other the rows.
-
-        Raises:
-            UserError: on every rank: the rows of a head are linearly dependent.
-        """
-        layers = self._config.phase_at(step).newly_kept
-        modules = [
-            module
-            for module in self.engine.module.modules()
-            if isinstance(module, HeadRows) and module.layer in layers
-        ]
-        ranks = self._context.data_parallel_size
-        with together():  # a tensor-parallel rank sees the rows of its own heads
-            for module in modules[self._context.data_parallel_rank :: ranks]:
-                module.orthonormalise()
-        group = self._context.mpu.get_data_parallel_group()
-        for number, module in enumerate(modules if ranks > 1 else ()):
-            source = dist.get_global_rank(group, number % ranks)
-            for rows in module.trained_tensors().values():
-                dist.broadcast(rows.detach(), source, group=group)
-
-    def note_orthonormal(self, losses: Mapping[str, float]) -> None:
-        """Note the held-out losses before and after in the audit of the phase."""
-        self.audit[ORTHONORMAL] = dict(losses)
-
     def note_update(self) -> bool:
         """Note in the audit what is to be said of an update that was made (collective).
 
@@ -171,9 +139,6 @@ class PhasedEngine:
     def continue_audit(self, before: Mapping[str, Any]) -> None:
         """Take the audits of earlier phases from the content of an audit.json."""
         self._audited = list(before.get("phases", []))
-        for entry in self._audited:
-            if entry["phase"] == self.phase.number and ORTHONORMAL in entry:
-                self.note_orthonormal(entry[ORTHONORMAL])
 
     def audit_of_phases(self) -> dict[str, Any]:
         """Return the audit for audit.json: of the live engine, and of each phase so far."""

@@ -22,7 +22,6 @@ DESIGNS: dict[str, dict[str, str]] = {
     "orthogonal-layer-scope": {"variant": "orthogonal", "scope": "layer"},
     "orthogonal_trainable": {"variant": "orthogonal_trainable"},
     "gaussian": {"variant": "gaussian"},
-    "gaussian_naive": {"variant": "gaussian_naive"},
     "hadamard": {"variant": "hadamard"},
     "dct": {"variant": "dct", "scope": "layer"},
     "monarch": {"variant": "monarch"},
@@ -35,16 +34,14 @@ DESIGNS: dict[str, dict[str, str]] = {
     "unfreeze": {
         "variant": "unfreeze",
         "phases": "[{at: 0.3, train: 1, learning_rate_factor: 0.5}, "
-        "{at: 0.6, train: 0, freeze: 1, roles: key, learning_rate_factor: 0.2}]",
+        "{at: 0.6, train: 0, freeze: 1, learning_rate_factor: 0.2}]",
     },
     "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},
-    "logit_scale": {"variant": "orthogonal", "adapters": "[logit_scale]"},
-    "qk_norm": {"variant": "orthogonal", "adapters": "[qk_norm]"},
     "low_rank": {"variant": "gaussian", "adapters": "[low_rank]", "low_rank": "3"},
     "hybrid-three-adapters": {
         "variant": "hybrid",
         "frozen_heads": "{0: 0.5}",
-        "adapters": "[logit_scale, qk_norm, low_rank]",
+        "adapters": "[channel_scale, query_key_bias, low_rank]",
     },
     "orthogonal_shared": {"variant": "orthogonal_shared"},
     "monarch_shared_conv": {"variant": "monarch_shared_conv"},
@@ -74,14 +71,6 @@ DESIGNS: dict[str, dict[str, str]] = {
     "monarch_trainable": {"variant": "monarch_trainable"},
     "frozen-query": {"variant": "orthogonal", "frozen_roles": "query", "adapters": "[low_rank]"},
     "frozen-key-monarch": {"variant": "monarch", "frozen_roles": "key"},
-    "frozen-output": {
-        "variant": "vanilla",
-        "frozen_roles": "output",
-        "construction": "dct",
-        "scope": "layer",
-    },
-    "modern-all-frozen": {"variant": "monarch_shared_conv", "frozen_roles": "all", **MODERN},
-    "early_freeze": {"variant": "early_freeze"},
     "synthesizer_random": {"variant": "synthesizer_random"},
     "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},
     "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
@@ -105,11 +94,6 @@ DESIGNS: dict[str, dict[str, str]] = {
         "variant": "vanilla",
         "phases": "[{at: 0.2, freeze: 1}, {at: 0.5, freeze: all, learning_rate_factor: 0.5}]",
     },
-    "part-freezes": {
-        "variant": "vanilla",
-        "adapters": "[query_key_bias]",
-        "phases": "[{at: 0.3, freeze: 0, roles: query}, {at: 0.5, freeze: 1, roles: key}]",
-    },
     "monarch-freezes": {
         "variant": "monarch_trainable",
         "shared": "true",
@@ -117,7 +101,7 @@ DESIGNS: dict[str, dict[str, str]] = {
         "phases": "[{at: 0.4, freeze: all}]",
     },
 }
-PHASED = ("unfreeze", "early_freeze", "vanilla-freezes", "part-freezes", "monarch-freezes")
+PHASED = ("unfreeze", "vanilla-freezes", "monarch-freezes")
 """Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
 
 

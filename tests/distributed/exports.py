@@ -68,9 +68,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "convolved": {
         **PARALLEL,
         **GROUPED,
-        "attention__adapters": (
-            "[short_convolution, qk_norm, query_key_bias, channel_scale, logit_scale]"
-        ),
+        "attention__adapters": "[short_convolution, query_key_bias, channel_scale]",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
         "attention__taps": 3,
     },
@@ -80,21 +78,21 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "learned": {**LEARNED, **GROUPED, "precision__dtype": "bf16"},
     "folded": {
         **GROUPED,
-        "attention__adapters": "[logit_scale, channel_scale, low_rank]",
+        "attention__adapters": "[channel_scale, low_rank]",
         "model__head_dim": 16,
         "model__tied_embeddings": "false",
         "model__vocab_multiple": 1000,
     },
     "normed": {
         **GROUPED,
-        "attention__adapters": "[qk_norm, logit_scale, low_rank]",
+        "attention__adapters": "[query_key_bias, channel_scale, low_rank]",
         "attention__frozen_heads": "{'0': 0.5, '1': 1}",
     },
     "normed-learned": {
         **GROUPED,
         **LEARNED,
         "precision__dtype": "bf16",
-        "attention__adapters": "[qk_norm, logit_scale]",
+        "attention__adapters": "[query_key_bias, channel_scale]",
         "attention__frozen_heads": "{'1': 0.5}",
     },
     "shared-vanilla": {
@@ -114,13 +112,9 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__frozen_roles": "query",
         "attention__adapters": "[low_rank]",
     },
-    "frozen-output": {
-        **GROUPED,
-        **LEARNED,
-        "attention__frozen_roles": "all",
-    },
     "early": {
-        "attention__variant": "early_freeze",
+        "attention__variant": "gaussian",
+        "attention__frozen_heads": "{50%-100%: 1.0}",
         "attention__unfreeze": "[{at: 0.5, layers: 50%-100%}]",
     },
     "convolved-learned": {
@@ -150,7 +144,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "model__norm": "rmsnorm",
         "model__mlp": "relu2",
         "model__logit_softcap": 2.0,
-        "attention__adapters": "[qk_norm]",
+        "attention__adapters": "[query_key_bias]",
     },
     "scores": {
         "attention__variant": "synthesizer_random",
@@ -176,7 +170,6 @@ CLASSES = {
     "shared-vanilla": "GPT2LMHeadModel",
     "low-rank": "Starcoder2ForCausalLM",
     "frozen-query": "Starcoder2ForCausalLM",
-    "frozen-output": "GPT2LMHeadModel",
     "early": "Starcoder2ForCausalLM",
     "convolved-learned": "OraLearnedForCausalLM",
     "biased": "OraRotaryForCausalLM",

@@ -78,7 +78,7 @@ PRODUCT: list[Case] = [
 ]
 COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 1, itemgetter(1): 5})
 REMAINING = [case for case in PRODUCT if case not in COVERING]
-AFTER = {"early_freeze": 1, "monarch-freezes": 3}
+AFTER = {"monarch-freezes": 3}
 """The step after which a design is resumed, if not 5: when its phase changes, or before.
 
 The second change of `unfreeze` is behind step 5, that of `vanilla-freezes` at it.

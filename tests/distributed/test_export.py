@@ -129,17 +129,16 @@ def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
     assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
     card = (runs / "out/orthogonal/README.md").read_text()
     assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
-    drawn, kept, output = "never trained are", "and then frozen are", "output projections"
+    drawn, kept = "never trained are", "and then frozen are"
     said = {
         "orthogonal": [drawn],
         "biased": [kept],
         "monarch-trained": [kept],
-        "frozen-output": [drawn, output],
         "early": [],
     }
     for name, sentences in said.items():
         card = (runs / "out" / name / "README.md").read_text()
-        assert [one for one in (drawn, kept, output) if one in card] == sentences, name
+        assert [one for one in (drawn, kept) if one in card] == sentences, name
     assert "not measured at this step" in (runs / "out/earlier/README.md").read_text()
 
 
@@ -364,7 +363,10 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     models = [(one["name"], one["step"]) for one in report["models"]]
     assert models == [("hybrid", 4), ("normed", 4)]
     (one,) = report["item_tests"]
-    assert (one["variant"], one["items"]) == ("orthogonal+qk_norm+logit_scale+low_rank", 24)
+    assert (one["variant"], one["items"]) == (
+        "orthogonal+query_key_bias+channel_scale+low_rank",
+        24,
+    )
     (differ,) = [note for note in report["notes"] if "differ in" in note]
     assert "parallel.sequence_parallel" in differ
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()

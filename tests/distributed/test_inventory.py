@@ -110,7 +110,7 @@ def test_kinds_say_what_a_tensor_is() -> None:
     assert found["vanilla"] == found["orthogonal_trainable"] == set()
     assert found["orthogonal_penalty"] == {"penalised"}
     assert found["monarch"] == found["unfreeze"] == {"frozen"}
-    assert found["qk_norm"] == {"frozen", "adapter"}
+    assert found["low_rank"] == {"frozen", "adapter"}
     assert found["synthesizer_random-frozen"] == {"scores"}
 
 

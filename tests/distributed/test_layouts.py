@@ -51,7 +51,6 @@ ON_TWO_RANKS = (
     ("monarch_shared_conv", "bf16"),
     ("monarch_trainable", "fp32"),
     ("vanilla-freezes", "bf16"),
-    ("part-freezes", "fp32"),
     ("monarch-freezes", "fp32"),
     ("synthesizer_random", "bf16"),
     ("synthesizer_factorized", "fp32"),
@@ -173,12 +172,10 @@ def test_the_chains_try_every_pair() -> None:
         # like others:
         if variant
         not in (
-            "gaussian_naive",
             "hadamard",
             "dct",
             "pretrained",
             "orthogonal_shared",
-            "early_freeze",
         )
     }
 

@@ -49,7 +49,7 @@ def test_adapters_of_no_elements_train_like_those_of_one_rank(
             f"tp{size}-zero{stage}",
             attention__variant="hybrid",
             attention__frozen_heads="{0: 0.25, 1: 0.5}",
-            attention__adapters="[channel_scale, low_rank, qk_norm]",
+            attention__adapters="[channel_scale, low_rank, query_key_bias]",
             attention__low_rank=3,
             deepspeed__config=f"zero{stage}",
             parallel__tensor_model_parallel_size=size,

@@ -46,7 +46,7 @@ ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, d
     ("vanilla", 1, "fp32", 2, LEARNED),
     ("vanilla", 3, "bf16", 2, {}),
     ("orthogonal", 0, "bf16", 1, BF16_SUMS),
-    ("frozen-output", 1, "bf16", 2, {}),
+    ("frozen-query", 1, "bf16", 2, {}),
     ("orthogonal", 1, "bf16", 2, LEARNED),
     ("orthogonal", 2, "bf16", 4, {}),
     ("orthogonal", 3, "fp32", 2, LEARNED),

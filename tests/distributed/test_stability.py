@@ -31,9 +31,15 @@ UNCHECKED = {  # DeepSpeed itself would make this update
     "precision__dtype": "bf16",
     "precision__grad_accum_dtype": "bf16",
 }
-PADDED = {"deepspeed__config": "zero3", "model__num_attention_heads": 3, "model__hidden_size": 24}
-PADDED |= {"attention__adapters": "[logit_scale]"}
-"""Three numbers on two ranks, of which ZeRO-3 gives each two."""
+PADDED = {
+    "deepspeed__config": "zero3",
+    "model__num_attention_heads": 3,
+    "model__hidden_size": 24,
+    "model__head_dim": 5,
+    "model__position_embedding": "learned",
+    "attention__adapters": "[channel_scale]",
+}
+"""Fifteen numbers on two ranks, of which ZeRO-3 gives each eight."""
 WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
 """Cases with each optimizer of DeepSpeed once."""
 

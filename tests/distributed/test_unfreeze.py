@@ -48,11 +48,6 @@ RESUMED = {
 FREEZES = {"attention__variant": "vanilla", "attention__phases": "[{at: 0.3, freeze: 1}]"}
 FROZEN = {  # on two data-parallel ranks, but for those with tp2
     "zero1 fp32": FREEZES,
-    "tp2 heads": {
-        "parallel__tensor_model_parallel_size": 2,
-        "attention__variant": "vanilla",
-        "attention__phases": "[{at: 0.3, freeze: 1, heads: 0.5}]",
-    },
     "zero2 bf16": {**FREEZES, "precision__dtype": "bf16", "deepspeed__config": "zero2"},
     "tp2 zero1 bf16": {
         **SHARDED,
@@ -64,14 +59,13 @@ FROZEN = {  # on two data-parallel ranks, but for those with tp2
         "attention__phases": "[{at: 0.3, freeze: 1}, {at: 0.6, freeze: all}]",
     },
 }
-ORTHONORMAL = {
-    "orthonormal": {
+RESUMED_FREEZE = {
+    "freezes": {
         **SHARDED,
         **MODERN,
+        **FREEZES,
         "precision__dtype": "bf16",
         "model__hidden_size": 36,
-        "attention__variant": "vanilla",
-        "attention__phases": "[{at: 0.3, freeze: 1, orthonormal: true}]",
     }
 }
 AFTER = (2, 3, 4, 6)  # before, at and after a change of phase, and at the second
@@ -129,7 +123,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             },
             "resume": {
                 name: overrides(f"resume {name}", **changes, **kept)
-                for name, changes in (RESUMED | ORTHONORMAL).items()
+                for name, changes in (RESUMED | RESUMED_FREEZE).items()
             },
             "after": AFTER,
             "longer": ["schedule.steps=20"],
@@ -152,8 +146,6 @@ def test_rows_are_frozen_as_they_are_and_nothing_else_is_changed(
     names = ("trained_query_key",)
     if "monarch" in FROZEN[case]["attention__variant"]:
         names = ("trained_left_query_key", "trained_right_query_key")
-    if "heads" in case:
-        names = ("early_query_key",)
     layers = [1, 0][: len(freezes["changes"])]
     assert [change.pop("step") for change in freezes["changes"]] == list(LAST_STEPS)[: len(layers)]
     for change, layer in zip(freezes["changes"], layers, strict=True):
@@ -221,7 +213,7 @@ def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str)
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
 
 
-@pytest.mark.parametrize("case", RESUMED | ORTHONORMAL)
+@pytest.mark.parametrize("case", RESUMED | RESUMED_FREEZE)
 @pytest.mark.parametrize("after", AFTER)
 def test_resume_is_exact_before_at_and_after_a_change_of_phase(
     found: dict[str, Any], case: str, after: int
@@ -249,34 +241,6 @@ def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
     )
 
 
-def test_the_audit_has_the_loss_before_and_after_rows_were_made_orthonormal(
-    found: dict[str, Any],
-) -> None:
-    before, after = found["resumes"]["orthonormal"]["phases"]
-    assert "orthonormal" not in before
-    losses = after["orthonormal"]
-    assert list(losses) == ["loss_before", "loss_after"]
-    assert 0 < abs(losses["loss_after"] - losses["loss_before"]) < 0.5
-
-
 def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:
     said = "attention.phases applied after steps [3, 6], in this run it would after [6, 12]"
     assert said in found["refused"]
-
-
-def test_data_parallel_ranks_share_the_rows_that_are_made_orthonormal(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    phases = "[{at: 0.3, freeze: all, orthonormal: true}]"
-    overrides = tiny_overrides(
-        tiny_shards,
-        tmp_path,
-        "shared",
-        precision__dtype="bf16",
-        attention__variant="vanilla",
-        attention__phases=phases,
-        schedule__steps=10,
-    )
-    worker = "tests.distributed.workers.unfreeze:orthonormal_rows"
-    found = run_ranks(2, worker, {"overrides": overrides, "step": 4})
-    assert found == {"made": [[0], [1]], "same": [[True, True]] * 2}

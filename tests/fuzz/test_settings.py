@@ -37,7 +37,7 @@ BLOCK: dict[str, tuple[str, ...]] = {
 }
 AXES: dict[str, tuple[str, ...]] = {
     "attention.shared": ("true", "false"),
-    "attention.frozen_roles": ("both", "query", "key", "output", "all"),
+    "attention.frozen_roles": ("both", "query", "key"),
     "attention.scope": ("head", "layer"),
     "attention.construction": ("qr", "svd", "householder", "hadamard", "dct", "monarch"),
     "attention.frozen_heads": ("{0: 1.0}", "{1: 0.5}", "{50%-100%: 1.0}", "{0: 0.25, 3: 1.0}"),
@@ -52,15 +52,7 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 some_adapters = st.lists(st.sampled_from(sorted(ADAPTERS)), min_size=1, max_size=3, unique=True)
 phases = st.fixed_dictionaries(
-    {
-        "at": st.sampled_from(["0.25", "0.5"]),
-        "freeze": st.sampled_from(LAYERS),
-    },
-    optional={
-        "roles": st.sampled_from(["query", "key"]),
-        "heads": st.just("0.5"),
-        "orthonormal": st.just("true"),
-    },
+    {"at": st.sampled_from(["0.25", "0.5"]), "freeze": st.sampled_from(LAYERS)}
 ) | st.fixed_dictionaries({"at": st.just("0.5"), "train": st.sampled_from(LAYERS)})
 
 

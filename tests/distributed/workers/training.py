@@ -52,7 +52,7 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
         "score_sd": {
             f"{variant} {position}": model.score_sd(variant, position)
             for position in ("learned", "rope")
-            for variant in ("orthogonal", "gaussian", "gaussian_naive")
+            for variant in ("orthogonal", "gaussian")
         },
         "causality": {variant: model.causality(variant) for variant in ("vanilla", "orthogonal")},
         "equal_weights": {str(groups): model.equal_weights(groups) for groups in (4, 2)},

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param
 
-from megatron_patches.attention.head_rows import HeadRows
 from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.freeze import frozen_layers, kept_weights, lasting_weights
@@ -23,17 +22,13 @@ from pretrain.checkpoint.format import MASTER
 from pretrain.checkpoint.identity import bank_digests
 from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.load import load_config
-from pretrain.config.resolved import resolve
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
-from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
-from pretrain.training.phase_engine import PhasedEngine
 from pretrain.training.state_transfer import SliceState, TrainingState
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
 from tests.distributed.plain_training import plain_optimizer, plain_step
@@ -63,39 +58,6 @@ def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
         "resumes": {name: _resumes(o, payload["after"]) for name, o in payload["resume"].items()},
         "refused": _refused(payload["resume"], payload["longer"]),
     }
-
-
-def orthonormal_rows(payload: dict[str, Any]) -> dict[str, Any]:
-    """Layers that each data-parallel rank has made orthonormal; whether all ranks have the rows."""
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    resolved = resolve(load_config("demo", payload["overrides"]), context.world_size)
-    phased = PhasedEngine(resolved, context)
-    made: list[int] = []
-    make = HeadRows.orthonormalise
-
-    def noted(rows: HeadRows) -> None:
-        made.append(rows.layer)
-        make(rows)
-
-    modules = [layer.self_attention.linear_qkv for layer in phased.engine.module.decoder.layers]
-    wanted = []
-    for module in modules:
-        rows = module.trained_query_key.detach()
-        before = rows.clone()
-        module.orthonormalise()
-        wanted.append(rows.clone())
-        rows.copy_(before)
-    HeadRows.orthonormalise = noted  # type: ignore[method-assign]
-    phased.orthonormalise(payload["step"])
-    same = [
-        equal(module.trained_query_key.detach(), rows)
-        for module, rows in zip(modules, wanted, strict=True)
-    ]
-    ranks: list[Any] = [None] * context.world_size
-    dist.all_gather_object(ranks, {"made": made, "same": same})
-    phased.close()
-    shutdown_distributed(context)
-    return {key: [rank[key] for rank in ranks] for key in ("made", "same")}
 
 
 def _curve(overrides: list[str]) -> dict[str, list[float]]:
@@ -364,7 +326,6 @@ def _phases(run_path: Path) -> list[dict[str, Any]]:
             key: entry["totals"][key]
             for key in ("model_trainable_parameters", "model_frozen_parameters")
         }
-        | {key: entry[key] for key in ("orthonormal",) if key in entry}
         for entry in audit["phases"]
     ]
 

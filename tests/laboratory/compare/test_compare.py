@@ -79,9 +79,9 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
     runs: dict[str, tuple[str, dict[str, Any]]] = {
         "vanilla": ("vanilla", {}),
         "orthogonal+low_rank": ("orthogonal", {"adapters": ["low_rank"], "low_rank": 8}),
-        "orthogonal+qk_norm+low_rank": (
+        "orthogonal+query_key_bias+low_rank": (
             "orthogonal",
-            {"adapters": ["qk_norm", "low_rank"], "low_rank": 16},
+            {"adapters": ["query_key_bias", "low_rank"], "low_rank": 16},
         ),
         "orthogonal construction=svd": ("orthogonal", {"construction": "svd"}),
         "orthogonal construction=qr": ("orthogonal", {}),
@@ -96,7 +96,7 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
         for number, (variant, settings) in enumerate(runs.values())
     ]
     assert names(paths) == list(runs)
-    assert names([paths[0], paths[2]])[1] == "orthogonal+qk_norm+low_rank"
+    assert names([paths[0], paths[2]])[1] == "orthogonal+query_key_bias+low_rank"
 
 
 def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_seeds_without_a_partner_and_runs_that_diverged_are_told(tmp_path: Path)
 def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, variants: int) -> None:
     paths = sweep(tmp_path, 2)[: 2 * min(variants, 2)]
     for number in range(variants - 2):
-        long = {"adapters": ["logit_scale", "low_rank"], "low_rank": number}
+        long = {"adapters": ["channel_scale", "low_rank"], "low_rank": number}
         name = f"long-{number}"
         paths.append(with_attention(tmp_path, name, "orthogonal_trainable", **long))
     text = printed(compare_runs(paths, "vanilla"))

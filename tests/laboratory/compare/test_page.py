@@ -227,7 +227,7 @@ def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subjec
     tmp_path: Path,
 ) -> None:
     """It is a run of the second of two rates here, and would not be the first by its place."""
-    adapters = {"config.attention.adapters": ["query_key_bias", "channel_scale", "qk_norm"]}
+    adapters = {"config.attention.adapters": ["query_key_bias", "channel_scale", "low_rank"]}
     paths = []
     for variant, rate in (("orthogonal", 1e-3), ("vanilla", 2e-3)):
         changes = {**adapters, "config.optimizer.learning_rate": rate}

@@ -32,7 +32,7 @@ FOUR_RANKS: dict[str, dict[str, Any]] = {
         **PARALLEL,
         "attention__variant": "hybrid",
         "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
-        "attention__adapters": "[logit_scale, channel_scale, low_rank]",
+        "attention__adapters": "[query_key_bias, channel_scale, low_rank]",
     },
     "unfreeze": {
         **PARALLEL,

@@ -198,12 +198,12 @@ def names_of(*values: dict[str, Any]) -> list[str]:
 def test_names_read_well() -> None:
     assert names_of(
         {"attention.variant": "orthogonal", "optimizer.learning_rate": 4e-3},
-        {"attention.adapters": ["qk_norm", "low_rank"], "model.tied_embeddings": False},
+        {"attention.adapters": ["query_key_bias", "low_rank"], "model.tied_embeddings": False},
         {"attention.adapters": [], "model.head_dim": None},
         {"data.directory": "data/small stories"},
     ) == [
         "orthogonal-learning_rate_0.004",
-        "qk_norm+low_rank-tied_embeddings_false",
+        "query_key_bias+low_rank-tied_embeddings_false",
         "adapters_none-head_dim_none",
         "data_small_stories",
     ]
@@ -390,8 +390,6 @@ FEW_SEEDS = {
 ADDED = {
     "documentation_modern_adapters",
     "documentation_modern_dense",
-    "documentation_modern_output",
-    "documentation_modern_output_rates",
     "documentation_modern_phases",
     "documentation_modern_rivals",
     "documentation_modern_rivals_rates",

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_patches.attention.adapters import (
-    FORMULAS,
-    QK_NORM_EPSILON,
-    HeadAdapters,
-    Heads,
-    fill_evenly,
-)
+from megatron_patches.attention.adapters import FORMULAS, HeadAdapters, Heads, fill_evenly
 from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, Corrections, in_order
 from megatron_patches.recipe.parts import ModelShape, Place
 
@@ -59,10 +53,8 @@ def inputs(seed: int = 1) -> Inputs:
     return Heads(query, key, value), {LOW_RANK: low_rank}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ADAPTERS if name not in ("qk_norm", "short_convolution")]
-)
-def test_all_but_the_norm_and_the_convolution_start_as_the_identity(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "short_convolution"])
+def test_all_but_the_convolution_start_as_the_identity(name: str) -> None:
     heads, shared = inputs()
     ours = adapters(name)(heads, shared)
     for mine, given in zip(ours[:3], heads[:3], strict=True):
@@ -78,14 +70,6 @@ def test_the_convolution_starts_with_the_token_before_in_odd_channels_of_keys() 
     assert not ours.key[0, ..., 1::2].any()
 
 
-def test_the_norm_gives_every_head_a_root_mean_square_of_one() -> None:
-    (query, key, *_), _ = inputs()
-    for vectors in adapters("qk_norm")(Heads(10 * query, key), {})[:2]:
-        root_mean_square = vectors.square().mean(-1).sqrt()
-        ones = torch.ones_like(root_mean_square)
-        torch.testing.assert_close(root_mean_square, ones, rtol=1e-5, atol=0)  # computed in fp32
-
-
 def test_all_of_them_together_are_their_formulas_in_order() -> None:
     made = adapters(*ADAPTERS)
     with torch.no_grad():
@@ -94,9 +78,6 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     heads, shared = inputs()
     ours = made(heads, shared)
-
-    def norm(vector: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return gain * vector.float() / (vector.float().square().mean() + QK_NORM_EPSILON).sqrt()
 
     def close(mine: torch.Tensor, expected: torch.Tensor) -> None:
         torch.testing.assert_close(mine, expected.double(), rtol=1e-5, atol=1e-6)
@@ -111,12 +92,7 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
                 heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
             )
             vector += made.query_bias[rows]
-            vector = (
-                norm(vector, made.query_gain[rows])
-                * made.log_scale[rows].exp()
-                * made.logit_scale[head]
-            )
-            close(ours.query[step, 0, head], vector)
+            close(ours.query[step, 0, head], vector * made.log_scale[rows].exp())
     for group in range(GROUPS):
         rows = slice(group * HEAD_DIM, (group + 1) * HEAD_DIM)
         keys, values = [], []
@@ -124,7 +100,7 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
             vector = (
                 heads.key[step, 0, group] + made.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
             )
-            keys.append(norm(vector + made.key_bias[rows], made.key_gain[rows]))
+            keys.append(vector + made.key_bias[rows])
             values.append(heads.value[step, 0, group])
             close(ours.key[step, 0, group], mixed(keys, made.key_taps[rows]))
             close(ours.value[step, 0, group], mixed(values, made.value_taps[rows]))
@@ -164,7 +140,7 @@ def test_an_adapter_that_is_declared_linear_is_linear() -> None:
     assert not ADAPTERS["short_convolution"].linear
 
 
-def test_what_starts_at_one_is_not_decayed_and_all_is_sharded_by_heads() -> None:
+def test_what_starts_as_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:
     groups = (True,) * GROUPS
     made = Corrections(in_order(ADAPTERS), AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS), groups)
     declared = {one.name: one for one in made.tensors(Place("linear", "layer.0", 0), SHAPE)}

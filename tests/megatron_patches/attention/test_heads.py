@@ -64,7 +64,7 @@ def test_biases_and_the_documents_of_an_earlier_text_are_no_part_of_them(
 
 
 def test_scores_without_such_matrices_have_none(one_rank: dist.ProcessGroup) -> None:
-    normalised = build("orthogonal", adapters=("qk_norm",)).decoder.layers[0].self_attention
+    normalised = build("orthogonal", qk_norm=True).decoder.layers[0].self_attention
     learned = build("synthesizer_random").decoder.layers[0].self_attention
     assert head_weights(normalised) is None and head_weights(learned) is None
 

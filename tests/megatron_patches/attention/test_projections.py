@@ -103,7 +103,7 @@ NORMED_CASES = [
     *CASES,
     ("vanilla", 2, {}),
     ("low_rank", 2, {"adapters": ("short_convolution",)}),
-    ("hybrid", 2, HALF | {"adapters": ("logit_scale", "query_key_bias")}),
+    ("hybrid", 2, HALF | {"adapters": ("channel_scale", "query_key_bias")}),
 ]
 
 
@@ -160,7 +160,7 @@ def test_low_rank_alone_makes_queries_and_keys(one_rank: dist.ProcessGroup) -> N
     )
 
 
-ADAPTERS = ("logit_scale", "query_key_bias", "short_convolution")
+ADAPTERS = ("channel_scale", "query_key_bias", "short_convolution")
 
 
 def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup) -> None:
@@ -188,7 +188,7 @@ def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup
     [
         ("monarch", {}, True),
         ("monarch", HALF, False),
-        ("monarch", {"adapters": ("logit_scale",)}, False),
+        ("monarch", {"adapters": ("channel_scale",)}, False),
         ("orthogonal", {}, False),
         ("monarch", {"shared": True}, True),
     ],
@@ -231,7 +231,7 @@ def test_what_a_rank_owns_is_marked_and_what_all_share_has_partial_gradients(
     """DeepSpeed's norm of the gradients and the optimizer's groups go by these marks."""
     marks = {
         "frozen_heads": (("0%-100%", 0.5),),
-        "adapters": ("low_rank", "logit_scale"),
+        "adapters": ("low_rank", "channel_scale"),
         "low_rank": 3,
     }
     for variant, axes in (("hybrid", marks), ("monarch_trainable", {})):

@@ -11,7 +11,6 @@ import pytest
 
 from megatron_patches.bank.exact import (
     inverse_cholesky,
-    nearest_orthonormal,
     orthonormality_error,
     orthonormalize_rows,
     reproducible_matmul,
@@ -20,7 +19,7 @@ from megatron_patches.bank.exact import (
 PRINT_BITS = """
 import hashlib
 import numpy
-from megatron_patches.bank.exact import nearest_orthonormal, orthonormalize_rows
+from megatron_patches.bank.exact import orthonormalize_rows
 from megatron_patches.bank.orthonormal import BankRecipe, head_rows
 sha256 = hashlib.sha256()
 for hidden_size, head_dim in [(768, 64), (64, 64), (200, 160), (1024, 1)]:
@@ -30,8 +29,6 @@ for hidden_size, head_dim in [(768, 64), (64, 64), (200, 160), (1024, 1)]:
     # head_rows allows one thread only; this does not
     normal = numpy.random.default_rng(head_dim).standard_normal((head_dim, hidden_size))
     sha256.update(orthonormalize_rows(normal))
-    if head_dim < hidden_size:
-        sha256.update(nearest_orthonormal(normal))
 sha256.update(head_rows(BankRecipe(1, 2048, 64, 1, 1, construction="hadamard"), 0, "query", 0))
 print(sha256.hexdigest())
 """
@@ -118,29 +115,6 @@ def test_nearly_dependent_rows_are_orthonormalised_or_refused(
     rows[70] = rows[3]
     assert orthonormalize_rows(rows) is None
     assert orthonormalize_rows(np.zeros((1, 5))) is None
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (8, 33), (32, 128)])
-def test_the_nearest_orthonormal_rows_are_the_polar_factor(
-    generator: np.random.Generator, shape: tuple[int, int]
-) -> None:
-    rows = 0.02 * generator.standard_normal(shape)
-    left, values, right = np.linalg.svd(rows, full_matrices=False)
-    near = nearest_orthonormal(rows)
-    assert near is not None
-    assert np.allclose(near, values.mean() * left @ right, rtol=0, atol=1e-15)
-    assert np.abs(near @ near.T / values.mean() ** 2 - np.eye(len(rows))).max() < 1e-14
-    again = nearest_orthonormal(near)
-    assert again is not None and np.allclose(again, near, rtol=0, atol=1e-15)
-
-
-def test_dependent_rows_have_no_nearest_orthonormal_ones(generator: np.random.Generator) -> None:
-    rows = generator.standard_normal((8, 33))
-    rows[5] = rows[2] + 1e-6 * rows[5]
-    assert nearest_orthonormal(rows) is not None
-    rows[5] = rows[2]
-    assert nearest_orthonormal(rows) is None
-    assert nearest_orthonormal(np.zeros((2, 5))) is None
 
 
 @pytest.mark.distributed

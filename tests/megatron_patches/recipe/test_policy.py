@@ -8,13 +8,7 @@ import pytest
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.axes import Axis, Rule, axes_of
-from megatron_patches.recipe.phases import (
-    Keep,
-    PhaseStart,
-    layer_range,
-    spread,
-    training_begins,
-)
+from megatron_patches.recipe.phases import PhaseStart, layer_range, spread, training_begins
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from megatron_patches.recipe.variants import VARIANTS, policy_for
 from pretrain.config.attention import AttentionSection, written_axes
@@ -28,7 +22,7 @@ GIVEN: dict[str, Any] = {
     "construction": "svd",
     "penalty": 0.5,
     "frozen_heads": (("0-1", 0.5),),
-    "adapters": ("qk_norm",),
+    "adapters": ("channel_scale",),
     "low_rank": 3,
     "taps": 3,
     "convolved": "key",
@@ -48,18 +42,16 @@ ORTHONORMAL = {
 }
 STRUCTURED = {"hadamard", "dct", "monarch", "monarch_shared_conv"}
 STARTED = {"monarch_trainable", "low_rank", "vanilla", "orthogonal_trainable"}
-LATE = {"unfreeze", "early_freeze"}
 FROZEN = {
     "orthogonal",
     "orthogonal_shared",
     "gaussian",
-    "gaussian_naive",
     "pretrained",
     "hybrid",
     *STRUCTURED,
 }
 APPLIES = {
-    "gaussian_std": {"gaussian", "gaussian_naive", "early_freeze"},
+    "gaussian_std": {"gaussian"},
     "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
     "frozen_roles": FROZEN - {"orthogonal_shared", "monarch_shared_conv", "hybrid"},
     "scope": {*ORTHONORMAL, *STRUCTURED, "monarch_trainable"},
@@ -72,7 +64,7 @@ APPLIES = {
     "convolved": {"monarch_shared_conv"},
     "trainable": {"synthesizer_random", "synthesizer_factorized"},
     "synthesizer_rank": {"synthesizer_factorized"},
-    "phases": {*FROZEN, *STARTED, *LATE} - {"low_rank"},
+    "phases": {*FROZEN, *STARTED, "unfreeze"} - {"low_rank"},
 }
 
 
@@ -163,29 +155,6 @@ def test_unknown_axes_and_variants() -> None:
         policy_for("vanilla", {"init": "orthogonal"})
 
 
-def test_a_frozen_output_projection_is_drawn_as_the_construction_says() -> None:
-    axes = {"frozen_roles": "output", "construction": "hadamard", "scope": "layer"}
-    alone = policy_for("vanilla", axes)
-    config = load_config(
-        "demo",
-        [f"attention.{name}={value}" for name, value in axes.items()]
-        + ["attention.variant=vanilla"],
-    )
-    assert config.policy == alone == parse_config(config.as_dict()).policy
-    assert config.recipe is not None and config.recipe.construction == "hadamard"
-    assert policy_for("monarch_shared_conv", {"frozen_roles": "all"}).frozen_row_roles == ("query",)
-    assert policy_for("hybrid", {"frozen_roles": "all"}).frozen_row_roles == ("query", "key")
-    for variant, value, remedy in (
-        ("orthogonal", "output", "output is for variants whose"),
-        ("vanilla", "all", "query, key and all for those"),
-        ("synthesizer_random", "output", "does not apply to variant"),
-        ("pretrained", "all", "which is not for rows of init pretrained"),
-        ("gaussian", "all", "which is not for rows of init gaussian"),
-    ):
-        with pytest.raises(MethodError, match=remedy):
-            policy_for(variant, {"frozen_roles": value})
-
-
 # Which heads are frozen
 
 
@@ -273,5 +242,3 @@ def test_rows_are_kept_from_the_first_entry_that_freezes_what_trains() -> None:
     assert policy_for("hybrid", frozen).kept_from(4, 2) == [1, None, None, None]
     one_role = {"phases": schedule[:1], "frozen_roles": "key"}
     assert policy_for("orthogonal", one_role).kept_from(4, 2) == [1, 1, None, None]
-    keep = Keep(1, frozenset({("query", 1), ("key", 0)}), whole=False)
-    assert keep.heads("query", range(6), 2) == (2, 3) and keep.heads("key", range(3), 1) == (0,)

@@ -72,17 +72,6 @@ def test_a_schedule_survives_config_yaml() -> None:
     assert again.phases[1].learning_rate_factor == 2.0
 
 
-def test_orthonormal_is_of_rows_that_are_frozen_as_whole_matrices() -> None:
-    entry = "{at: 0.25, freeze: 0-1, orthonormal: true}"
-    config = load_config("demo", schedule(entry, variant="vanilla"))
-    assert config.phases[1].orthonormal and not config.phases[0].orthonormal
-    assert config.as_dict()["attention"]["phases"][0]["orthonormal"] is True
-    assert "are frozen, made orthonormal" in config.phases[1].change
-    said = "makes orthonormal what its entry freezes"
-    assert said in refusal(*schedule(entry, variant="monarch_trainable"))
-    assert said in refusal(*schedule("{at: 0.25, train: 3, orthonormal: true}"))
-
-
 def test_the_former_key_is_read_as_entries_that_train() -> None:
     former = load_config("demo", [UNFREEZE, "attention.unfreeze=[{at: 0.25, layers: 3}]"])
     assert former.policy == load_config("demo", schedule("{at: 0.25, train: 3}")).policy
@@ -131,20 +120,6 @@ def test_rows_may_be_trained_for_a_while_and_frozen_again() -> None:
     assert config.fullest_phase == 1
 
 
-@pytest.mark.parametrize("part", ["heads: 0.5", "roles: key"])
-def test_a_part_of_rows_that_trained_for_a_while_may_be_frozen_again(part: str) -> None:
-    entries = ("{at: 0.25, train: 0-1}", f"{{at: 0.5, freeze: 0-1, {part}}}")
-    config = load_config("demo", schedule(*entries, variant="orthogonal"))
-    assert [kinds(config, n)[0] for n in range(3)] == [
-        {"frozen"},
-        {"ordinary"},
-        {"ordinary", "kept"},
-    ]
-    trained = [tensor for tensor in config.inventories[1] if "query_key" in tensor.name]
-    assert {tensor.start for tensor in trained if tensor.trains} == {"bank"}
-    assert {tensor.start for tensor in trained if not tensor.trains} == {"own"}
-
-
 def test_a_layer_that_trains_from_the_start_does_not_begin_to_train() -> None:
     """Nor does naming it change what it starts from."""
     heads = "attention.frozen_heads={0: 1, 1-3: 0}"
@@ -166,28 +141,6 @@ def test_the_trained_heads_beside_frozen_ones_are_frozen_too() -> None:
         "frozen",
         "kept",
     }
-
-
-def test_heads_or_a_role_of_a_layer_are_frozen_apart() -> None:
-    entries = ("{at: 0.25, freeze: 0, heads: 0.5}", "{at: 0.5, freeze: 1, roles: key}")
-    config = load_config("demo", schedule(*entries, variant="vanilla"))
-    assert [kinds(config, n)[:2] for n in range(3)] == [
-        [{"ordinary"}, {"ordinary"}],
-        [{"ordinary", "kept"}, {"ordinary"}],
-        [{"ordinary", "kept"}, {"ordinary", "kept"}],
-    ]
-    every = (0, 1, 2, 3)
-    fixed = config.policy.fixed_groups(4, 4, 2)
-    assert fixed[:3] == [
-        {"query": (1, 3), "key": (1, 3)},
-        {"query": (), "key": every},
-        {"query": (), "key": ()},
-    ]
-    assert parse_config(config.as_dict()).policy == config.policy
-    assert [phase.change for phase in config.phases[1:]] == [
-        "Query/Key of 0.5 of the heads of layer 0 are frozen",
-        "Key rows of layer 1 are frozen",
-    ]
 
 
 def test_show_lists_the_phases() -> None:
@@ -248,40 +201,7 @@ def test_show_lists_the_phases() -> None:
             ],
             "entry 1 (train: 2-3) makes no further layer of the 4 trainable",
         ),
-        *(
-            (schedule(f"{{at: 0.5, train: all, {part}}}"), "leave them out of entries without")
-            for part in ("heads: 0.5", "roles: key")
-        ),
-        (
-            [
-                *schedule("{at: 0.5, freeze: 1, orthonormal: true}", variant="vanilla"),
-                "model.head_dim=256",
-            ],
-            "a head has 256 (model.head_dim) of width 128 (model.hidden_size)",
-        ),
         (schedule("{at: 0.5, train: 1}", variant="vanilla"), "which train from the start"),
-        (schedule("{at: 0.5, freeze: 1, heads: 0.1}", variant="vanilla"), "rounds to none"),
-        (
-            [
-                *schedule("{at: 0.5, freeze: 1, heads: 0.25}", variant="vanilla"),
-                "parallel.tensor_model_parallel_size=2",
-            ],
-            "in phase 0 some of the 2 tensor-parallel ranks have none of the heads",
-        ),
-        (
-            schedule("{at: 0.5, freeze: 1, heads: 0.5, roles: key}", variant="vanilla"),
-            "entry 1 has heads and roles; give one of them",
-        ),
-        (
-            schedule(
-                "{at: 0.5, freeze: 1, roles: key}", "{at: 0.6, freeze: all}", variant="vanilla"
-            ),
-            "entry 2 freezes further rows of layer 1, of which entry 1 freezes some",
-        ),
-        (
-            schedule("{at: 0.5, freeze: 1, heads: 0.5}", variant="monarch_trainable"),
-            "freezes shared rows, and factors, of whole layers",
-        ),
         (schedule("{at: 0.5, train: 1}", variant="monarch"), "frozen as whole matrices"),
         (schedule("{at: 0.5, train: 1}", variant="orthogonal_shared"), "frozen as whole matrices"),
         *(
@@ -297,7 +217,7 @@ def test_show_lists_the_phases() -> None:
             "attention.unfreeze is the former name of attention.phases",
         ),
         (["attention.unfreeze=[{at: 0.5, layers: 9}]"], "attention.phases: layers '9'"),
-        ([UNFREEZE, "attention.adapters=[qk_norm]"], "without adapters"),
+        ([UNFREEZE, "attention.adapters=[low_rank]"], "without adapters"),
         ([UNFREEZE, "attention.frozen_heads={'0': 0.5}"], "attention.phases trains whole layers"),
         (["attention.penalty=1"], "attention.penalty does not apply to variant 'orthogonal'"),
         (["attention.variant=orthogonal_penalty", "attention.penalty=0"], "attention.penalty"),

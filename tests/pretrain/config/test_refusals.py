@@ -380,8 +380,6 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.z_loss=1e-4", "performance.cross_entropy=megatron"],
             ["model.z_loss=0.0001", "performance.cross_entropy=in_place"],
         ),
-        (["model.qk_norm=true", "attention.adapters=[qk_norm]"], ["qk_norm and undoes it"]),
-        (["model.qk_norm=true", "attention.adapters=[logit_scale]"], ["logit_scale and undoes it"]),
         (
             ["model.qk_norm=true", "attention.variant=synthesizer_random"],
             ["model.qk_norm=true", "synthesizer_random does not have"],
@@ -402,7 +400,7 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["optimizer.qk_clip=100", "attention.variant=synthesizer_random"],
             ["optimizer.qk_clip=100", "train as whole matrices"],
         ),
-        (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
+        (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian"]),
         (
             ["attention.construction=lu"],
             ["attention.construction", "'lu'", "qr, svd, householder, cayley"],

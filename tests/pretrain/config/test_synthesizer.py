@@ -82,7 +82,7 @@ def test_scores_are_bound_to_the_sequence_length_and_the_bank_seed() -> None:
         ),
         ([RANDOM, "attention.gaussian_std=1.0"], "attention.gaussian_std"),
         (
-            [RANDOM, "attention.trainable=false", "attention.adapters=[qk_norm]"],
+            [RANDOM, "attention.trainable=false", "attention.adapters=[low_rank]"],
             "attention.adapters",
         ),
     ],

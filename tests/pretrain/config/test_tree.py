@@ -28,15 +28,11 @@ def yaml_file(directory: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "variant", ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian", "gaussian_naive"]
-)
+@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"])
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
     resolve(config, 4 if name.startswith("demo") else 8)
-    assert (not config.policy.trainable) is (
-        variant in ("orthogonal", "gaussian", "gaussian_naive")
-    )
+    assert (not config.policy.trainable) is (variant in ("orthogonal", "gaussian"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_flops_unset_the_length_of_the_file_and_show_has_them() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "gaussian", "gaussian_naive"])
+@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "gaussian"])
 def test_the_yaml_of_a_configuration_is_the_same_run(
     tmp_path: Path, name: str, variant: str
 ) -> None:

@@ -25,7 +25,7 @@ from pretrain.export.modeling_ora import (
 
 TAPS = 4
 CORRECTIONS = {
-    "query": {"bias": 1, "norm": 1},
+    "query": {"bias": 1},
     "key": {"bias": 1, "taps": TAPS},
     "value": {"taps": TAPS},
 }
@@ -33,7 +33,7 @@ COMMON = {
     "vocab_size": 64,
     "layer_types": ["full_attention", "hybrid"],
     "number_of_conv_states": 2,
-    "corrections": [{"query": {"norm": 1}, "key": {}, "value": {}}, CORRECTIONS],
+    "corrections": [{"query": {"bias": 1}, "key": {}, "value": {}}, CORRECTIONS],
     "bos_token_id": 2,
     "eos_token_id": None,
     "pad_token_id": None,

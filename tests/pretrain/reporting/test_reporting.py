@@ -52,7 +52,7 @@ def test_mean_and_deviation_as_text(values: list[float], digits: int, text: str)
     [
         (None, "none", "none"),
         ([], "none", "none"),
-        (["qk_norm", "low_rank"], "qk_norm+low_rank", "qk_norm+low_rank"),
+        (["low_rank", "channel_scale"], "low_rank+channel_scale", "low_rank+channel_scale"),
         ([0.9, 0.98], "0.9+0.98", "0.9, 0.98"),
         ({"0-3": 1.0, "4-7": 0.5}, "{0-3: 1.0, 4-7: 0.5}", "{0-3: 1.0, 4-7: 0.5}"),
         ([{"at": 0.5}], "[{at: 0.5}]", "[{at: 0.5}]"),

@@ -14,7 +14,6 @@ from megatron_patches.errors import MethodError
 from pretrain.checkpoint.slices import slices_of_rank
 from pretrain.config.load import load_config
 from pretrain.config.resolved import resolve
-from pretrain.errors import UserError
 from pretrain.model.build import token_losses
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
@@ -80,39 +79,6 @@ def test_a_change_of_phase_takes_over_everything_and_lets_go_of_the_old_engine(
     engine = weakref.ref(phased.engine)
     phased.close()
     assert engine() is None
-
-
-def test_rows_are_frozen_as_the_nearest_orthonormal_ones(context: ParallelContext) -> None:
-    """Each head has its own; rows of other layers, and weights that train on, stay."""
-    phases = "[{at: 0.3, freeze: 1, orthonormal: true}]"
-    phased = opened(context, **{**FREEZES, "attention__phases": phases})
-    train(phased)
-    name = "decoder.layers.{}.self_attention.linear_qkv.trained_query_key"
-    before = TrainingState.of(phased.engine).weights
-    phased.orthonormalise(4)
-    assert phased.enter(4)
-    after = TrainingState.of(phased.engine).weights
-    changed = [key for key, weight in before.items() if not torch.equal(weight, after[key])]
-    assert changed == [name.format(1)]
-    head_dim = phased.engine.module.decoder.layers[1].self_attention.linear_qkv.head_dim
-    heads = [
-        weights[changed[0]].double().unflatten(0, (-1, head_dim)) for weights in (before, after)
-    ]
-    left, values, right = torch.linalg.svd(heads[0], full_matrices=False)
-    nearest = values.mean(dim=1)[:, None, None] * (left @ right)
-    assert (heads[1] - nearest).abs().max() < 1e-7 < (heads[0] - nearest).abs().max()
-    phased.close()
-
-
-def test_rows_without_nearest_orthonormal_ones_stop_the_training(context: ParallelContext) -> None:
-    phases = "[{at: 0.3, freeze: 1, orthonormal: true}]"
-    phased = opened(context, **{**FREEZES, "attention__phases": phases})
-    rows = phased.engine.module.decoder.layers[1].self_attention.linear_qkv.trained_query_key
-    with torch.no_grad():
-        rows[1] = rows[0]
-    with pytest.raises(UserError, match="a head of layer 1 are linearly dependent"):
-        phased.orthonormalise(4)
-    phased.close()
 
 
 def test_rows_that_freezing_changes_stop_the_training(
