@@ -18,7 +18,7 @@ from pathlib import Path
 from docs.figures.svg import Scale, drawing, line, scale, text
 from laboratory.results import equal_cost
 from laboratory.results.equal_cost import DENSE, MULTI_QUERY
-from laboratory.results.figures import table
+from laboratory.results.tables import table
 from pretrain.api import paired_gaps
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

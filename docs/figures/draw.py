@@ -16,7 +16,7 @@ from pathlib import Path
 
 from docs.figures import contrasts
 from docs.figures.svg import circle, drawing, line, scale, text
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 HERE = Path(__file__).resolve().parent
 LAYOUTS = HERE / "layouts.json"

@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
@@ -54,7 +54,7 @@ CODE = dict.fromkeys(
     ("**/*.py",),
 )
 """The same of another kind of text."""
-TEXTS = {"documentation": DOCUMENTATION, "code": CODE}
+TEXTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"documentation": DOCUMENTATION, "code": CODE}
 SHORTEST = 200
 """Characters of the shortest document: less is an index or a redirection."""
 
@@ -87,7 +87,7 @@ def make(directory: Path, kind: str = "documentation") -> None:
         if shutil.which(program) is None:
             sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
     directory.mkdir(parents=True)
-    record: dict[str, Any] = {}
+    record = {}
     with tempfile.TemporaryDirectory() as temporary:
         for package, patterns in TEXTS[kind].items():
             place = Path(temporary, package)

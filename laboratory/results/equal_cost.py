@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laboratory.api import paired_gaps
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 RUNS = RESULTS / "modern" / "runs.csv"
 DENSE, MULTI_QUERY = "vanilla_conv4", "multi_query_conv4"

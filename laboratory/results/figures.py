@@ -12,7 +12,6 @@ derived one.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import re
@@ -43,24 +42,18 @@ from laboratory.reporting.plots import (
     style_of,
     write_figures,
 )
+from laboratory.results.tables import RESULTS, table
 from laboratory.runs.finished import FinishedRun, ModelSize, StateBytes
 from laboratory.study.gaps import NATS, PairedGap, adjust, paired_gap
 from laboratory.study.seeds import Groups
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import spread
 
-RESULTS = Path("docs/results")
 DERIVED = ("validation_loss.", "validation_perplexity.", "perplexity.", "gap.")
 """Columns of variants.csv that runs.csv gives; the others are of the runs' records."""
 POINTS = 100
 """Points of a run's curve in curves.csv, at evenly spaced tokens."""
 Row = Mapping[str, str]
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def rebuilt(folder: Path) -> Comparison:

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from laboratory.reporting.plots import group_style, label, legend_below, new_figure
-from laboratory.results.figures import RESULTS, table
+from laboratory.results.tables import RESULTS, table
 
 SCORES = RESULTS / "modern" / "scores" / "scores.csv"
 TOLERANCE = 0.01

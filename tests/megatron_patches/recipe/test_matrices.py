@@ -81,7 +81,7 @@ def test_muon_takes_the_layers_matrices_and_keeps_one_momentum() -> None:
 
 def test_each_kind_of_weight_has_its_rate() -> None:
     rates = {"embedding": 0.1, "output": 0.02, "vector": 0.004}
-    changes = [f"optimizer.{kind}_learning_rate={rate}" for kind, rate in rates.items()]
+    changes = [f"optimizer.muon.{kind}_learning_rate={rate}" for kind, rate in rates.items()]
     changes += ["optimizer.kind=muon", "optimizer.learning_rate=0.01"]
     changes += ["optimizer.learning_rate_factors={'*input_layernorm*': 3}"]
     config = load_config("demo", [*changes, "model.tied_embeddings=false"])
