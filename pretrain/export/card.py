@@ -101,7 +101,8 @@ def _frozen(facts: Mapping[str, Any]) -> str:
             "Query and Key rows that were trained and then frozen are named in `export.json` "
             "(`frozen_rows`), with their digests."
         )
-    return "## Frozen weights\n\nNone: every weight was trained."
+    if not sentences:
+        return "## Frozen weights\n\nNone: every weight was trained."
     if folded:
         sentences.append(
             f"The trained corrections ({', '.join(folded)}) are folded into rows: they are not the "
