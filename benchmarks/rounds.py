@@ -69,7 +69,9 @@ def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
     Returns:
         `median`, and the quartiles `low` and `high`.
     """
-    ratios = [one / other for one, other in zip(mine, base, strict=True)]
+    ratios = [
+        mine_seconds / base_seconds for mine_seconds, base_seconds in zip(mine, base, strict=True)
+    ]
     ratios = ratios if len(ratios) > 1 else 2 * ratios  # quartiles need two
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high}

@@ -173,11 +173,11 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
     patience = PATIENCE_ON_CPU if context.small else 1
     entry: dict[str, Any]
     try:
-        found = stage.work(
+        result = stage.work(
             replace(context, until=min(context.until, started + patience * stage.seconds))
         )
-        state = "ok" if all(found.checks.values()) else "failed"
-        entry = {"state": state, "checks": found.checks, "found": found.values}
+        state = "ok" if all(result.checks.values()) else "failed"
+        entry = {"state": state, "checks": result.checks, "found": result.values}
     except StageError as error:
         entry = {"state": "failed", "error": str(error)}
     except Exception:

@@ -65,16 +65,16 @@ def parity(context: StageContext) -> StageResult:
 
     with ThreadPoolExecutor(context.at_once) as pool:
         curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     checks: dict[str, bool] = {}
     for variant in variants:
         cpu, gpu = curves[variant, "cpu"], curves[variant, "auto"]
         if isinstance(cpu, str) or isinstance(gpu, str):
-            found[variant] = {"cpu": cpu, "gpu": gpu}
+            values[variant] = {"cpu": cpu, "gpu": gpu}
             checks[variant] = False
             continue
-        apart = [abs(one - other) for one, other in zip(cpu, gpu, strict=True)]
-        found[variant] = {
+        apart = [abs(cpu_loss - gpu_loss) for cpu_loss, gpu_loss in zip(cpu, gpu, strict=True)]
+        values[variant] = {
             "first": apart[0],
             "largest": max(apart),
             "last": apart[-1],
@@ -82,7 +82,7 @@ def parity(context: StageContext) -> StageResult:
             "gpu": gpu,
         }
         checks[variant] = max(apart) <= SAME_LOSS
-    return StageResult(found, checks)
+    return StageResult(values, checks)
 
 
 def resume(context: StageContext) -> StageResult:
@@ -177,8 +177,8 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
 
 
 def _manifest(context: StageContext) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
-    return found
+    manifest: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
+    return manifest
 
 
 def records(context: StageContext, name: str) -> list[dict[str, Any]]:
@@ -189,8 +189,8 @@ def records(context: StageContext, name: str) -> list[dict[str, Any]]:
         name: of the run.
     """
     lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
-    found = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
-    return [found[step] for step in sorted(found)]
+    by_step = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def column(context: StageContext, name: str, tag: str) -> list[float]:

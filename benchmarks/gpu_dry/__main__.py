@@ -92,8 +92,8 @@ def main() -> int:
     """Count the designs that are named, or all; return 1 if a bound is passed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry")
     parser.add_argument("names", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
-    what = "print what each count consists of"
-    parser.add_argument("--places", action="store_true", help=what)
+    places_help = "print what each count consists of"
+    parser.add_argument("--places", action="store_true", help=places_help)
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_this_process:
@@ -138,8 +138,8 @@ def tell(design: Design) -> NoReturn:
         _run_steps(gpu, context, design)
         counts = [round(gpu.costs.total(kind)) for kind in KINDS]
         places = [
-            f"  {kind}: {times:.0f} {what}"
-            for (kind, what), times in sorted(gpu.costs.found.items())
+            f"  {kind}: {times:.0f} {cause}"
+            for (kind, cause), times in sorted(gpu.costs.found.items())
         ]
     print(f"\n{MARK}{json.dumps([counts, places])}", flush=True)
     os._exit(0)  # no library may tidy up what was never there
@@ -171,7 +171,7 @@ def load_guard() -> None:
     includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        own = library.with_suffix(f".{os.getpid()}")
+        unfinished = library.with_suffix(f".{os.getpid()}")
         command = [
             os.environ.get("CXX", "g++"),
             "-shared",
@@ -181,8 +181,8 @@ def load_guard() -> None:
             str(source),
             *includes,
         ]
-        subprocess.run([*command, "-o", str(own)], check=True)
-        own.rename(library)
+        subprocess.run([*command, "-o", str(unfinished)], check=True)
+        unfinished.rename(library)
     for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
@@ -286,7 +286,7 @@ def put_in_place(gpu: Any) -> None:
             scale=scale,
         )[0]
 
-    def compared_orders(own: Any) -> None:
+    def compared_orders(ints: Any) -> None:
         gpu.costs.add("host wait", "rank 0's order", times=2)
 
     def rng_state(**asked: Any) -> Any:

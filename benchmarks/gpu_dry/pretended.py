@@ -51,11 +51,11 @@ class Costs(TorchDispatchMode):
             what: in words.
             times: how often, or how much.
         """
-        self.found[kind, f"{what} at {_place()}"] += times  # type: ignore[assignment]
+        self.found[kind, f"{what} at {_innermost_line()}"] += times  # type: ignore[assignment]
 
     def total(self, kind: str) -> float:
         """Return the count of one kind over all places."""
-        return sum(count for (own, _), count in self.found.items() if own == kind)
+        return sum(count for (counted_kind, _), count in self.found.items() if counted_kind == kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -122,11 +122,13 @@ class PretendedGpu(contextlib.ExitStack):
         def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in moved:
                 with self.fake:
-                    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+                    pretended = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
                     if isinstance(tensor, torch.nn.Parameter):
-                        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-                made.__dict__.update(vars(tensor))
-                moved[id(tensor)] = made
+                        pretended = torch.nn.Parameter(
+                            pretended, requires_grad=tensor.requires_grad
+                        )
+                pretended.__dict__.update(vars(tensor))
+                moved[id(tensor)] = pretended
             return moved[id(tensor)]
 
         for module in model.modules():
@@ -134,10 +136,15 @@ class PretendedGpu(contextlib.ExitStack):
                 for name, tensor in store.items():
                     moved_to = None if tensor is None else on_gpu(tensor)
                     store[name] = moved_to  # type: ignore[assignment]
-            own = vars(module)
-            for store in (own, *(each for name, each in own.items() if name == "head_orders")):
+            attributes = vars(module)
+            for store in (
+                attributes,
+                *(value for name, value in attributes.items() if name == "head_orders"),
+            ):
                 store |= {
-                    k: on_gpu(each) for k, each in store.items() if isinstance(each, torch.Tensor)
+                    k: on_gpu(value)
+                    for k, value in store.items()
+                    if isinstance(value, torch.Tensor)
                 }
 
 
@@ -223,7 +230,7 @@ def _stand_in(costs: Costs) -> None:
     tensor.record_stream = answering(None)
 
 
-def _place() -> str:
+def _innermost_line() -> str:
     """Name the innermost line outside torch and this file, as `file:line`."""
     for frame in reversed(traceback.extract_stack(limit=40)):
         if "/torch/" not in frame.filename and frame.filename != __file__:

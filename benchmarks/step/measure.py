@@ -168,13 +168,13 @@ def build_in_time(
             if spent > TO_BUILD * arguments.seconds:
                 left_out.append(name)
                 continue
-            before = start_of_peak()
+            held_bytes = start_of_peak()
             contenders[name] = build_contender(
                 kind, settings, arguments.shape, layout=layout, context=context
             )
             take_first_step(name, contenders[name], batches(arguments.shape, context)())
             if torch.cuda.is_available():
-                peak_bytes[name] = torch.cuda.max_memory_allocated() - before
+                peak_bytes[name] = torch.cuda.max_memory_allocated() - held_bytes
             if context.is_first:
                 print(f"{time.monotonic() - started:.0f} s: {name} is built", flush=True)
     return contenders, peak_bytes, left_out
@@ -265,7 +265,7 @@ def measure(
     times = take_turns(contenders, batch, steps, CLOCKS[clock], wait=waiting(context))
     theory = benchmark_config(shape, ORDINARY, layout).shape
     full = model_flops_per_token(theory)
-    own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
+    variants = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {
         "shape": str(shape),
         "recipe": shape.recipe,
@@ -280,7 +280,7 @@ def measure(
         "rounds": steps,
         "flops_saved": {
             name: 1 - executed_flops_per_token(theory, VARIANTS[name]) / full
-            for name in sorted(own - {ORDINARY})
+            for name in sorted(variants - {ORDINARY})
         },
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "mfu": {
@@ -294,9 +294,9 @@ def measure(
     first = next((name for name in times if name != "plain"), "plain")
     for base in ("plain", first):
         if base in times and len(times) > 1:
-            others = {name: values for name, values in times.items() if name != base}
+            compared = {name: values for name, values in times.items() if name != base}
             report["ratio"][base] = {
-                name: ratio(values, times[base]) for name, values in others.items()
+                name: ratio(values, times[base]) for name, values in compared.items()
             }
     return report
 
@@ -338,10 +338,10 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"theory: {name} executes {saved:.1%} fewer FLOPs than {ORDINARY}")
     for base, ratios in report["ratio"].items():
         print(f"\n{f'step time / {base}':{wide}}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
-        for name, found in ratios.items():
-            quartiles = f"{found['low']:.3f} – {found['high']:.3f}"
+        for name, spread in ratios.items():
+            quartiles = f"{spread['low']:.3f} – {spread['high']:.3f}"
             milliseconds = 1e3 * report["seconds"][name]
-            print(f"{name:{wide}}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
+            print(f"{name:{wide}}{spread['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
     print(f"\n{'ms by part':{wide}}" + "".join(f"{part:>12}" for part in PARTS))
     for name, parts in report["parts"].items():
         print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))

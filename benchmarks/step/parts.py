@@ -34,30 +34,30 @@ def seconds_by_part(
         The median seconds of each of PARTS.
     """
 
-    def here() -> float:
+    def device_time() -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return now()
 
     last = [0.0]  # when autograd had the last gradient of a backward pass; then comes reduction
     hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda _: last.__setitem__(0, here()))
+        parameter.register_post_accumulate_grad_hook(lambda _: last.__setitem__(0, device_time()))
         for parameter in contender.model.parameters()
         if parameter.requires_grad
     ]
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
         wait()
-        marks = [here()]
+        marks = [device_time()]
         tokens = batch()
-        marks.append(here())
+        marks.append(device_time())
         loss = contender.forward(tokens)
-        marks.append(here())
+        marks.append(device_time())
         contender.backward(loss)
         # Gradients that are reduced while others are still being made count as backward.
-        marks += [last[0], here()]
+        marks += [last[0], device_time()]
         contender.update()
-        marks.append(here())
+        marks.append(device_time())
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             seconds[part].append(end - begin)
     for hook in hooks:
@@ -85,10 +85,10 @@ def seconds_by_kernel(
         ProfilerActivity.CPU,
         *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
     ]
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as profiler:
         for _ in range(rounds):
             contender.backward(contender.forward(batch()))
             contender.update()
     return {
-        group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()
+        group: spent / rounds for group, spent in seconds_by_class(profiler.key_averages()).items()
     }

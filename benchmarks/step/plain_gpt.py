@@ -34,7 +34,7 @@ class Matrices(nn.Module):
         super().__init__()
         self.sizes = list(sizes)
         rows = self.sizes if apart else [sum(sizes)]
-        self.weights = nn.ParameterList(torch.empty(one, width) for one in rows)
+        self.weights = nn.ParameterList(torch.empty(row_count, width) for row_count in rows)
 
     def forward(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the outputs `[…, size]`, one of each matrix, of an input `[…, width]`."""
@@ -152,15 +152,17 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
     matrices: list[torch.Tensor] = []
     of_kind = settings.of_kind
     if isinstance(of_kind, Muon):
-        named = {name: one for name, one in model.named_parameters() if "blocks." in name}
-        matrices = [one for one in named.values() if one.ndim == 2]
-        own = {id(one) for one in matrices}
+        layer_weights = {
+            name: weight for name, weight in model.named_parameters() if "blocks." in name
+        }
+        matrices = [weight for weight in layer_weights.values() if weight.ndim == 2]
+        muon_ids = {id(weight) for weight in matrices}
         for group in groups:
-            group["params"] = [one for one in group["params"] if id(one) not in own]
+            group["params"] = [weight for weight in group["params"] if id(weight) not in muon_ids]
     adamw: dict[str, Any] = {"lr": rate, "betas": settings.betas, "eps": settings.eps}
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **adamw, fused=True)]
     if isinstance(of_kind, Muon):
-        made.append(
+        optimizers.append(
             torch.optim.Muon(
                 matrices,
                 lr=rate,
@@ -171,7 +173,7 @@ def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optim
                 adjust_lr_fn=SCALES[of_kind.update_scale],
             )
         )
-    return made
+    return optimizers
 
 
 SCALES = {"match_adamw": "match_rms_adamw", "spectral": "original"}
