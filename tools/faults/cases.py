@@ -122,13 +122,13 @@ class Cases:
         if case.fault in DAMAGE:
             end = self._damaged(outcome, directory)
         elif case.fault in STORAGE:
-            after = int(case.place * reference.bytes_written * _share_left(half))
+            after = int(case.offset * reference.bytes_written * _share_left(half))
             end = self._without_room(outcome, directory, after, on_disk=on_disk)
         else:
             first = half.step + 1 if half is not None else 1
             disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
             end = self._disturbed(outcome, directory, disturb)
-        outcome.left += [f"left by the first start: {each}" for each in end.left]
+        outcome.left += [f"left by the first start: {item}" for item in end.left]
         if end.hung:
             outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
         if case.fault is Fault.CLOCK_BACK:
@@ -209,7 +209,7 @@ class Cases:
         case = outcome.case
         more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
         end = self._start(case.then, directory / "resumed.log", more)
-        outcome.left += [f"left by the next start: {each}" for each in end.left]
+        outcome.left += [f"left by the next start: {item}" for item in end.left]
         if end.hung or end.code != 0:
             how = "hung" if end.hung else f"exit code {end.code}: {_last_line(end)}"
             outcome.different.append(f"does not go on ({how})")
@@ -268,7 +268,7 @@ def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
     """Return the bytes of the disk: the run's files and a share of the space it still needs."""
     has = size_on_disk(half.run) if half is not None else 0
     needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
-    return has + PAGE + int(case.place * max(0, needs - has))
+    return has + PAGE + int(case.offset * max(0, needs - has))
 
 
 def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:

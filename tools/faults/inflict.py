@@ -107,8 +107,8 @@ def lines_in(path: Path) -> int:
 
 def unfinished_checkpoints(run: Path) -> list[Path]:
     """The checkpoints without a marker, but for those that a start has kept aside."""
-    found = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
-    return [path for path in found if not (path / "COMPLETE").exists()]
+    checkpoints = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
+    return [path for path in checkpoints if not (path / "COMPLETE").exists()]
 
 
 def build_shim(directory: Path) -> Path | None:
@@ -225,11 +225,11 @@ def damage(checkpoint: Path, case: Case) -> Path:
         if case.whole_family:
             file.unlink()
         else:
-            os.truncate(file, int(case.place * file.stat().st_size))
+            os.truncate(file, int(case.offset * file.stat().st_size))
         return file
     files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
     file = files[int(case.file * len(files))]
-    at = int(case.place * file.stat().st_size)
+    at = int(case.offset * file.stat().st_size)
     if case.fault is Fault.CUT:
         os.truncate(file, at)
         return file

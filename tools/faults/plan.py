@@ -94,7 +94,7 @@ class Case:
         rank: which rank, for faults of one.
         whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends them.
             SIGHUP meets ranks and launcher, else the launcher. The display is that of errors too.
-        place: which byte: of all that a run writes, or of a file of the checkpoint.
+        offset: Which byte: of all that a run writes, or of a file of the checkpoint.
         file: which file of the checkpoint.
         bit: which bit of that byte.
         then: the layout at which the run goes on.
@@ -110,7 +110,7 @@ class Case:
     within: float
     rank: int
     whole_family: bool
-    place: float
+    offset: float
     file: float
     bit: int
     then: Layout
@@ -145,7 +145,7 @@ def draw(seed: int, number: int) -> Case:
         within=chance.random(),
         rank=chance.randrange(layout.ranks),
         whole_family=chance.random() < 0.5,
-        place=chance.random(),
+        offset=chance.random(),
         file=chance.random(),
         bit=chance.randrange(8),
         then=then if fault is Fault.OTHER_LAYOUT else layout,

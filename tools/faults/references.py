@@ -119,11 +119,11 @@ class References:
         return Half(run, max(logged_steps(run)))
 
 
-def _require(end: End, what: str, run: Path, state: str) -> None:
-    said = f"{what} ended with exit code {end.code} after {end.seconds:.0f} s:"
-    assert end.code == 0 and not end.hung, f"{said}\n{end.output}\n{end.errors}"
-    assert (run / "state").read_text() == f"{state}\n", f"{what} is not {state}"
-    assert not end.left, f"{what} has left {', '.join(end.left)}"
+def _require(end: End, title: str, run: Path, state: str) -> None:
+    sentence = f"{title} ended with exit code {end.code} after {end.seconds:.0f} s:"
+    assert end.code == 0 and not end.hung, f"{sentence}\n{end.output}\n{end.errors}"
+    assert (run / "state").read_text() == f"{state}\n", f"{title} is not {state}"
+    assert not end.left, f"{title} has left {', '.join(end.left)}"
 
 
 def size_on_disk(directory: Path) -> int:

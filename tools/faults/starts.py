@@ -91,9 +91,11 @@ class Start:
         """Remember at which ports its processes listen now."""
         for process in self.family():
             with suppress(psutil.Error):
-                found = process.net_connections(kind="tcp")
+                connections = process.net_connections(kind="tcp")
                 self.ports |= {
-                    each.laddr.port for each in found if each.status == psutil.CONN_LISTEN
+                    connection.laddr.port
+                    for connection in connections
+                    if connection.status == psutil.CONN_LISTEN
                 }
 
     def family(self) -> list[psutil.Process]:
@@ -102,14 +104,14 @@ class Start:
 
     def until(self, condition: Callable[[], bool]) -> bool:
         """Wait for it; False if the start ends or its time is over before."""
-        before = time.monotonic()
+        last_look = time.monotonic()
         while self.alive and self.waited < LONGEST_START:
             if condition():
                 return True
             time.sleep(POLL_SECONDS)
             # A machine that stood still itself has waited for nobody.
-            self.waited = self.waited + min(1.0, time.monotonic() - before)
-            before = time.monotonic()
+            self.waited = self.waited + min(1.0, time.monotonic() - last_look)
+            last_look = time.monotonic()
         return False
 
 
@@ -249,15 +251,15 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
 
 def _listening(mark: str) -> set[int]:
     """Return ports at which a process listens, but for other starts': these may have got them."""
-    found = set()
-    for each in psutil.net_connections(kind="tcp"):
-        if each.status == psutil.CONN_LISTEN:
-            owner = each.pid
+    ports = set()
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            owner = connection.pid
             with suppress(psutil.Error, OSError):
                 if owner is not None and psutil.Process(owner).environ().get(MARK) != mark:
                     continue
-            found.add(each.laddr.port)
-    return found
+            ports.add(connection.laddr.port)
+    return ports
 
 
 def _shared_files() -> set[str]:
@@ -269,7 +271,7 @@ def _mapped() -> set[str]:
     used: set[str] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            paths = [each.path for each in process.memory_maps()]
-            paths += [each.path for each in process.open_files()]
+            paths = [mapping.path for mapping in process.memory_maps()]
+            paths += [file.path for file in process.open_files()]
             used |= {Path(path).name for path in paths if path.startswith(f"{SHARED_MEMORY}/")}
     return used

@@ -88,10 +88,11 @@ def recorded(path: Path) -> list[Outcome]:
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines))
     entries = [json.loads(line) for line in lines]
-    own = {(entry["seed"], entry["case"]): entry for entry in entries}
-    names = [each.name for each in fields(Outcome) if each.name != "case"]
+    by_case = {(entry["seed"], entry["case"]): entry for entry in entries}
+    names = [field.name for field in fields(Outcome) if field.name != "case"]
     return [
-        Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)
+        Outcome(draw(*case), **{name: by_case[case][name] for name in names})
+        for case in sorted(by_case)
     ]
 
 
@@ -105,11 +106,11 @@ def put_into(page: Path, text: str) -> None:
     Raises:
         ValueError: it has not got them.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    head, begin, rest = page.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} lacks {BEGIN} or {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    page.write_text(f"{head}{BEGIN}\n{text}{END}{tail}")
 
 
 def commit() -> str:
