@@ -118,14 +118,14 @@ def try_(
             f"give {LEAST_BYTES / 1e3:g} kB at least"
         )
     cores = usable_cores()
-    given = _given(settings)
-    planned, *options = plan_sizes(size, cores, minutes, given.get(VOCAB_SIZE))
-    of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
+    overrides = _parse_settings(settings)
+    planned, *options = plan_sizes(size, cores, minutes, overrides.get(VOCAB_SIZE))
+    of_tokenizer, of_shards = ((*words, f"--text-key={text_key}") for words in options)
     # A file that is no text, or damaged, is named and left out.
     of_tokenizer += ("--allow-damaged",)
     of_shards += ("--allow-damaged", "--max-reject-rate=1")
     jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    both = planned | given
+    both = planned | overrides
     designs = (next(iter(_designs())), design)
     # The other steps refuse a table without the text's column, so they get the files beside it.
     trial = Trial(
@@ -139,8 +139,8 @@ def try_(
         settings=both,
     )
     amount = f"{len(read)} file{'s' if len(read) > 1 else ''}, {size / 1e6:,.1f} MB"
-    said = f"{amount}; {cores} cores, about {minutes:g} minutes"
-    run_trial(trial, out, "\n".join([said, *remarks]))
+    summary = f"{amount}; {cores} cores, about {minutes:g} minutes"
+    run_trial(trial, out, "\n".join([summary, *remarks]))
 
 
 def demo(
@@ -157,7 +157,7 @@ def demo(
     """
     from pretrain.config.load import load_config
 
-    given = _given(settings)
+    overrides = _parse_settings(settings)
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
     designs = (next(iter(_designs())), load_config("demo").attention.variant)
     trial = Trial(
@@ -166,14 +166,14 @@ def demo(
         designs=designs,
         jobs=1,
         local_ranks=4,
-        of_tokenizer=(f"--vocab-size={given.get(VOCAB_SIZE, 4096)}",),
-        settings=placed | given,
+        of_tokenizer=(f"--vocab-size={overrides.get(VOCAB_SIZE, 4096)}",),
+        settings=placed | overrides,
     )
-    what = "the documentation in this Python, 2.4 MB; three minutes on two cores"
-    run_trial(trial, out, what, training)
+    summary = "the documentation in this Python, 2.4 MB; three minutes on two cores"
+    run_trial(trial, out, summary, training)
 
 
-def _given(settings: Sequence[str] | None) -> dict[str, Any]:
+def _parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return {key: value} of --set.
 
     Raises:
@@ -181,13 +181,13 @@ def _given(settings: Sequence[str] | None) -> dict[str, Any]:
     """
     from pretrain.config.sources import parse_overrides
 
-    given = dict(parse_overrides(settings or []))
+    overrides = dict(parse_overrides(settings or []))
     for key in PLACES:
-        if key in given:
+        if key in overrides:
             raise UserError(f"--set {key}: --out places everything; leave it out")
-    if not isinstance(given.get(VOCAB_SIZE, 1), int):
-        raise UserError(f"--set {VOCAB_SIZE}={given[VOCAB_SIZE]}: give a whole number")
-    return given
+    if not isinstance(overrides.get(VOCAB_SIZE, 1), int):
+        raise UserError(f"--set {VOCAB_SIZE}={overrides[VOCAB_SIZE]}: give a whole number")
+    return overrides
 
 
 def survey(
@@ -232,12 +232,14 @@ def survey(
                 raise
             tables += 1
             lost[file.name] = PassedOver(file.name, "no column of the text")
-    known = {f"`{key}`": count for key, count in keys.most_common() if key}
-    one = len(known) == 1
-    listed = " and ".join(known if one else [f"{key} (of {n})" for key, n in known.items()])
-    said = [f"text is read from the key{'' if one else 's'} {listed}"] if known else []
+    key_counts = {f"`{key}`": count for key, count in keys.most_common() if key}
+    single = len(key_counts) == 1
+    listed = " and ".join(
+        key_counts if single else [f"{key} (of {n})" for key, n in key_counts.items()]
+    )
+    sentences = [f"text is read from the key{'' if single else 's'} {listed}"] if key_counts else []
     read = [file for file in files if file.name not in lost]
-    return read, [*said, *describe(lost.values())], tables
+    return read, [*sentences, *describe(lost.values())], tables
 
 
 def linked(files: Sequence[InputFile], out: Path) -> Path:
@@ -338,9 +340,9 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     from pretrain.config.sources import override_text
 
     grid = _grid(trial, out)
-    said = _said(trial, grid)
+    sentence = _training_sentence(trial, grid)
     plan = _write_grid(grid, out)
-    typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command continues in {out}/")
+    typer.echo(f"text: {what}\n{sentence}\nCtrl-C stops; the same command continues in {out}/")
     texts = trial.texts
     shards = str(out / "shards")
     prefix = out / "tokenizer"
@@ -348,12 +350,12 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     step = partial(_step, SignalRelay().install())
     if trial.name == "demo":
         step("text", "data_pipeline demo-corpus", *texts)
-    made = (f"--out={prefix}", *trial.of_tokenizer)
+    tokenizer_options = (f"--out={prefix}", *trial.of_tokenizer)
     step(
         "1/4 tokenizer",
         "data_pipeline train-tokenizer",
         *texts,
-        *made,
+        *tokenizer_options,
         remedy=f"where that size is too high, give --set {VOCAB_SIZE}=N and another --out",
     )
     into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
@@ -392,8 +394,8 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
         if trial.designs.count(name) > 1:
             raise UserError(f"--design {name} is what the others are compared with; choose another")
         if name not in entries:
-            known = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
-            raise UserError(f"--design {name} is none of the grid {DESIGNS}{known}")
+            hint = did_you_mean(name, entries) or f"; there are {', '.join(entries)}"
+            raise UserError(f"--design {name} is none of the grid {DESIGNS}{hint}")
         for key in trial.settings.keys() & entries[name].keys():
             raise UserError(
                 f"--set {key}: --design chooses it, or {name} has its own; leave it out"
@@ -427,7 +429,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
     return path
 
 
-def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
+def _training_sentence(trial: Trial, grid: Mapping[str, Any]) -> str:
     """Return what will be trained, in one sentence."""
     from pretrain.config.load import load_config
     from pretrain.config.sources import override_text
@@ -493,6 +495,6 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str, remedy: 
         typer.echo(f"{stopped_by}: stopped; the same command continues from here")
         raise typer.Exit(128 + signals.received[0])
     if process.returncode:
-        said = f"this step failed: python {shlex.join(command[1:])}"
-        typer.echo(f"{said}; {remedy}" if remedy else said, err=True)
+        sentence = f"this step failed: python {shlex.join(command[1:])}"
+        typer.echo(f"{sentence}; {remedy}" if remedy else sentence, err=True)
         raise typer.Exit(process.returncode if process.returncode > 0 else 1)

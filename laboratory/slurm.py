@@ -69,17 +69,17 @@ def sweep_runs(
         answer(waiting[:1])
         raise typer.Exit
 
-    given = parse_overrides(overrides or [])
+    override_pairs = parse_overrides(overrides or [])
     share = slice(task, None, num_tasks)
     if question is None:
-        answer(plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[share])
+        answer(plan_sweep(read_grid(grid), None, override_pairs, ranks_of, check_data=True)[share])
         return
     from laboratory.sweep.trial import Trial, carry_out
 
     asked = Trial.of(
         read_grid(grid),
         base=None,
-        overrides=given,
+        overrides=override_pairs,
         ranks_of=ranks_of,
         question=question.value,
         margin=margin,

@@ -51,13 +51,13 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
                 f"--subject {name} is not needed: attention settings tell variants apart "
                 "without it; leave it out"
             )
-        known = [settings_of(run) | _facts(run) for run in runs]
-        if not any(name in values for values in known):
+        settings_by_run = [settings_of(run) | _facts(run) for run in runs]
+        if not any(name in values for values in settings_by_run):
             raise UserError(
                 f"--subject {name} is nothing these runs have; give a config key (section.key) or "
                 f"one of {', '.join(_facts(runs[0]))}"
             )
-        values = [values.get(name) for values in known]
+        values = [values.get(name) for values in settings_by_run]
         if len({setting_text(value) for value in values}) == 1:
             raise UserError(
                 f"--subject {name} is {setting_text(values[0])} in every run; leave it out"
@@ -68,8 +68,8 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
 
 def common_flops(runs: Sequence[FinishedRun]) -> int | None:
     """Return the `schedule.flops` that every run was given as its length; None if it was not so."""
-    given = {run.config.get("schedule", {}).get("flops") for run in runs}
-    return given.pop() if len(given) == 1 else None
+    flops = {run.config.get("schedule", {}).get("flops") for run in runs}
+    return flops.pop() if len(flops) == 1 else None
 
 
 def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[str]:
@@ -80,13 +80,13 @@ def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[
         labels: name of the variant of each run, which stands for its shape too.
     """
     shapes = [_shape(run.config["model"]) for run in runs]
-    found = set()
+    differing = set()
     for name in shapes[0]:
         values = [setting_text(shape[name]) for shape in shapes]
         one_of_each = len(set(zip(labels, values, strict=True))) == len(set(labels))
         if one_of_each and len(set(values)) > 1:
-            found.add(name)
-    return found
+            differing.add(name)
+    return differing
 
 
 def refuse_incomparable(
@@ -148,7 +148,7 @@ def _follows(
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
     """Return the held-out tokens of a source that a run's validation takes at most."""
     data = [run.config["data"] for run in runs]
-    return {own["validation_samples"] * own["sequence_length"] for own in data}
+    return {settings["validation_samples"] * settings["sequence_length"] for settings in data}
 
 
 def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
@@ -188,15 +188,15 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the model's shape, by the keys that the configuration marks so."""
     derived = _derived(model)
-    found = {}
+    shape = {}
     for key, field in ModelSection.model_fields.items():
         if setting_of(field).shape:
             value = model.get(key)
             default = derived.get(f"model.{key}", field.default)
-            found[f"model.{key}"] = default if value is None else value
+            shape[f"model.{key}"] = default if value is None else value
     if model["position_embedding"] != "rope":
-        found["model.rotary_base"] = None
-    return found
+        shape["model.rotary_base"] = None
+    return shape
 
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
@@ -227,7 +227,9 @@ def settings_notes(
         keys -= _LENGTHS
     notes = []
     for key in sorted(keys):
-        places = _places(groups, {path: own.get(key) for path, own in settings.items()})
+        places = _places(
+            groups, {path: run_settings.get(key) for path, run_settings in settings.items()}
+        )
         if len(places) > 1:
             listed = "; ".join(f"{value} in {_list(names)}" for value, names in places.items())
             notes.append(f"The runs also differ in {key}: {listed}.")
@@ -241,9 +243,12 @@ def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
         for recorded, was, step in run.earlier_settings:
             key = present_key(recorded)
             if key in KEYS and KEYS[key].method:
-                place = f"{setting_text(was)} in {run.name} up to step {step}"
-                places.setdefault(key, []).append(place)
-    return [f"{key} changed on the way: {'; '.join(own)}." for key, own in sorted(places.items())]
+                change = f"{setting_text(was)} in {run.name} up to step {step}"
+                places.setdefault(key, []).append(change)
+    return [
+        f"{key} changed on the way: {'; '.join(changes)}."
+        for key, changes in sorted(places.items())
+    ]
 
 
 def _places(groups: Groups[FinishedRun], values: Mapping[Path, Any]) -> dict[str, list[str]]:
@@ -255,8 +260,8 @@ def _places(groups: Groups[FinishedRun], values: Mapping[Path, Any]) -> dict[str
     """
     of_label: dict[str, set[str]] = {}
     for group in groups.groups:
-        own = {setting_text(values[run.path]) for run in group.runs}
-        of_label.setdefault(group.label, set()).update(own)
+        group_texts = {setting_text(values[run.path]) for run in group.runs}
+        of_label.setdefault(group.label, set()).update(group_texts)
     places: dict[str, list[str]] = {}
     for group in groups.groups:
         texts = {run.name: setting_text(values[run.path]) for run in group.runs}

@@ -126,8 +126,8 @@ def _variant(
         if match == "tokens":
             gap = paired_gap(base.name, losses, _losses(base), NATS)
         source_gaps = {
-            source: paired_gap(base.name, own, _losses(base, source), NATS)
-            for source, own in by_source.items()
+            source: paired_gap(base.name, source_losses, _losses(base, source), NATS)
+            for source, source_losses in by_source.items()
         }
     perplexities = [run.result.validation_perplexity for run in group.runs]
     return Variant(
@@ -139,7 +139,8 @@ def _variant(
         validation_loss=spread(list(losses.values())),
         validation_perplexity=spread([value for value in perplexities if value is not None]),
         perplexity_by_source={
-            key: spread([*map(perplexity, own.values())]) for key, own in by_source.items()
+            key: spread([*map(perplexity, source_losses.values())])
+            for key, source_losses in by_source.items()
         },
         gap=gap,
         source_gaps=source_gaps,
@@ -155,9 +156,11 @@ def _variant(
     )
 
 
-def _flops_ratio(own: Theory | None, base: Theory | None) -> float | None:
+def _flops_ratio(theory: Theory | None, base: Theory | None) -> float | None:
     """Return the executed FLOPs of a token over the baseline's."""
-    return own.executed_flops_per_token / base.executed_flops_per_token if own and base else None
+    return (
+        theory.executed_flops_per_token / base.executed_flops_per_token if theory and base else None
+    )
 
 
 def _trends(
@@ -182,8 +185,8 @@ def _trends(
 def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, float]:
     """Return {seed: validation loss}, of all sources or of one, without what is not finite."""
     if source is None:
-        known = {run.seed: run.result.validation_loss for run in group.runs}
-        return {seed: loss for seed, loss in known.items() if loss is not None}
+        losses = {run.seed: run.result.validation_loss for run in group.runs}
+        return {seed: loss for seed, loss in losses.items() if loss is not None}
     perplexities = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
     return {seed: math.log(value) for seed, value in perplexities.items() if value}
 
@@ -191,8 +194,8 @@ def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, f
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
     """Return notes on the number of seeds, what they allow to claim, and runs without a use."""
     notes = []
-    others = [variant for variant in variants if not variant.is_baseline]
-    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in others}
+    compared = [variant for variant in variants if not variant.is_baseline]
+    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in compared}
     few = {name: n for name, n in pairs.items() if n < FEWEST_SEEDS}
     if not pairs:
         notes.append("Only the baseline was given: there is nothing to compare it with.")
@@ -229,13 +232,13 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
         notes.append(
             f"The formulas say nothing of {which}: this version does not understand the config."
         )
-    known = [(variant, variant.theory) for variant in variants if variant.theory]
-    if phased := [variant.name for variant, theory in known if theory.phases > 1]:
+    theories = [(variant, variant.theory) for variant in variants if variant.theory]
+    if phased := [variant.name for variant, theory in theories if theory.phases > 1]:
         notes.append(
             f"Other weights of {', '.join(phased)} train in later phases: parameters and memory "
             "are those of the last phase, FLOPs the mean over all steps."
         )
-    for variant, theory in known:
+    for variant, theory in theories:
         counted = variant.cost.size.trainable_parameters
         expected = theory.size.trainable_parameters
         if expected != counted:
@@ -252,10 +255,10 @@ def _seal_sentences(
 ) -> list[str]:
     """Return what each seal beside the runs says of them, and what of seals cannot be read."""
     read = read_seals(run.path.resolve().parent for run in runs)
-    said = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
+    sentences = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
     return [
         *(
-            [sentence for sentence in said if sentence]
+            [sentence for sentence in sentences if sentence]
             or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
         ),
         *read.problems,
@@ -280,18 +283,18 @@ def _sealed_gap(
         return gap_at_end
 
     def gap_of(design: Runs, baseline: Runs, sealed: Sequence[FinishedRun]) -> PairedGap | None:
-        own = {run.path for run in sealed}
-        places = [place for place, run in enumerate(runs) if run.path in own]
-        values = {name: [of[place] for place in places] for name, of in subjects.items()}
+        sealed_paths = {run.path for run in sealed}
+        indices = [index for index, run in enumerate(runs) if run.path in sealed_paths]
+        values = {name: [by_run[index] for index in indices] for name, by_run in subjects.items()}
         sides = [
-            Group(label, "", tuple(of[seed] for seed in sorted(of)))
-            for label, of in (("design", design), ("baseline", baseline))
+            Group(label, "", tuple(by_seed[seed] for seed in sorted(by_seed)))
+            for label, by_seed in (("design", design), ("baseline", baseline))
         ]
         theories = [expected_cost(side.runs[0]) for side in sides]
         return equal_compute(
             *sides,
             match=match,
-            lengths=runs_by_length(groups, [runs[place] for place in places], values),
+            lengths=runs_by_length(groups, [runs[index] for index in indices], values),
             flops_ratio=_flops_ratio(*theories),
         ).gap
 

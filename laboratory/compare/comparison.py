@@ -84,8 +84,8 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
 def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[Any]:
     """Return the median of each field over the records, rounded; None where no record has it."""
     columns = zip(*map(astuple, records), strict=True)
-    known = [[value for value in column if value is not None] for column in columns]
-    return [round(float(np.median(values))) if values else None for values in known]
+    recorded = [[value for value in column if value is not None] for column in columns]
+    return [round(float(np.median(values))) if values else None for values in recorded]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -237,7 +237,9 @@ class Comparison:
     @property
     def sources(self) -> tuple[str, ...]:
         """Return every validated source."""
-        return tuple(sorted({key for own in self.variants for key in own.perplexity_by_source}))
+        return tuple(
+            sorted({key for variant in self.variants for key in variant.perplexity_by_source})
+        )
 
     @property
     def in_bits(self) -> bool:

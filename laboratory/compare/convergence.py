@@ -101,10 +101,10 @@ def _reach(
     hits = []
     for seed in seeds:
         target = _loss_at(base[seed].curves, fraction)
-        own = _first_at_most(runs[seed].curves, target)
+        ours = _first_at_most(runs[seed].curves, target)
         theirs = _first_at_most(base[seed].curves, target)
-        if own is not None and theirs is not None:
-            hits.append((*own, own[1] / theirs[1]))
+        if ours is not None and theirs is not None:
+            hits.append((*ours, ours[1] / theirs[1]))
     # A mean over the lucky ones would mislead.
     counted = hits if len(hits) == len(seeds) else []
     steps, tokens, ratios = (spread([hit[i] for hit in counted]) for i in range(3))

@@ -44,7 +44,11 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     return {
         "loss": lambda: loss_figure(comparison),
         "gap": lambda: gap_figure(
-            {_row_name(own): own.gap for own in comparison.variants if own.gap is not None},
+            {
+                _row_name(variant): variant.gap
+                for variant in comparison.variants
+                if variant.gap is not None
+            },
             f"{comparison.gap_to} in nats per token",
         ),
     }
@@ -114,16 +118,16 @@ def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str])
         members = [group for group in groups if group.stratum == stratum]
         curves = {group.name: _curve(group) for group in members}
         for group in members:
-            place = labels.index(group.label)
-            look = _look(place, len(labels))
+            index = labels.index(group.label)
+            look = _look(index, len(labels))
             curve = curves[group.name]
             title = f"{group.label} (n = {len(group.runs)})"
             axes[0][column].plot(curve.tokens, curve.mean, label=title, **look)
             base = comparison.groups.baseline_of(group)
             if base.name != group.name:
                 tokens, distances = curve.minus(_curve(base))
-                behind = 0 if banded else place
-                _draw_distance(axes[1][column], tokens, distances, look=look, place=behind)
+                behind = 0 if banded else index
+                _draw_distance(axes[1][column], tokens, distances, look=look, position=behind)
         _finish(list(axes[:, column]), stratum, list(curves.values()))
     if comparison.others:
         spread = f"\n({'band' if banded else 'bar at the end'}: all seeds)"
@@ -140,8 +144,8 @@ def _curve(group: Group) -> _Curve:
     losses = {}
     for run in group.runs:
         smooth = smoothed_loss(run.curves)
-        there = np.isfinite(smooth)
-        losses[run.seed] = np.interp(tokens, run.curves.tokens[there], smooth[there], left=np.nan)
+        finite = np.isfinite(smooth)
+        losses[run.seed] = np.interp(tokens, run.curves.tokens[finite], smooth[finite], left=np.nan)
     return _Curve(tokens, losses)
 
 
@@ -160,16 +164,16 @@ def _look(index: int, count: int) -> dict[str, Any]:
 
 
 def _draw_distance(
-    axes: Axes, tokens: Floats, distances: Floats, look: Mapping[str, Any], place: int
+    axes: Axes, tokens: Floats, distances: Floats, look: Mapping[str, Any], position: int
 ) -> None:
-    """Draw the mean and, of several seeds, their spread: a band, or a bar at `place` behind it."""
+    """Draw the mean, and the spread of several seeds: a band, or a bar at `position` behind it."""
     if not distances.size:
         return
     axes.plot(tokens, distances.mean(axis=0), **look)
     low = distances.min(axis=0)
     high = distances.max(axis=0)
-    if len(distances) > 1 and place:
-        _draw_bar(axes, tokens[-1] * (1 + 0.012 * place), (low[-1], high[-1]), look["color"])
+    if len(distances) > 1 and position:
+        _draw_bar(axes, tokens[-1] * (1 + 0.012 * position), (low[-1], high[-1]), look["color"])
     elif len(distances) > 1:
         axes.fill_between(tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
 

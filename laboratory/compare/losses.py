@@ -126,7 +126,8 @@ class LossComparison:
     def _gaps(self, columns: Sequence[GapColumn], *, claims: bool = False) -> Table:
         rows = [GapRow((name,), gap) for name, gap in self.gaps.items()]
         titled = [
-            replace(one, title=f"gap, {self.scale.unit}") if one is GAP else one for one in columns
+            replace(column, title=f"gap, {self.scale.unit}") if column is GAP else column
+            for column in columns
         ]
         return gap_table(("model",), rows, titled, claims=claims)
 
@@ -233,7 +234,7 @@ def compare_losses(
         files = [losses] if isinstance(losses, str | os.PathLike) else losses
         read = read_losses(files, metric, names)
         notes = _notes(read)
-        unit = unit or ("bits" if any(one.in_bits for one in read) else "nats")
+        unit = unit or ("bits" if any(loss.in_bits for loss in read) else "nats")
         losses = by_model(read)
     scale = SCALES.get(unit or "nats")
     if scale is None:
@@ -282,18 +283,18 @@ def _in_nats(
 def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -> None:
     """Refuse models that lack a seed of another: who drops pairs afterwards chooses a result."""
     for name in losses:
-        for one, other in ((name, baseline), (baseline, name)):
-            if lacking := sorted(losses[other].keys() - losses[one].keys()):
+        for model, other in ((name, baseline), (baseline, name)):
+            if lacking := sorted(losses[other].keys() - losses[model].keys()):
                 seeds = ", ".join(map(str, lacking))
                 raise UserError(
-                    f"'{one}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
+                    f"'{model}' has no loss of seed {seeds}, which '{other}' has; pairs need both: "
                     "add it, or leave the seed out of all models"
                 )
 
 
 def _notes(losses: Sequence[Loss]) -> list[str]:
     """Return what a reader must know of the files."""
-    steps = sorted({str(one.step) for one in losses if one.step not in (None, "")})
+    steps = sorted({str(loss.step) for loss in losses if loss.step not in (None, "")})
     if not losses:
         return []
     notes = [f"Metric: {losses[0].metric}" + (", its last value in each run." if steps else ".")]

@@ -290,22 +290,22 @@ def in_short(comparison: Comparison) -> list[str]:
 
 def _speed(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
     """Return speed and peak memory of the variants whose pairs were measured side by side."""
-    said = [
+    sentences = [
         f"{variant.name}: a token took {_ratio(variant.speed)} of the seconds that it took "
         f"{variant.baseline}, {len(variant.runs)} pairs of runs side by side"
         f"{_peak(comparison, variant)}."
         for variant in shown
         if variant.speed
     ]
-    others = [variant.name for variant in shown if not variant.speed]
-    if others:
-        of = f" of {', '.join(others)}" if said else ""
-        said.append(
-            f"Speed and peak memory{of} were not measured side by side, which takes "
+    unmeasured = [variant.name for variant in shown if not variant.speed]
+    if unmeasured:
+        which = f" of {', '.join(unmeasured)}" if sentences else ""
+        sentences.append(
+            f"Speed and peak memory{which} were not measured side by side, which takes "
             f"{FEWEST_SEEDS} pairs of runs on one machine, each pair without a pause: "
             "benchmarks/step/measure.py measures a ratio."
         )
-    return said
+    return sentences
 
 
 def _ratio(ratio: Ratio) -> str:
@@ -316,8 +316,10 @@ def _ratio(ratio: Ratio) -> str:
 
 def _peak(comparison: Comparison, variant: Variant) -> str:
     """Return the peak of a device; that of a host process is an accident of its allocator."""
-    own, base = (one.cost.peak_device_bytes for one in (variant, comparison.base_of(variant)))
-    return f"; peak memory of a device {percent(own / base)}" if own and base else ""
+    peak, base_peak = (
+        side.cost.peak_device_bytes for side in (variant, comparison.base_of(variant))
+    )
+    return f"; peak memory of a device {percent(peak / base_peak)}" if peak and base_peak else ""
 
 
 def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
@@ -379,7 +381,7 @@ def _texts(texts: Sequence[ModelText]) -> list[Block]:
     blocks: list[Block] = ["## Text of the models", title]
     for prompt in dict.fromkeys(text.prompt for text in texts):
         blocks.append(f"### After “{' '.join(prompt.split())}”")
-        for text in (each for each in texts if each.prompt == prompt):
+        for text in (candidate for candidate in texts if candidate.prompt == prompt):
             longest = max([2, *(len(run) for run in re.findall("`+", text.text))])
             fence = "`" * (longest + 1)
             blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
@@ -392,7 +394,9 @@ def _prices(comparison: Comparison) -> list[str]:
     for variant in comparison.others:
         curve = variant.compute.curve if variant.compute else None
         names.setdefault(curve, []).append(variant.name)
-    sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
+    sentences = [
+        _CURVES[curve].format(", ".join(variant_names)) for curve, variant_names in names.items()
+    ]
     if not all(variant.bytes_per_token for variant in comparison.variants):
         sentences.append(
             "No bits per byte: the runs' data.json does not have the bytes of the held-out text."

@@ -186,14 +186,14 @@ def convergence_table(comparison: Comparison) -> Table:
     """Return steps and tokens to the loss that the baseline had at each share of its tokens."""
     fractions = enumerate(comparison.variants[0].reaches)
     columns = [
-        _reached(f"{share(reach.fraction)}: steps; tokens", place) for place, reach in fractions
+        _reached(f"{share(reach.fraction)}: steps; tokens", index) for index, reach in fractions
     ]
     return table_of(comparison.variants, [NAME, *columns])
 
 
-def _reached(title: str, place: int) -> Column[Variant]:
+def _reached(title: str, index: int) -> Column[Variant]:
     def cell(variant: Variant) -> str:
-        reach = variant.reaches[place]
+        reach = variant.reaches[index]
         if reach.steps is None or reach.tokens is None:
             return f"{reach.reached} of {reach.pairs} runs got there"
         text = f"{mean_sd(reach.steps, 0)}; {number(reach.tokens.mean, 0)}"
@@ -258,11 +258,11 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
         title = measure.title
         formula = measure.formula or measure.field
         if any(_number(variant.cost, measure.field) is not None for variant in variants):
-            cells = [_measured(measure, own, base, measure.digits) for own, base in pairs]
+            cells = [_measured(measure, variant, base, measure.digits) for variant, base in pairs]
             rows.append((title, *cells))
         if any(_number(variant.theory, formula) is not None for variant in variants):
             title = "· by formula" if rows and rows[-1][0] == title else f"{title}, by formula"
-            rows.append((title, *(_expected(measure, own, base) for own, base in pairs)))
+            rows.append((title, *(_expected(measure, variant, base) for variant, base in pairs)))
     return Table(("", *(variant.label for variant in variants)), rows)
 
 

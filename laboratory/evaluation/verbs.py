@@ -79,8 +79,8 @@ def tasks(
 
     Example: python -m pretrain evaluate tasks runs/* --tasks blimp,arc_easy --out tasks
     """
-    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not wanted:
+    task_names = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not task_names:
         raise UserError("--tasks names no task; give some, such as --tasks lambada_openai,arc_easy")
     refuse_unwritable(out)
     from laboratory.runs.finished import leave_out_others
@@ -106,7 +106,7 @@ def tasks(
 
     device = "cuda" if use_cuda() else "cpu"
     versions = require_harness(device)
-    measured = load_tasks(wanted, include_path, num_fewshot, limit)
+    measured = load_tasks(task_names, include_path, num_fewshot, limit)
     settings = Settings(
         batch_size=batch_size,
         device=device,

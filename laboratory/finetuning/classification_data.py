@@ -239,15 +239,15 @@ def _label(task: Task, record: Record) -> int | float:
         low, high = task.scores
         if not low <= score <= high:
             raise UserError(
-                f"{record.place}: the label of {task.name} is '{value}', not {low:g} to {high:g}"
+                f"{record.origin}: the label of {task.name} is '{value}', not {low:g} to {high:g}"
             )
         return score
     if value in task.labels:
         return task.labels.index(value)
     numbers = [str(number) for number in range(len(task.labels))]
     if isinstance(value, bool) or str(value) not in numbers:
-        known = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
+        labels = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
         raise UserError(
-            f"{record.place}: '{value}' is not a label of {task.name}; these are {known}"
+            f"{record.origin}: '{value}' is not a label of {task.name}; these are {labels}"
         )
     return int(value)

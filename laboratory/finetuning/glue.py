@@ -121,8 +121,10 @@ class GlueFineTuning:
 
     def file_name(self, seed: int) -> str:
         """Return the name of the kept result; models of one name have results of their own."""
-        place = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[:8]
-        return f"{self.name}-{seed}-{place}".replace("/", "_")
+        directory_digest = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[
+            :8
+        ]
+        return f"{self.name}-{seed}-{directory_digest}".replace("/", "_")
 
     def run(self, seed: int) -> dict[str, Any]:
         """Fine-tune with one seed, and check what stayed frozen.
@@ -139,7 +141,7 @@ class GlueFineTuning:
         begin(seed)
         model = load_classifier(self.model, self.task, self.tokenizer.start)
         freeze(model, self.frozen_rows)
-        before = remember(model, self.frozen_rows)
+        state = remember(model, self.frozen_rows)
         course, outputs = fine_tune(
             model,
             train,
@@ -150,7 +152,9 @@ class GlueFineTuning:
             judge=self._judge,
             judged={name: encoded.items for name, encoded in self.judged.items()},
         )
-        predictions = {name: predictions_of(self.task, made) for name, made in outputs.items()}
+        predictions = {
+            name: predictions_of(self.task, task_outputs) for name, task_outputs in outputs.items()
+        }
         result = {
             **self._scores(predictions),
             "items": sum(map(len, self.judged.values())),
@@ -162,7 +166,7 @@ class GlueFineTuning:
             },
             "training": course,
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
-            "weights": what_changed(model, self.frozen_rows, before, HEAD),
+            "weights": what_changed(model, self.frozen_rows, state, HEAD),
             "predictions": {name: predicted.tolist() for name, predicted in predictions.items()},
         }
         return {"result": result}
@@ -208,12 +212,12 @@ def run_glue(
     for model in plan.models:
         tokenizer = load_tokenizer(model)
         for data in tasks:
-            one = GlueFineTuning(plan, model, tokenizer, data)
+            tuning = GlueFineTuning(plan, model, tokenizer, data)
             for seed in range(1, plan.seeds + 1):
-                begin_piece(title := f"{one.name}-{seed}")
-                identity = {**one.identity, "seed": seed}
+                begin_piece(title := f"{tuning.name}-{seed}")
+                identity = {**tuning.identity, "seed": seed}
                 content, kept = cache.read_or_make(
-                    one.file_name(seed), identity, partial(one.run, seed)
+                    tuning.file_name(seed), identity, partial(tuning.run, seed)
                 )
                 result = content["result"]
                 scores.append(

@@ -178,8 +178,8 @@ class _BestWeights(TrainerCallback):
                     weight.copy_(self._weights[name])
 
 
-def _metrics(judge: Judge, made: EvalPrediction) -> dict[str, float]:
-    return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
+def _metrics(judge: Judge, predicted: EvalPrediction) -> dict[str, float]:
+    return {"judged": judge(np.asarray(predicted.label_ids), np.asarray(predicted.predictions))}
 
 
 def _arguments(settings: Settings, examples: int, seed: int, folder: str) -> TrainingArguments:

@@ -93,13 +93,13 @@ class Past:
     checkpoint: Path | None
 
 
-def look_up(path: Path, step: int, before: int | None = None) -> Past:
+def look_up(path: Path, step: int, below_step: int | None = None) -> Past:
     """Find what is needed to make a step of a run again.
 
     Args:
         path: run directory.
         step: number of the step.
-        before: the checkpoint to begin from is of a step before this one; None: before `step`.
+        below_step: Exclusive upper bound on the step of the checkpoint; None: `step`.
 
     Raises:
         UserError: there is no such run, or no such step of it; the run was given other settings
@@ -119,8 +119,8 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
             f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}"
         )
     number = _segment_of(segments, step)
-    before = before or step
-    earlier = (own for own in run.complete_checkpoints() if step_of(own) < before)
+    below_step = below_step or step
+    earlier = (folder for folder in run.complete_checkpoints() if step_of(folder) < below_step)
     checkpoint = next(earlier, None)
     since, changed = _settings_since(segments, number)
     if changed and since > 1 + (0 if checkpoint is None else step_of(checkpoint)):
@@ -161,16 +161,16 @@ def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
 
     Starts are in order of time. One that fell back begins before those that it replaces end.
     """
-    begun = [n for n, own in enumerate(segments) if own.get("first_step", 1) <= step]
+    begun = [n for n, segment in enumerate(segments) if segment.get("first_step", 1) <= step]
     return begun[-1] if begun else 0
 
 
 def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple[int, list[str]]:
     """Return the first step with what a start trained with, and which settings changed there."""
     since: int = segments[number].get("first_step", 1)
-    for own in reversed(segments[1 : number + 1]):
-        since = min(since, own["first_step"])
-        changes = [key for key in map(present_key, own.get("changes", {})) if key in KEYS]
+    for segment in reversed(segments[1 : number + 1]):
+        since = min(since, segment["first_step"])
+        changes = [key for key in map(present_key, segment.get("changes", {})) if key in KEYS]
         changed = [key for key in changes if KEYS[key].method or KEYS[key].trunk]
         if changed:
             return since, changed
@@ -182,8 +182,10 @@ def _settings_then(
 ) -> tuple[str, ...]:
     """Return section.key=value that put back what later starts of the run have changed."""
     was: dict[str, Any] = {}
-    for own in reversed(later):  # so that the earliest change wins
-        changes = {present_key(key): change for key, change in own.get("changes", {}).items()}
+    for later_segment in reversed(later):  # so that the earliest change wins
+        changes = {
+            present_key(key): change for key, change in later_segment.get("changes", {}).items()
+        }
         was |= {key: change["was"] for key, change in changes.items() if key in KEYS}
     was |= {key: segment[name] for key, name in _OF_A_SEGMENT.items() if name in segment}
     if "zero_stage" in segment and load_config(str(run.config)).deepspeed.config == "auto":
@@ -217,8 +219,8 @@ def replayed(
                 f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}"
             )
     ranks = ranks or int(past.segment.get("world_size", 1))
-    with tempfile.TemporaryDirectory(prefix="replay-") as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
+        directory = Path(temporary)
         resolved = directory / "resolved.yaml"
         run = _prepare(past, overrides, ranks=ranks, directory=directory, resolved=resolved)
         request = directory / "request.json"

@@ -80,14 +80,17 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
     for rank, entry in enumerate(documents, start=1):
         samples = ", ".join(map(str, entry["samples"]))
         share = entry["share"]
-        said = "loss not finite" if share is None else f"{100 * share:.2f} % of the loss"
+        loss_share = "loss not finite" if share is None else f"{100 * share:.2f} % of the loss"
         whole += [
-            f"### {rank}. {entry['document']} (sample {samples}, {said})",
+            f"### {rank}. {entry['document']} (sample {samples}, {loss_share})",
             "\n".join(f"    {line}" for line in entry["text"].splitlines()),
         ]
     table = table_of(enumerate(documents, start=1), _DOCUMENT)
     parts = layer_norms(answer["gradient_norms"]).items()
-    norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
+    norms = [
+        (name, f"{part_norm:.6g}", f"{100 * (part_norm / norm) ** 2:.1f} %")
+        for name, part_norm in parts
+    ]
     layers: Block = "There was no update, hence no gradient that the optimizer got."
     if norms:
         layers = Table(("part", "gradient norm", "share of its square"), norms)
@@ -172,7 +175,10 @@ def diff_document(one: Path, other: Path) -> Document:
     causes = _causes(*(look_up(path, step) for path, step in zip(pair, begins, strict=True)))
     step, records = first_recorded(one, other)
     saved, equal_until, tensors = first_saved(one, other)
-    first = min((found for found in (step, tensors and tensors.step) if found), default=None)
+    first = min(
+        (differing_step for differing_step in (step, tensors and tensors.step) if differing_step),
+        default=None,
+    )
     answer = f"No difference: {records}; {saved}."
     reproduced: list[str] = []
     if first is not None and first < max(begins):
@@ -222,9 +228,14 @@ def _repeated(
     # Runs whose weights are equal throughout may differ in what they measured.
     keep = range(max(min(equal_until, first - 1) + 1, first - BEFORE, *alike), first + 1)
     pasts = [look_up(path, first, keep.start) for path in pair]
-    with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
-        tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
-    traces = (told["trace"], said["trace"])
+    with (
+        replayed(pasts[0], keep=keep) as (a, answer_a),
+        replayed(pasts[1], keep=keep) as (b, answer_b),
+    ):
+        tensors = next(
+            (difference for step in keep if (difference := compare_states(a, b, step))), None
+        )
+    traces = (answer_a["trace"], answer_b["trace"])
     reproduced = [
         f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}"
         for past, trace in zip(pasts, traces, strict=True)
@@ -232,10 +243,10 @@ def _repeated(
     return _made_again(*traces, tensors), reproduced, tensors
 
 
-def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | None) -> str:
+def _made_again(trace_a: Sequence[Any], trace_b: Sequence[Any], tensors: Tensors | None) -> str:
     """Return what two replays show, each [[step, loss, gradient norm], ...]."""
-    losses = {row[0]: row for row in told}
-    apart = next((row for row in said if losses.get(row[0], row) != row), None)
+    losses = {row[0]: row for row in trace_a}
+    apart = next((row for row in trace_b if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:
         return (
             "Repeated by this version on this machine, losses, gradient norms and tensors are "
@@ -307,10 +318,10 @@ def _causes(*pasts: Past) -> list[str]:
             "python": environment.get("python"),
         }
         both.append(values | environment.get("packages", {}) | dict(past.segment) | facts)
-    one, other = both
-    keys = [key for key in one | other if key not in _NO_CAUSE]
-    differing = [key for key in keys if one.get(key) != other.get(key)]
-    return [f"{key}: {one.get(key)} and {other.get(key)}" for key in differing] or ["the same"]
+    first, second = both
+    keys = [key for key in first | second if key not in _NO_CAUSE]
+    differing = [key for key in keys if first.get(key) != second.get(key)]
+    return [f"{key}: {first.get(key)} and {second.get(key)}" for key in differing] or ["the same"]
 
 
 def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
@@ -349,8 +360,8 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
     steps = sorted(saved[0] & saved[1])
     equal = 0
     for step in steps:
-        if found := compare_states(a, b, step):
-            return f"the checkpoints of step {step} differ", equal, found
+        if differing := compare_states(a, b, step):
+            return f"the checkpoints of step {step} differ", equal, differing
         equal = step
     listed = f"the checkpoints of steps {', '.join(map(str, steps))} are equal"
     return listed if steps else "no step has a checkpoint of both", equal, None
@@ -369,18 +380,21 @@ def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | Non
     """
     from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
 
-    one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
+    first, second = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
     shapes = [
-        {name: (own.shape, own.kinds) for name, own in each.parameters.items()}
-        for each in (one, other)
+        {
+            name: (parameter.shape, parameter.kinds)
+            for name, parameter in checkpoint.parameters.items()
+        }
+        for checkpoint in (first, second)
     ]
     common = [name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)]
     alone = sorted(set(shapes[0] | shapes[1]) - set(common), key=forward_order)
     rows = []
     for name in sorted(common, key=forward_order):
-        for kind in one.parameters[name].kinds:
-            mine = one.full(kind, name)
-            yours = other.full(kind, name)
+        for kind in first.parameters[name].kinds:
+            mine = first.full(kind, name)
+            yours = second.full(kind, name)
             if not mine.equal(yours):
                 apart, largest = (float(values.abs().max()) for values in (mine - yours, mine))
                 rows.append((name, kind, apart, apart / max(largest, 1e-300)))

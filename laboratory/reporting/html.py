@@ -108,7 +108,9 @@ def inline_svg(svg: str, name: str, narrow: str = "") -> str:
     """
     if not narrow:
         return f'<div class="figure">{_svg(svg, name, name)}</div>'
-    wide, slim = (_svg(*each) for each in ((svg, name, name), (narrow, name, f"{name}-narrow")))
+    wide, slim = (
+        _svg(*arguments) for arguments in ((svg, name, name), (narrow, name, f"{name}-narrow"))
+    )
     return f'<div class="figure broad">{wide}</div><div class="figure narrow">{slim}</div>'
 
 
@@ -123,10 +125,10 @@ def _svg(svg: str, label: str, name: str) -> str:
     drawing = drawing.replace("xlink:href", "href").replace("\n", " ")
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', drawing))
 
-    def own(found: re.Match[str]) -> str:
-        return f' id="{name}-{found[1]}"' if found[1] in used else ""
+    def with_prefix(match: re.Match[str]) -> str:
+        return f' id="{name}-{match[1]}"' if match[1] in used else ""
 
-    drawing = re.sub(r' id="([^"]*)"', own, drawing)
+    drawing = re.sub(r' id="([^"]*)"', with_prefix, drawing)
     drawing = re.sub(r'(href="|url\()#', rf"\1#{name}-", drawing)
     drawing = re.sub(
         r"#([0-9a-fA-F]{6})\b(?=[;\"])", lambda c: f"var(--c-{c[1].lower()},{c[0]})", drawing

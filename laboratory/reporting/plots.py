@@ -98,8 +98,8 @@ def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
         groups: all groups of the figure, the baseline first.
         group: one of them.
     """
-    place = list(groups).index(group)
-    return style_of(place, COLOURS), style_of(place, MARKERS)
+    index = list(groups).index(group)
+    return style_of(index, COLOURS), style_of(index, MARKERS)
 
 
 def plot_seeds(
@@ -121,8 +121,10 @@ def plot_seeds(
     colour, marker = group_style(groups, group)
     plot.errorbar(
         x,
-        [statistics.mean(own) for own in values],
-        yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for own in values],
+        [statistics.mean(seed_values) for seed_values in values],
+        yerr=[
+            statistics.stdev(seed_values) if len(seed_values) > 1 else 0.0 for seed_values in values
+        ],
         color=colour,
         marker=marker,
         markersize=5,
@@ -215,7 +217,7 @@ def _drawing(figure: Figure, ending: str) -> bytes:
 
 def _shortened(svg: str) -> str:
     """Return the SVG with places and paths in tenths of a point, which no printer shows."""
-    return re.sub(r' (d|x|y)="[^"]+"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), svg)
+    return re.sub(r' (d|x|y)="[^"]+"', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)
 
 
 def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -259,8 +261,10 @@ def legend_below(
             which fill it column by column.
         handle: length of an entry's line, in font sizes.
     """
-    named = [zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots]
-    entries = {name: line for names in named for name, line in names}
+    labelled_lines = [
+        zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots
+    ]
+    entries = {name: line for names in labelled_lines for name, line in names}
     letters = 11.9 * figure.bbox.width / figure.dpi  # about 0.084 inches each
     most = int(letters - 5 - 1.5 * handle)
     entries = {in_lines(n, most) if len(n) > most else n: line for n, line in entries.items()}

@@ -72,8 +72,8 @@ def read_losses(files: Iterable[Path]) -> Losses:
     for path in files:
         for run in table(path):
             variant = run["name"].partition("-")[0]
-            own = losses[variant][int(run["tokens"])]
-            own[int(run["seed"])] = float(run["validation_loss"])
+            losses_by_seed = losses[variant][int(run["tokens"])]
+            losses_by_seed[int(run["seed"])] = float(run["validation_loss"])
     return losses
 
 
@@ -89,19 +89,21 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     Returns:
         Empty where the saving is not known.
     """
-    own = dict(losses[variant][tokens])
+    variant_losses = dict(losses[variant][tokens])
     if variant == DENSE or cost == "tokens":
-        return own
+        return variant_losses
     share = getattr(SAVED[variant], COSTS[cost])
     if share is None:
         return {}
     doublings = -math.log2(1 - share)
     lengths = sorted(losses[DENSE])
     last = max(1, lengths.index(tokens))
-    before, after = lengths[last - 1], lengths[last]
-    doublings /= math.log2(after / before)
-    gain = {seed: losses[DENSE][before][seed] - losses[DENSE][after][seed] for seed in own}
-    return {seed: loss - doublings * gain[seed] for seed, loss in own.items()}
+    shorter, longer = lengths[last - 1], lengths[last]
+    doublings /= math.log2(longer / shorter)
+    gain = {
+        seed: losses[DENSE][shorter][seed] - losses[DENSE][longer][seed] for seed in variant_losses
+    }
+    return {seed: loss - doublings * gain[seed] for seed, loss in variant_losses.items()}
 
 
 def main(files: list[Path]) -> None:
@@ -115,9 +117,9 @@ def main(files: list[Path]) -> None:
         trained = [name for name in (DENSE, *SAVED) if tokens in losses[name]]
         for cost in COSTS:
             spent = {name: at_equal_cost(losses, name, tokens, cost) for name in trained}
-            known = {name: own for name, own in spent.items() if own}
-            for baseline in (name for name in RIVALS if name in known):
-                for name, gap in paired_gaps(known, baseline).items():
+            comparable = {name: by_seed for name, by_seed in spent.items() if by_seed}
+            for baseline in (name for name in RIVALS if name in comparable):
+                for name, gap in paired_gaps(comparable, baseline).items():
                     ends = f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
                     print(f"{tokens:9,} equal {cost:21} {name:28} - {baseline:19} {ends}")
 

@@ -76,7 +76,9 @@ def rebuilt(folder: Path) -> Comparison:
     members = {
         row["variant"]: [run for run in runs if run["variant"] == row["variant"]] for row in rows
     }
-    losses = {name: by_seed(own, "validation_loss") for name, own in members.items()}
+    losses = {
+        name: by_seed(member_rows, "validation_loss") for name, member_rows in members.items()
+    }
     gaps = adjust(
         [
             paired_gap(row["baseline"], losses[row["variant"]], losses[row["baseline"]], NATS)
@@ -241,10 +243,10 @@ def lines_as_published(derived: Table, text: str) -> list[str]:
     header = next(line for line in text.splitlines() if line.startswith(start))
     titles = header[2:-2].split(" | ")
     kept: list[int] = []
-    for place, own in enumerate(derived.header):
-        if len(kept) < len(titles) and own == titles[len(kept)]:
-            kept.append(place)
-    return ["| " + " | ".join(row[place] for place in kept) + " |" for row in derived.rows]
+    for index, title in enumerate(derived.header):
+        if len(kept) < len(titles) and title == titles[len(kept)]:
+            kept.append(index)
+    return ["| " + " | ".join(row[index] for index in kept) + " |" for row in derived.rows]
 
 
 def close(one: str, other: str) -> bool:
@@ -277,14 +279,14 @@ def loss_figure(folder: Path) -> Figure:
         members.setdefault(run["variant"], []).append(curves[run["name"]])
     figure, (plot,) = new_figure(1, 1, height=3.6 + 0.25 * len(members))
     shown = []
-    for index, (name, own) in enumerate(members.items()):
-        first = max(tokens[0] for tokens, _ in own)
-        shared = np.linspace(first, min(tokens[-1] for tokens, _ in own), POINTS)
-        mean = np.mean([np.interp(shared, *curve) for curve in own], axis=0)
+    for index, (name, variant_curves) in enumerate(members.items()):
+        first = max(tokens[0] for tokens, _ in variant_curves)
+        shared = np.linspace(first, min(tokens[-1] for tokens, _ in variant_curves), POINTS)
+        mean = np.mean([np.interp(shared, *curve) for curve in variant_curves], axis=0)
         shown += [mean[POINTS // 8 :].min(), mean[POINTS // 8 :].max()]
         look = {"color": style_of(index, COLOURS), "linestyle": style_of(index, DASHES)}
-        named = f"{in_lines(name, 60)} (n = {len(own)})"
-        plot.plot(shared, mean, linewidth=1.4, label=named, **look)
+        legend_name = f"{in_lines(name, 60)} (n = {len(variant_curves)})"
+        plot.plot(shared, mean, linewidth=1.4, label=legend_name, **look)
     plot.set_ylim(min(shown) - 0.05, max(shown) + 0.05)  # the first steps would hide the rest
     plot.xaxis.set_major_formatter(EngFormatter())
     label(plot, "", "training tokens", "training loss, nats/token")

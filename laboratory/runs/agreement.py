@@ -85,7 +85,7 @@ def _of_summary(
     run: RunDirectory, summary: Mapping[str, Any], last: Mapping[str, Any]
 ) -> Iterator[Clash]:
     validation = summary["validation"]
-    said = {
+    stated = {
         "step": summary["step"],
         "tokens": summary["tokens"],
         tags.VALIDATION_LOSS.tag: validation["loss"],
@@ -94,7 +94,7 @@ def _of_summary(
         tags.LOSS.tag: summary.get("loss"),
     }
     optional = ("samples", tags.LOSS.tag)
-    for key, value in said.items():
+    for key, value in stated.items():
         if value != last.get(key) and not (key in optional and value is None):
             yield run.summary, key, value, run.metrics, last.get(key)
     recorded = tags.PERPLEXITY_OF_SOURCE.members(last)
@@ -127,8 +127,8 @@ def _of_config(
         yield run.config, "schedule.steps", steps, run.summary, summary["step"]
     fallen = np.flatnonzero(np.diff(curves.tokens) < 0)
     if len(fallen):
-        before, after = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
-        yield run.metrics, "tokens", after, run.metrics, f"at least {before}"
+        earlier, later = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
+        yield run.metrics, "tokens", later, run.metrics, f"at least {earlier}"
     segments = files["environment"].get("segments", [])
     deciding = {"optimizer.learning_rate", "schedule.warmup_steps"}
     changed = any(deciding & segment["changes"].keys() for segment in segments)
@@ -165,9 +165,13 @@ def _of_checkpoint(run: RunDirectory, files: Mapping[str, Mapping[str, Any]]) ->
             yield file, f"position.{name}", position[name], run.summary, summary[key]
     for key, value in about["keys"].items():
         section, _, name = key.partition(".")
-        own = files["config"].get(section)
+        configured = files["config"].get(section)
         # Of a file of weights the checkpoint has the content's hash, and config.yaml the path.
-        if key == "model.initial_weights" or not isinstance(own, Mapping) or name not in own:
+        if (
+            key == "model.initial_weights"
+            or not isinstance(configured, Mapping)
+            or name not in configured
+        ):
             continue
-        if own[name] != value:
-            yield run.config, key, own[name], file, value
+        if configured[name] != value:
+            yield run.config, key, configured[name], file, value

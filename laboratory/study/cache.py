@@ -74,11 +74,11 @@ class ResultCache:
         if (kept := self.read(name, identity)) is not None:
             return kept, True
         self.write(name, identity, make())
-        made = self.read(name, identity)
-        assert made is not None, (
+        written = self.read(name, identity)
+        assert written is not None, (
             f"{name}: the identity that was written is not the one that was asked for"
         )
-        return made, False
+        return written, False
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"

@@ -256,11 +256,13 @@ def paired_gaps(
         raise UserError(
             f"there is no model '{baseline}' to compare with; there are {', '.join(values)}"
         )
-    others = [name for name in values if name != baseline]
-    gaps = adjust([paired_gap(baseline, values[name], values[baseline], scale) for name in others])
+    compared = [name for name in values if name != baseline]
+    gaps = adjust(
+        [paired_gap(baseline, values[name], values[baseline], scale) for name in compared]
+    )
     if None in gaps:
-        name = others[gaps.index(None)]
+        name = compared[gaps.index(None)]
         raise UserError(
             f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds"
         )
-    return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}
+    return {name: gap for name, gap in zip(compared, gaps, strict=True) if gap is not None}

@@ -94,5 +94,5 @@ class Hypothesis:
         within = self.question == "within"
         asked = f"within ± {self.margin:g} % of" if within else f"{self.question} than"
         no = "No" if within else f"No, not by {self.margin:g} %"
-        said = {"yes": "Yes", "no": no, None: undecided}[answer]
-        return f"Is {self.design} {asked} {self.baseline}? {said}"
+        word = {"yes": "Yes", "no": no, None: undecided}[answer]
+        return f"Is {self.design} {asked} {self.baseline}? {word}"

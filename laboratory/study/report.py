@@ -224,7 +224,9 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
         text=lambda text: [Text(shown(text))],
         table=lambda table: [rich_table(table, between_rows=lines), *after_table],
         picture=lambda name: [],
-        sentences=lambda sentences: [Text(f"* {shown_in_line(each)}") for each in sentences],
+        sentences=lambda sentences: [
+            Text(f"* {shown_in_line(sentence)}") for sentence in sentences
+        ],
     )
     for written in form.write(blocks):
         console.print(*written, sep="\n")
@@ -241,7 +243,9 @@ def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> 
         text=str,
         table=lambda table: "\n".join(markdown(table)),
         picture=lambda name: f"![{name}]({name}.png)" if figures is None or name in figures else "",
-        sentences=lambda sentences: "\n".join(f"* {shown_in_line(each)}" for each in sentences),
+        sentences=lambda sentences: "\n".join(
+            f"* {shown_in_line(sentence)}" for sentence in sentences
+        ),
     )
     return "\n\n".join(form.write(page)) + "\n"
 

@@ -153,8 +153,8 @@ def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     pairs = DEFAULTS | {
         f"{section}.{key}": value
-        for section, own in by_section(config).items()
-        for key, value in dict(own).items()
+        for section, content in by_section(config).items()
+        for key, value in dict(content).items()
     }
     # Through JSON, so that settings of a config compare equal to those of a seal.
     return json.loads(
@@ -171,12 +171,12 @@ def seed_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]
     Raises:
         UserError: such a seed changes from run to run otherwise than the run's own.
     """
-    found: dict[str, int | None] = {}
+    settings: dict[str, int | None] = {}
     for key in _SEEDS:
         values = [config[key[:-5]]["seed"] for config in configs]
-        found[key] = None
+        settings[key] = None
         if values != [config["run"]["seed"] for config in configs]:
-            found[key] = values[0]
+            settings[key] = values[0]
             if len(set(values)) > 1:
                 raise UserError(f"runs of one variant have several {key}; nothing can be sealed")
-    return found
+    return settings

@@ -125,11 +125,11 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
 
 def named_apart(members: Sequence[R]) -> list[R]:
     """Return the members, dataclasses, with those that share a name called by their path."""
-    names = [one.name for one in members]
+    names = [member.name for member in members]
     alone = [names.count(name) == 1 for name in names]
     return [
-        one if own else replace(one, name=str(one.path))  # type: ignore[type-var]
-        for one, own in zip(members, alone, strict=True)
+        member if is_unique else replace(member, name=str(member.path))  # type: ignore[type-var]
+        for member, is_unique in zip(members, alone, strict=True)
     ]
 
 
@@ -151,8 +151,8 @@ def method_of(run: Member) -> str:
     attention = run.config.get("attention", {})
     adapters = list(attention.get("adapters") or [])
     variant = named_variant(run.variant, attention)
-    own = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
-    return "+".join([variant, *([] if adapters == own else adapters or ["none"])])
+    default_adapters = list(VARIANTS[variant].adapters) if variant in VARIANTS else []
+    return "+".join([variant, *([] if adapters == default_adapters else adapters or ["none"])])
 
 
 def group_runs(
@@ -179,7 +179,7 @@ def group_runs(
         UserError: no such baseline, a stratum without one, two runs of a group with one seed, or
             runs that a given label calls seeds of one another and that are not.
     """
-    named = labels is not None
+    by_name = labels is not None
     if labels is None:
         methods = [method_of(run) for run in runs]
         attention = [run.config["attention"] for run in runs]
@@ -187,7 +187,7 @@ def group_runs(
         labels = [" ".join([m, *texts]) for m, texts in zip(methods, telling, strict=True)]
     strata = _strata(subjects or {}, len(runs))
     groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
-    if named:
+    if by_name:
         _refuse_other_settings(groups)
     label, compared_with = _find_baseline(groups, baseline)
     first = _first_positions(subjects or {}, strata)
@@ -246,8 +246,8 @@ def _telling_settings(
             key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1
         ]
     return [
-        [f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing[method]]
-        for method, own in zip(methods, settings, strict=True)
+        [f"{key.rpartition('.')[2]}={setting_text(values.get(key))}" for key in differing[method]]
+        for method, values in zip(methods, settings, strict=True)
     ]
 
 
@@ -262,8 +262,8 @@ def _collect(
     for run, label, stratum in zip(runs, labels, strata, strict=True):
         members[label, stratum].append(run)
     groups = []
-    for (label, stratum), own in members.items():
-        by_seed = sorted(own, key=lambda run: -1 if run.seed is None else run.seed)
+    for (label, stratum), group_members in members.items():
+        by_seed = sorted(group_members, key=lambda run: -1 if run.seed is None else run.seed)
         groups.append(Group(label, stratum, tuple(by_seed)))
         _refuse_one_seed_twice(groups[-1], may_name_subject)
     return groups
@@ -293,8 +293,10 @@ def _refuse_other_settings(groups: Sequence[Group[Any]]) -> None:
     for group in groups:
         first = _method_settings(group.runs[0])
         for other in group.runs[1:]:
-            own = _method_settings(other)
-            differing = sorted(key for key in first.keys() | own.keys() if _differ(key, first, own))
+            settings = _method_settings(other)
+            differing = sorted(
+                key for key in first.keys() | settings.keys() if _differ(key, first, settings)
+            )
             if differing:
                 raise UserError(
                     f"{group.runs[0].path} and {other.path} are both '{group.name}' by their "
@@ -308,17 +310,17 @@ def _method_settings(run: Member) -> dict[str, Any]:
     return {key: settings[key] for key in settings.keys() - _NOT_THE_METHOD}
 
 
-def _differ(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return setting_text(one.get(key)) != setting_text(other.get(key))
+def _differ(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return setting_text(first.get(key)) != setting_text(second.get(key))
 
 
 def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
     """Return `key=value` of every subject for each run, keys without section unless ambiguous."""
     last = [name.rpartition(".")[2] for name in subjects]
     short = last if len(set(last)) == len(last) else list(subjects)
-    given = list(zip(short, subjects.values(), strict=True))
+    pairs = list(zip(short, subjects.values(), strict=True))
     return [
-        " ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)
+        " ".join(f"{key}={setting_text(values[i])}" for key, values in pairs) for i in range(count)
     ]
 
 
@@ -353,12 +355,12 @@ def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, di
 
 
 def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
-    own = {group.stratum: group.name for group in groups if group.label == label}
+    baselines = {group.stratum: group.name for group in groups if group.label == label}
     for group in groups:
-        if group.stratum not in own:
+        if group.stratum not in baselines:
             raise UserError(
                 f"there is no run of the baseline {label} with {group.stratum}, which "
                 f"'{group.name}' has: add one, or give one variant for all, such as "
-                f"--baseline '{next(iter(own.values()))}'"
+                f"--baseline '{next(iter(baselines.values()))}'"
             )
-    return {group.name: own[group.stratum] for group in groups}
+    return {group.name: baselines[group.stratum] for group in groups}

@@ -146,9 +146,12 @@ def seal_plan(
     configs: dict[str, list[Config]] = defaultdict(list)
     for run in runs:
         configs[design_of(run.name, run.config.run.seed)].append(run.config)
-    settings = {name: design_settings(own[-1].as_dict()) for name, own in configs.items()}
-    named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
-    if unknown := sorted(named - settings.keys()):
+    settings = {
+        name: design_settings(design_configs[-1].as_dict())
+        for name, design_configs in configs.items()
+    }
+    claimed = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
+    if unknown := sorted(claimed - settings.keys()):
         raise UserError(
             f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}"
         )
@@ -168,7 +171,8 @@ def seal_plan(
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
         "other_seeds": {
-            name: seed_settings([config.values for config in own]) for name, own in configs.items()
+            name: seed_settings([config.values for config in design_configs])
+            for name, design_configs in configs.items()
         },
         "data": sorted({read_blend(config.data).fingerprint for config in blends.values()}),
         "measure": measure.model_dump(),
@@ -198,9 +202,9 @@ def _refuse_unlike(
                 f"--subject {name} is nothing that runs are compared by; give a config key "
                 "(section.key) outside of attention, tokens, or data.fingerprint"
             )
-    seeds = {config.run.seed for own in configs.values() for config in own}
-    for name, own in configs.items():
-        if lacking := sorted(seeds - {config.run.seed for config in own}):
+    seeds = {config.run.seed for design_configs in configs.values() for config in design_configs}
+    for name, design_configs in configs.items():
+        if lacking := sorted(seeds - {config.run.seed for config in design_configs}):
             raise UserError(
                 f"a sealed hypothesis is judged by pairs of runs of one seed, but {name} has none "
                 f"of seed {lacking[0]}; give all variants the same `seeds`"

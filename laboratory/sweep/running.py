@@ -162,7 +162,7 @@ def run_sweep(
     waiting = deque(run for run in runs if run.standing != "finished")
     busy: list[PlannedRun] = []
     active: dict[int, _Job] = {}
-    told = tried = time.monotonic()
+    reported = tried = time.monotonic()
 
     def end(outcome: Outcome) -> None:
         outcomes[outcome.run.name] = outcome
@@ -190,13 +190,15 @@ def run_sweep(
         signals.pass_on([job.process for job in active.values()])
         for slot in [slot for slot, job in active.items() if job.process.poll() is not None]:
             end(_outcome(active.pop(slot), signals))
-        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
-            told = time.monotonic()
+        if time.monotonic() - reported >= SECONDS_BETWEEN_LINES:
+            reported = time.monotonic()
             for job in active.values():
-                report(job.run, Outcome(job.run, "running", told - job.started, _progress(job.run)))
+                report(
+                    job.run, Outcome(job.run, "running", reported - job.started, _progress(job.run))
+                )
         time.sleep(POLL_SECONDS)
-    found = (_on_disk(run) for run in (*waiting, *busy))
-    outcomes.update({outcome.run.name: outcome for outcome in found if outcome is not None})
+    late_outcomes = (_on_disk(run) for run in (*waiting, *busy))
+    outcomes.update({outcome.run.name: outcome for outcome in late_outcomes if outcome is not None})
     return [outcomes[run.name] for run in runs]
 
 

@@ -44,9 +44,9 @@ def growing(grid: Grid, pairs: int) -> Grid:
         grid: its own seeds come first, then the numbers after its largest; from 1 without any.
         pairs: number of seeds.
     """
-    own = grid.content.seeds or []
-    start = max(own, default=0) + 1
-    seeds = [*own, *range(start, start + pairs)][:pairs]
+    grid_seeds = grid.content.seeds or []
+    start = max(grid_seeds, default=0) + 1
+    seeds = [*grid_seeds, *range(start, start + pairs)][:pairs]
     return replace(grid, content=grid.content.model_copy(update={"seeds": seeds}))
 
 
@@ -175,7 +175,7 @@ def carry_out(
 
 def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
     """Return the losses of each pair, baseline first, up to the first unfinished pair."""
-    found: list[tuple[float, float]] = []
+    losses: list[tuple[float, float]] = []
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
@@ -185,8 +185,8 @@ def _losses(runs: Sequence[PlannedRun]) -> list[tuple[float, float]]:
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; "
                 "no trial can use it"
             )
-        found.append((first, second))
-    return found
+        losses.append((first, second))
+    return losses
 
 
 def _differences(runs: Sequence[PlannedRun]) -> list[float]:

@@ -133,7 +133,7 @@ def sweep(
     from pretrain.config.sources import parse_overrides
 
     share = _share(task, num_tasks)
-    given = parse_overrides(overrides or [])
+    override_pairs = parse_overrides(overrides or [])
     hypotheses = [Hypothesis.parse(text) for text in seal or ()]
     if not hypotheses and (subject or match is not Match.TOKENS):
         raise UserError(
@@ -148,7 +148,7 @@ def sweep(
     runs = plan_sweep(
         read,
         base,
-        given,
+        override_pairs,
         ranks_of=lambda _: local_ranks,
         check_data=not dry_run or bool(hypotheses),
         only=only or (),
@@ -161,7 +161,7 @@ def sweep(
         sealed = seal_plan(
             read,
             base,
-            given,
+            override_pairs,
             runs,
             hypotheses=hypotheses,
             stopping_rule=FIXED_N,

@@ -143,7 +143,7 @@ def run_grid(grid: Grid) -> list[Trial]:
         for variant in grid.variants
         for seed in range(1, grid.seeds + 1)
     ]
-    configs = [grid.config(*place) for place in plan]
+    configs = [grid.config(*point) for point in plan]
     trials = []
     with one_process() as context, WorkDisplay(len(plan)) as work:
         for (variant, width, depth, seed), config in zip(plan, configs, strict=True):
@@ -282,8 +282,13 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
     smallest, largest = grid.sizes[0], grid.sizes[-1]
     small, large = errors[variant][smallest], errors[variant][largest]
     best = errors[grid.variants[0]][largest]
-    excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
-    falls = [after < before for before, after in zip(small, large, strict=True)]
+    excess = [
+        100 * (error / baseline_error - 1)
+        for error, baseline_error in zip(large, best, strict=True)
+    ]
+    falls = [
+        large_error < small_error for small_error, large_error in zip(small, large, strict=True)
+    ]
     text = (
         f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the "
         "largest model"
@@ -300,14 +305,19 @@ def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verd
 
 def _tables(grid: Grid, errors: Errors) -> list[Table]:
     """Return the errors of all sizes and variants, and their ratios to the first variant's."""
-    baseline, *others = grid.variants
+    baseline, *compared = grid.variants
     error_rows, ratio_rows = [], []
     for size in grid.sizes:
         names = (*map(str, size), str(grid.seeds))
-        own = {variant: errors[variant][size] for variant in grid.variants}
-        error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
+        size_errors = {variant: errors[variant][size] for variant in grid.variants}
+        error_rows.append(
+            (*names, *(seeds_text(values, DIGITS) for values in size_errors.values()))
+        )
         ratio_rows.append(
-            (*names, *(_ratio_text(own[variant], own[baseline]) for variant in others))
+            (
+                *names,
+                *(_ratio_text(size_errors[variant], size_errors[baseline]) for variant in compared),
+            )
         )
     header = ("width", "depth", "n")
     ratio_title = (
@@ -316,14 +326,16 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
     )
     return [
         text_table("Error, mean ± sd over seeds", (*header, *grid.variants), error_rows),
-        text_table(ratio_title, (*header, *others), ratio_rows),
+        text_table(ratio_title, (*header, *compared), ratio_rows),
     ]
 
 
-def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
+def _ratio_text(errors: Sequence[float], reference: Sequence[float]) -> str:
     """Return the ratio of errors at the same seeds; its interval is of the logarithms."""
-    logarithms, others = (dict(enumerate(map(math.log, values))) for values in (own, reference))
-    gap = paired_gap("", logarithms, others, SCORES)
+    logarithms, reference_logarithms = (
+        dict(enumerate(map(math.log, values))) for values in (errors, reference)
+    )
+    gap = paired_gap("", logarithms, reference_logarithms, SCORES)
     assert gap is not None
     mean = f"{math.exp(gap.mean):.2f}"
     if gap.low is None or gap.high is None:
@@ -360,9 +372,9 @@ def _figure(grid: Grid, errors: Errors) -> Figure:
 
 def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int, int]]) -> None:
     """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
-    for place, variant in enumerate(grid.variants):
+    for index, variant in enumerate(grid.variants):
         # Error bars must not hide one another.
-        shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)
+        shift = 1.03 ** (index - (len(grid.variants) - 1) / 2)
         by_size = [errors[variant][size] for size in sizes.values()]
         plot_seeds(
             plot, [value * shift for value in sizes], by_size, groups=grid.variants, group=variant

@@ -182,8 +182,8 @@ def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
     p = probabilities.movedim(-3, -2)  # [..., t, H, s]
     smallest = torch.finfo(p.dtype).tiny
     log = p.clamp(min=smallest).log()
-    own = (p * log).sum(-1, keepdim=True)
-    return own - p @ log.transpose(-1, -2)
+    negative_entropy = (p * log).sum(-1, keepdim=True)
+    return negative_entropy - p @ log.transpose(-1, -2)
 
 
 def entropy(probabilities: torch.Tensor) -> torch.Tensor:
@@ -245,11 +245,15 @@ def measure_run(
         samples: samples of each source that the attention is measured on.
     """
     untrained = build_model(trained.config, context).eval()
-    after, before = (
+    trained_layers, untrained_layers = (
         measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
     )
     return RunDiversity(
-        name=trained.run.name, group=group, seed=trained.run.seed, trained=after, untrained=before
+        name=trained.run.name,
+        group=group,
+        seed=trained.run.seed,
+        trained=trained_layers,
+        untrained=untrained_layers,
     )
 
 
@@ -313,14 +317,15 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         experiment="E4",
         title="Head diversity",
         criterion=criterion,
-        verdicts=[_verdict(group, own, limits) for group, own in groups.items()],
+        verdicts=[_verdict(group, members, limits) for group, members in groups.items()],
         tables=[_summary_table(groups)],
         notes=_notes(runs, samples),
         content={
             "limits": asdict(limits),
             "samples_per_source": samples,
             "runs": [
-                asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)
+                asdict(run) | {"summary": run_summary}
+                for run, run_summary in zip(runs, summaries, strict=True)
             ],
         },
         figures={"diversity": lambda: diversity_figure(groups, limits)},
@@ -349,7 +354,8 @@ def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
         for state in ("trained", "untrained"):
             numbers = [summary(getattr(run, state)) for run in runs]
             cells = [
-                seeds_text([one[key] for one in numbers], MEASURES[key][1]) for key in MEASURES
+                seeds_text([run_numbers[key] for run_numbers in numbers], MEASURES[key][1])
+                for key in MEASURES
             ]
             rows.append((group, str(len(runs)), state, *cells))
     header = ("variant", "n", "state", *(title for title, _, _ in MEASURES.values()))

@@ -232,10 +232,10 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
         parts.append(
             f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}"
         )
-    known = [
+    changes_by_run = [
         [change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs
     ]
-    held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
+    held = sum(all(abs(change) <= tolerance for change in changes) for changes in changes_by_run)
     # What cannot be measured cannot hold; what was measured can still have failed.
     answer = None if runs[0].reasons and held else held
     return Verdict(group, len(runs), answer, "; ".join(parts))
@@ -338,12 +338,12 @@ def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolera
     text = f"criterion ±{100 * tolerance:g} %"
     at = (1, -100 * tolerance)
     remark(plot, text, at, offset=(-2, 3), coordinates=("axes fraction", "data"), ha="right")
-    for place, (group, runs) in enumerate(groups.items()):
-        known = [factor for factor in FACTORS if factor in runs[0].losses]
-        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in known]
-        shift = 0.02 * (place - (len(groups) - 1) / 2)  # so that error bars do not hide one another
+    for index, (group, runs) in enumerate(groups.items()):
+        factors = [factor for factor in FACTORS if factor in runs[0].losses]
+        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in factors]
+        shift = 0.02 * (index - (len(groups) - 1) / 2)  # so that error bars do not hide one another
         plot_seeds(
-            plot, [factor + shift for factor in known], changes, groups=list(groups), group=group
+            plot, [factor + shift for factor in factors], changes, groups=list(groups), group=group
         )
     plot.set_xticks(FACTORS)
 

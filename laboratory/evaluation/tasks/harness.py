@@ -139,8 +139,8 @@ def load_tasks(
                 raise UserError(
                     f"--tasks {name} cannot be loaded: {_reason(error)}; {_REMEDY}"
                 ) from error
-            for one in _measured(parts.get("groups", {}).get(name), tasks):
-                loaded.setdefault(one.name, one)
+            for measured in _measured(parts.get("groups", {}).get(name), tasks):
+                loaded.setdefault(measured.name, measured)
     return list(loaded.values())
 
 
@@ -160,9 +160,9 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
                 "(*.yaml)"
             )
         own_files = f" nor in --include-path {include_path}"
-        own = TaskManager(include_path=str(include_path), include_defaults=False)
-        if all(part in own.task_index for part in _parts(own, names)):
-            return own
+        custom_manager = TaskManager(include_path=str(include_path), include_defaults=False)
+        if all(part in custom_manager.task_index for part in _task_names(custom_manager, names)):
+            return custom_manager
     manager = TaskManager(include_path=str(include_path) if include_path else None)
     if unknown := [name for name in names if name not in manager.task_index]:
         near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=3)
@@ -174,21 +174,21 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     return manager
 
 
-def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
+def _task_names(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
     """Yield the tasks that groups and tags stand for, and names that the manager does not know."""
     for name in names:
         entry = manager.task_index.get(name)
         config = (entry.cfg if entry else None) or {}
         parts = config.get("task") if "group" in config else None
         if entry and entry.cfg is None:  # a tag
-            yield from _parts(manager, sorted(entry.tags))
+            yield from _task_names(manager, sorted(entry.tags))
         elif isinstance(parts, list):
-            named = [
+            part_names = [
                 part.get("task", part.get("group")) if isinstance(part, Mapping) else part
                 for part in parts
             ]
-            yield from _parts(
-                manager, (part for part in named if isinstance(part, str) and part != name)
+            yield from _task_names(
+                manager, (part for part in part_names if isinstance(part, str) and part != name)
             )
         else:
             yield name
@@ -211,9 +211,9 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
     """Prepare a task as the harness does before an evaluation."""
-    given = task.get_config("num_fewshot")
+    task_shots = task.get_config("num_fewshot")
     # A task that says 0 keeps it, as in the harness.
-    if given is None or (shots is not None and given != 0):
+    if task_shots is None or (shots is not None and task_shots != 0):
         task.set_config("num_fewshot", shots or 0)
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
@@ -322,12 +322,14 @@ class Harness:
 
         model = self._model
         cut = 0
-        for one in task.instances:
-            if one.request_type == "generate_until":
-                text, settings = one.args
-                made = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
-                cut += len(model.tok_encode(text)) + made > model.max_length
-        pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
+        for request in task.instances:
+            if request.request_type == "generate_until":
+                text, settings = request.args
+                generated = normalize_gen_kwargs(settings, model.max_gen_toks)["max_gen_toks"]
+                cut += len(model.tok_encode(text)) + generated > model.max_length
+        pairs = [
+            request.args for request in task.instances if request.request_type == "loglikelihood"
+        ]
         lengths = (sum(map(len, model._encode_pair(*pair))) for pair in pairs if pair[0])
         return cut + sum(length > model.max_length + 1 for length in lengths)
 
