@@ -56,9 +56,9 @@ def measure(shape: Shape, settings: str, rounds: int, context: ParallelContext) 
     """Return the seconds of steps and saves, round by round, after one that does not count.
 
     Args:
-        shape: Of the model and of a rank's batch.
+        shape: Shape of the model and of a rank's batch.
         settings: Overrides of the engine's configuration, separated by spaces.
-        rounds: How many count.
+        rounds: Number of rounds that count.
         context: This rank.
     """
     config = benchmark_config(shape, "orthogonal", Layout(1, context.data_parallel_size), settings)

@@ -33,7 +33,7 @@ def export_untrained(config_name: str, variant: str, out: Path) -> None:
 
     Args:
         config_name: A shipped configuration.
-        variant: Of its attention.
+        variant: Variant of its attention.
         out: The directory to make.
     """
     from pretrain.export.architectures import architecture_of
@@ -58,7 +58,7 @@ def write(model: Any, prompt: torch.Tensor, tokens: int) -> None:
     Args:
         model: A causal model of transformers.
         prompt: Token ids `[batch, length]`.
-        tokens: How many to write.
+        tokens: Number of tokens to write.
     """
     output = model(prompt, use_cache=True, logits_to_keep=1)
     for _ in range(tokens):

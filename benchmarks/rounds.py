@@ -18,7 +18,6 @@ def options_parser(description: str | None, rounds: int) -> argparse.ArgumentPar
     """Return a parser with the options that all have.
 
     Args:
-        description: Of the command.
         rounds: Default of --rounds.
     """
     raw = argparse.RawDescriptionHelpFormatter
@@ -33,7 +32,7 @@ def in_turn(items: Sequence[T], number: int) -> list[T]:
 
     Args:
         items: At least one.
-        number: Of the round.
+        number: Number of the round.
     """
     first = number % len(items)
     return [*items[first:], *items[:first]]
@@ -45,8 +44,8 @@ def take_turns(
     """Time each action once a round, after a round that does not count; who begins rotates.
 
     Args:
-        actions: By name.
-        rounds: How many count.
+        actions: Actions by name.
+        rounds: Number of rounds that count.
         now: The clock, in seconds.
     """
     seconds: Seconds = {name: [] for name in actions}
@@ -82,7 +81,7 @@ def report(seconds: Seconds, file: Path | None) -> None:
 
     Args:
         seconds: The actions, named GROUP: ACTION.
-        file: Where the same is written as JSON, if anywhere.
+        file: JSON file of the same numbers; None: none is written.
     """
     bases: Seconds = {}
     for name, values in seconds.items():

@@ -196,9 +196,9 @@ def survey(
     """Look for a first document in every file of this machine.
 
     Args:
-        files: the inputs.
-        text_key: keys of the text in a record.
-        named: the inputs as they were given: files, or directories of them.
+        files: The inputs.
+        text_key: Keys of the text in a record.
+        named: The inputs as they were given: files, or directories of them.
 
     Returns:
         The files that hold text, lines that name the keys of it and the other files, and how many
@@ -246,8 +246,8 @@ def linked(files: Sequence[InputFile], out: Path) -> Path:
     """Return a directory below `out` with a link to each file, under the file's name.
 
     Args:
-        files: of this machine.
-        out: directory of the trial.
+        files: Files of this machine.
+        out: Directory of the trial.
     """
     names = "\n".join(file.name for file in files)
     directory = out / f"texts-{hashlib.sha256(names.encode(errors='replace')).hexdigest()[:8]}"
@@ -267,10 +267,10 @@ def plan_sizes(
     The model is the largest of SIZES that sees a token a parameter in the time, or the smallest.
 
     Args:
-        size: bytes of the text.
-        cores: of this machine.
-        minutes: to train for.
-        vocab_size: tokens of the vocabulary; None: by the size of the text.
+        size: Bytes of the text.
+        cores: Cores of this machine.
+        minutes: Minutes to train for.
+        vocab_size: Tokens of the vocabulary; None: by the size of the text.
 
     Returns:
         Settings of the runs, options of train-tokenizer, options of tokenize.
@@ -315,9 +315,9 @@ def parameters(layers: int, width: int, vocab_size: int) -> int:
     """Return about how many parameters a model has, its embedding once.
 
     Args:
-        layers: of the model.
-        width: of the residual stream.
-        vocab_size: tokens of the vocabulary.
+        layers: Number of layers.
+        width: Width of the residual stream.
+        vocab_size: Tokens of the vocabulary.
     """
     return 12 * layers * width**2 + vocab_size * width
 
@@ -326,10 +326,9 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     """Say what will be done, then do what is not done yet.
 
     Args:
-        trial: the request.
-        out: directory of everything.
-        what: line that says what will be done.
-        training: False: stop before the runs.
+        out: Directory of everything.
+        what: Line that says what will be done.
+        training: Whether to train, or to stop before the runs.
 
     Raises:
         UserError: a package or a design is missing, or `out` holds another trial.
@@ -475,11 +474,10 @@ def _step(signals: SignalRelay, title: str, verb: str, *arguments: str, remedy: 
     """Run `python -m VERB ARGUMENTS`; a signal is passed on to it, and ends the trial with it.
 
     Args:
-        signals: passed on.
-        title: line above its output; "": none.
-        verb: package and verb.
-        arguments: of the verb.
-        remedy: clause for a step that failed.
+        signals: Signals to pass on.
+        title: Line above the step's output; "": none.
+        verb: Package and verb.
+        remedy: Clause for a step that failed.
     """
     from pretrain.ranks.launch import prepare_child
 

@@ -44,7 +44,7 @@ def build(out: Path) -> tuple[Path, Path]:
     """Build the sdist from what git tracks, and from the sdist the wheel.
 
     Args:
-        out: directory to make; it also gets the copy that is built, since a build litters it.
+        out: Directory to make; it also gets the copy that is built, since a build litters it.
 
     Returns:
         Paths of sdist and wheel.
@@ -68,8 +68,7 @@ def run(command: Sequence[str], where: Path = ROOT.parent) -> str:
     """Run a command to its end; one that fails ends the program with what it said.
 
     Args:
-        command: words.
-        where: directory to run it in.
+        where: Directory to run it in.
 
     Returns:
         What it printed, on both streams.
@@ -91,9 +90,8 @@ def run_program(program: Path, words: Sequence[str], where: Path) -> str:
     """Run the installed program; a warning that a library prints is a failure, too.
 
     Args:
-        program: its path.
-        words: verb and arguments.
-        where: directory to run it in.
+        words: Verb and arguments.
+        where: Directory to run it in.
 
     Returns:
         The last line that it printed.
@@ -108,9 +106,9 @@ def install(python: str, environment: Path, words: Sequence[str]) -> str:
     """Install packages into an environment, which is made first if it is not there.
 
     Args:
-        python: to make it of.
-        environment: its directory.
-        words: for `pip install`.
+        python: Interpreter to make it of.
+        environment: Directory of the environment.
+        words: Arguments of `pip install`.
 
     Returns:
         How many packages are there then.
@@ -126,8 +124,7 @@ def timed(name: str, action: Callable[[], object]) -> None:
     """Carry out a step and print its line.
 
     Args:
-        name: of the step.
-        action: what to do; what it returns is printed.
+        action: Step to carry out; its result is printed.
     """
     began = time.monotonic()
     result = action()
@@ -139,7 +136,7 @@ def check(python: str, wheel: Path, directory: Path, options: argparse.Namespace
 
     Args:
         python: name or path of the interpreter.
-        wheel: to install.
+        wheel: Wheel to install.
         directory: Directory to make.
         options: torch_index and short, as on the command line.
     """

@@ -56,10 +56,9 @@ def steps(
     """Return the stage that times steps of one shape by `benchmarks.step.measure`.
 
     Args:
-        name: Of the stage.
-        shape: As `benchmarks.step.measure --shape` reads it.
-        contenders: As `benchmarks.step.measure --contenders` reads them.
-        recipe: As `benchmarks.step.measure --recipe` reads it.
+        shape: Shape as `benchmarks.step.measure --shape` reads it.
+        contenders: Names as `benchmarks.step.measure --contenders` reads them.
+        recipe: Name as `benchmarks.step.measure --recipe` reads it.
     """
 
     def work(context: StageContext) -> StageResult:
@@ -149,9 +148,8 @@ def run_stages(context: StageContext, report: StageReport, wanted: Collection[st
     """Run the wanted stages, one after another.
 
     Args:
-        context: Of all stages.
-        report: Is given what each found.
-        wanted: Names of stages.
+        report: Report that gets the findings of each.
+        wanted: Names of the stages to run.
     """
     for stage in STAGES:
         if stage.name in wanted:
@@ -162,9 +160,8 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
     """Run a stage and report it; raise nothing.
 
     Args:
-        stage: which one.
-        context: of all stages; this one's deadline is its own.
-        report: is given its state, its checks and its values, or its error.
+        context: Context of all stages; the deadline of this one is its own.
+        report: Report that gets the stage's state, checks and values, or its error.
     """
     if context.seconds_left < LEAST:
         report.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})

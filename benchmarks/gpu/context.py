@@ -44,9 +44,9 @@ class StageContext:
     """The working directory of a stage, its deadline and its environment.
 
     Attributes:
-        until: of `time.monotonic`.
-        on_gpu: whether the processes will find a GPU.
-        at_once: trainings that one stage starts at the same time.
+        until: Deadline, a value of `time.monotonic`.
+        on_gpu: Whether the processes will find a GPU.
+        at_once: Trainings that one stage starts at the same time.
     """
 
     work: Path
@@ -78,8 +78,7 @@ class StageContext:
         """Run a command to its end.
 
         Args:
-            name: of its log.
-            command: its words.
+            name: Name of the log.
 
         Raises:
             StageError: it failed, or the stage's time was over first.
@@ -98,9 +97,9 @@ class StageContext:
         """Return what a module measured; its own end before time counts as a failure.
 
         Args:
-            name: of its log and of its file.
-            module: run with the options `--seconds` and `--json`.
-            words: further words of its command line.
+            name: Name of the log and of the JSON file.
+            module: Module that is run with the options `--seconds` and `--json`.
+            words: Further words of its command line.
 
         Raises:
             StageError: it failed before it measured anything.
@@ -126,8 +125,7 @@ class StageContext:
         """Yield a command that is running; whatever of it is left at the end is killed.
 
         Args:
-            name: of its log.
-            command: its words.
+            name: Name of the log.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with self._log(name).open("wb") as log:
@@ -167,8 +165,7 @@ class StageReport:
         """Put the report of a stage in, and write the file.
 
         Args:
-            stage: its name.
-            entry: its state, seconds, and what it found.
+            entry: State, seconds and findings of the stage.
         """
         self.values["stages"][stage] = dict(entry)
         self.write()

@@ -137,10 +137,8 @@ def train(context: StageContext, name: str, settings: Sequence[str], start: str 
     """Train to the end; what it printed is in a log of that name.
 
     Args:
-        context: of the stage.
-        name: of the run.
-        settings: overrides of `training`.
-        start: ends the log's name, where a run is started more than once.
+        settings: Overrides of `training`.
+        start: Ends the log's name, where a run is started more than once.
 
     Raises:
         StageError: it failed, or the stage's time was over first.
@@ -152,9 +150,7 @@ def training(context: StageContext, name: str, settings: Sequence[str]) -> list[
     """Return the command of a run on one rank.
 
     Args:
-        context: of the stage.
-        name: of the run.
-        settings: overrides of `demo`; the last of a key counts.
+        settings: Overrides of `demo`; the last of a key counts.
     """
     fixed = [
         f"run.name={name}",
@@ -182,25 +178,14 @@ def _manifest(context: StageContext) -> dict[str, Any]:
 
 
 def records(context: StageContext, name: str) -> list[dict[str, Any]]:
-    """Return what the run recorded, whole lines only, each step as it was recorded last.
-
-    Args:
-        context: of the stage.
-        name: of the run.
-    """
+    """Return what the run recorded, whole lines only, each step as it was recorded last."""
     lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
     by_step = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def column(context: StageContext, name: str, tag: str) -> list[float]:
-    """Return one quantity, step by step.
-
-    Args:
-        context: of the stage.
-        name: of the run.
-        tag: of the quantity.
-    """
+    """Return one quantity, step by step."""
     return [record[tag] for record in records(context, name) if tag in record]
 
 

@@ -47,9 +47,9 @@ class Costs(TorchDispatchMode):
         """Count something at the innermost place outside torch that asked for it.
 
         Args:
-            kind: column of the table.
-            what: in words.
-            times: how often, or how much.
+            kind: Column of the table.
+            what: Noun for what is counted.
+            times: Number of times, or an amount.
         """
         self.found[kind, f"{what} at {_innermost_line()}"] += times  # type: ignore[assignment]
 
@@ -97,7 +97,7 @@ class PretendedGpu(contextlib.ExitStack):
     """A context in which CUDA is there, in pretence; it stays for the rest of the process.
 
     Attributes:
-        costs: what has been asked of it since the last `costs.found.clear()`.
+        costs: Everything asked of the GPU since the last `costs.found.clear()`.
     """
 
     def __init__(self) -> None:

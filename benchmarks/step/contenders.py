@@ -79,10 +79,8 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
     It is in fp32 without a GPU and in bf16 with one.
 
     Args:
-        shape: of the model and of a rank's batch, with the recipe.
-        variant: of the attention.
-        layout: of the ranks.
-        settings: more overrides, separated by spaces.
+        shape: Shape of the model and of a rank's batch, with the recipe.
+        settings: More overrides, separated by spaces.
     """
     draft = Draft(
         "the benchmark's own run",
@@ -195,7 +193,7 @@ def contender_name(kind: str, settings: str) -> str:
     """Return the name of a contender with these settings.
 
     Args:
-        kind: one of `PEERS` or a variant.
+        kind: One of `PEERS` or a variant.
         settings: overrides, separated by spaces; in the name, their keys go without their sections.
     """
     short = ", ".join(word.partition(".")[2] for word in settings.split())
@@ -208,11 +206,9 @@ def build_contender(
     """Build a contender in plain PyTorch, or our engine of that variant with these settings.
 
     Args:
-        kind: one of `PEERS` or a variant; " again" may follow.
-        settings: overrides of our engine, separated by spaces; not for a peer.
-        shape: of the model and of a rank's batch.
-        layout: of the ranks.
-        context: this rank.
+        kind: One of `PEERS` or a variant; " again" may follow.
+        settings: Overrides of our engine, separated by spaces; not for a peer.
+        shape: Shape of the model and of a rank's batch.
     """
     variant = kind.removesuffix(AGAIN)
     if variant not in PEERS:
@@ -234,11 +230,11 @@ def take_turns(
     """Let the contenders take steps in turns, on the same tokens in each round; who begins rotates.
 
     Args:
-        contenders: by name.
-        batch: makes the tokens of a round, `[batch, length + 1]`.
-        rounds: how many count, after WARM_UP_ROUNDS that do not.
-        now: the clock, in seconds.
-        wait: brings ranks and GPUs to the same point.
+        contenders: Contenders by name.
+        batch: Function that makes the tokens of a round, `[batch, length + 1]`.
+        rounds: Number of rounds that count, after WARM_UP_ROUNDS that do not.
+        now: The clock, in seconds.
+        wait: Function that brings ranks and GPUs to the same point.
 
     Returns:
         The seconds of every contender's step, round by round.
@@ -261,8 +257,8 @@ def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor
     """Return a function that makes new random tokens on this rank's device.
 
     Args:
-        shape: the tokens are `[batch, length + 1]`, below its vocabulary.
-        context: this rank; those of one tensor-parallel group are given the same tokens.
+        shape: Shape of the tokens, `[batch, length + 1]`, below its vocabulary.
+        context: Context of this rank; ranks of one tensor-parallel group get the same tokens.
     """
     generator = torch.Generator().manual_seed(context.data_parallel_rank)
     size = (shape.batch, shape.length + 1)

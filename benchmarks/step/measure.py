@@ -148,11 +148,6 @@ def build_in_time(
 ) -> tuple[dict[str, Contender], dict[str, int], list[str]]:
     """Build the contenders that there is time for; each takes one step, which allocates it all.
 
-    Args:
-        arguments: of the command line.
-        layout: of the ranks.
-        context: this rank.
-
     Returns:
         The contenders, the peak bytes of a GPU of each one's step beyond what was held before, and
             the names of those for which no time was left.
@@ -184,8 +179,8 @@ def write_report(report: dict[str, Any], file: Path | None) -> None:
     """Write what was measured so far, if there is a file for it.
 
     Args:
-        report: of `measure`.
-        file: as --json names it; None on other ranks.
+        report: Report of `measure`.
+        file: Path of --json; None on ranks other than the first.
     """
     if file is not None:
         file.write_text(json.dumps(report, indent=1) + "\n")
@@ -203,8 +198,6 @@ def take_first_step(name: str, contender: Contender, tokens: torch.Tensor) -> No
     """Take one step, which allocates all that a step needs.
 
     Args:
-        name: of the contender.
-        contender: what takes the step.
         tokens: `[batch, length + 1]`.
 
     Raises:
@@ -221,10 +214,8 @@ def mfu(shape: Shape, layout: Layout, context: ParallelContext, seconds: float) 
     """Model FLOPs utilisation of a step, causal attention counted by half.
 
     Args:
-        shape: of the model and of a rank's batch.
-        layout: of the ranks.
-        context: this rank.
-        seconds: of a step.
+        shape: Shape of the model and of a rank's batch.
+        seconds: Seconds of a step.
 
     Returns:
         None without a GPU whose peak is known.
@@ -250,12 +241,10 @@ def measure(
     """Let the contenders take turns.
 
     Args:
-        contenders: by name.
-        batch: makes the tokens of a round, `[batch, length + 1]`.
-        context: this rank.
-        layout: of the ranks.
-        shape: of the model and of a rank's batch.
-        steps: rounds that count.
+        contenders: Contenders by name.
+        batch: Function that makes the tokens of a round, `[batch, length + 1]`.
+        shape: Shape of the model and of a rank's batch.
+        steps: Rounds that count.
         clock: `cpu` for this process's CPU time, else the time by the clock.
 
     Returns:
@@ -313,12 +302,9 @@ def look_into(
     """Put the seconds of a contender's step by part and by kernel into the report.
 
     Args:
-        name: of the contender.
-        contender: what takes the steps.
-        batch: makes the tokens of a step.
-        context: this rank.
-        clock: as for `measure`.
-        report: is given both.
+        batch: Function that makes the tokens of a step.
+        clock: `cpu` or `wall`, as for `measure`.
+        report: Report that gets both.
     """
     report["parts"][name] = seconds_by_part(
         contender, batch, PART_ROUNDS, CLOCKS[clock], wait=waiting(context)

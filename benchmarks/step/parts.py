@@ -24,11 +24,10 @@ def seconds_by_part(
     """Time each part of a contender's step.
 
     Args:
-        contender: what takes the steps.
-        batch: makes tokens, `[batch, length + 1]`.
-        rounds: steps that are timed.
-        now: the clock, in seconds.
-        wait: brings ranks and GPUs to the same point before each step.
+        batch: Function that makes tokens, `[batch, length + 1]`.
+        rounds: Number of steps that are timed.
+        now: The clock, in seconds.
+        wait: Function that brings ranks and GPUs to the same point before each step.
 
     Returns:
         The median seconds of each of PARTS.
@@ -74,9 +73,8 @@ def seconds_by_kernel(
     profiler makes it larger than it is.
 
     Args:
-        contender: what takes the steps.
-        batch: makes tokens, `[batch, length + 1]`.
-        rounds: steps that are profiled.
+        batch: Function that makes tokens, `[batch, length + 1]`.
+        rounds: Number of steps that are profiled.
 
     Returns:
         Seconds of a step in each class.

@@ -25,9 +25,9 @@ class Matrices(nn.Module):
     """Matrices of one input: one product for all, or each its own weight, as Muon needs them.
 
     Args:
-        width: of the input.
-        sizes: of the outputs.
-        apart: each matrix is a weight of its own.
+        width: Width of the input.
+        sizes: Sizes of the outputs.
+        apart: Whether each matrix is a weight of its own.
     """
 
     def __init__(self, width: int, sizes: Sequence[int], apart: bool) -> None:
@@ -71,8 +71,8 @@ class Block(nn.Module):
 
         Args:
             x: `[batch, seq, hidden]`.
-            cosine: of the rotary angles, `[seq, head_dim / 2]`.
-            sine: of the same angles.
+            cosine: Cosine of the rotary angles, `[seq, head_dim / 2]`.
+            sine: Sine of the same angles.
 
         Returns:
             `[batch, seq, hidden]`.
@@ -92,8 +92,8 @@ def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> to
 
     Args:
         heads: `[…, seq, head_dim]`.
-        cosine: of the angles, `[seq, head_dim / 2]`.
-        sine: of the same angles.
+        cosine: Cosine of the angles, `[seq, head_dim / 2]`.
+        sine: Sine of the same angles.
 
     Returns:
         Of the shape of `heads`.
@@ -137,10 +137,6 @@ class PlainGPT(nn.Module):
 
 def plain_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
     """Return PyTorch's own optimizers for a config, at its constant learning rate.
-
-    Args:
-        model: whose parameters they update.
-        config: of the optimizer.
 
     Returns:
         Fused AdamW for every weight; or Muon for the matrices of the layers, whole ones also of

@@ -33,8 +33,7 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
     """Return the differences that are named as the subject.
 
     Args:
-        runs: what is compared.
-        names: facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
+        names: Facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
             or any other settings of the config.
 
     Returns:
@@ -76,8 +75,7 @@ def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[
     """Return the settings of the model's shape that differ between labels, and within none.
 
     Args:
-        runs: what is compared.
-        labels: name of the variant of each run, which stands for its shape too.
+        labels: Name of the variant of each run, which stands for its shape too.
     """
     shapes = [_shape(run.config["model"]) for run in runs]
     differing = set()
@@ -97,9 +95,8 @@ def refuse_incomparable(
     """Refuse runs that differ in data, tokens, model shape or evaluation.
 
     Args:
-        runs: what is compared.
-        subjects: facts that may differ.
-        match: with flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
+        subjects: Facts that may differ.
+        match: With flops, tokens may differ where all runs had the same `schedule.flops`; "" for a
             verb without options to name a subject.
 
     Raises:
@@ -155,8 +152,7 @@ def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> li
     """Return a note on losses where lengths of samples are the subject.
 
     Args:
-        runs: what is compared.
-        subjects: facts that may differ.
+        subjects: Facts that may differ.
     """
     if "data.sequence_length" not in subjects:
         return []
@@ -217,9 +213,8 @@ def settings_notes(
     """Return one sentence for each other setting that is not the same in all runs.
 
     Args:
-        groups: the runs.
-        subjects: settings that may differ.
-        shapes: of `shapes_of_labels`, which differ too.
+        subjects: Settings that may differ.
+        shapes: Settings of the shape that differ too, of `shapes_of_labels`.
     """
     settings = {run.path: _other_settings(run, shapes) for run in groups.runs}
     keys = set().union(*settings.values()) - set(subjects)
@@ -255,7 +250,7 @@ def _places(groups: Groups[FinishedRun], values: Mapping[Path, Any]) -> dict[str
     """Return {value as text: names of the labels, or groups, or runs that have it}.
 
     Args:
-        groups: the runs.
+        groups: The runs.
         values: {path of a run: its value of a setting}.
     """
     of_label: dict[str, set[str]] = {}

@@ -53,11 +53,11 @@ def compare_runs(
     and evaluation.
 
     Args:
-        paths: run directories.
-        baseline: a variant's label, or the name of a run.
+        paths: Run directories.
+        baseline: A variant's label, or the name of a run.
         subjects: facts or settings that may differ, because their difference is what is compared.
-        match: what variants have used the same of where their gap is: tokens, flops or seconds.
-        by: what tells variants apart: settings, or names, the first part of the runs' names up to a
+        match: Quantity that variants have used equally at their gap: tokens, flops or seconds.
+        by: What tells variants apart: settings, or names, the first part of the runs' names up to a
             dash; a variant may then have a model shape of its own.
 
     Raises:
@@ -274,8 +274,8 @@ def _sealed_gap(
     """Return what gives the gap of sealed runs at equal `match`, without a look at any others.
 
     Args:
-        groups: the runs by label.
-        runs: all runs that are compared, in the order of `subjects`.
+        groups: The runs by label.
+        runs: All runs that are compared, in the order of `subjects`.
         subjects: {subject: its value in each run}.
         match: tokens, flops or seconds.
     """

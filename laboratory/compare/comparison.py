@@ -47,14 +47,14 @@ class Cost:
     over the runs, which are equal unless the layout changed.
 
     Attributes:
-        step_seconds: time of a step.
-        tokens_per_second: of all ranks together.
-        mfu: model FLOPs utilization, 0 to 1.
-        hfu: hardware FLOPs utilization, 0 to 1.
+        step_seconds: Seconds of a step.
+        tokens_per_second: Tokens of all ranks together.
+        mfu: Model FLOPs utilization, 0 to 1.
+        hfu: Hardware FLOPs utilization, 0 to 1.
         size: parameters.
-        states: bytes of the model states, sums over ranks.
-        peak_device_bytes: of rank 0's device; None without CUDA.
-        peak_host_bytes: resident memory of rank 0's process.
+        states: Bytes of the model states, sums over ranks.
+        peak_device_bytes: Peak memory of rank 0's device; None without CUDA.
+        peak_host_bytes: Resident memory of rank 0's process.
     """
 
     step_seconds: Quartiles | None
@@ -112,23 +112,23 @@ class Variant:
     """Runs of one variant, in one stratum of the subject, with everything measured and computed.
 
     Attributes:
-        name: label and stratum.
-        label: name of the method.
-        stratum: values of the subject as text.
-        baseline: name of the variant that this one is compared with.
-        runs: its seeds.
-        validation_loss: in nats per token, over seeds.
-        validation_perplexity: over seeds.
+        name: Label and stratum.
+        label: Name of the method.
+        stratum: Values of the subject as text.
+        baseline: Name of the variant that this one is compared with.
+        runs: Runs of the variant, one a seed.
+        validation_loss: Loss in nats per token, over seeds.
+        validation_perplexity: Perplexity over seeds.
         perplexity_by_source: {source: perplexity over seeds}.
-        gap: at equal `match` of the comparison; None for the baseline and without a pair of runs.
+        gap: Gap at equal `match`; None for the baseline and without a pair of runs.
         source_gaps: {source: gap at equal tokens}, descriptive and not tested.
-        reaches: steps and tokens to the baseline's training loss.
-        stability: noise of loss and gradient norm.
-        cost: as measured.
-        theory: cost by formula; None where the formulas do not know the config.
-        bytes_per_token: of held-out text; None where the runs do not know it.
-        compute: the variant at equal compute; None for the baseline.
-        speed: seconds of a token over the baseline's; None where too few pairs were measured side
+        reaches: Steps and tokens to the baseline's training loss.
+        stability: Noise of loss and gradient norm.
+        cost: Measured cost.
+        theory: Cost by formula; None where the formulas do not know the config.
+        bytes_per_token: Bytes of held-out text per token; None where the runs do not know it.
+        compute: The variant at equal compute; None for the baseline.
+        speed: Seconds of a token over the baseline's; None where too few pairs were measured side
             by side.
     """
 
@@ -180,16 +180,16 @@ class Comparison:
     """Comparison of variants.
 
     Attributes:
-        baseline: name of the baseline.
+        baseline: Name of the baseline.
         subjects: facts or settings whose difference is compared.
-        variants: of each stratum the baseline first, then the others in the order given.
-        trends: there if the one subject is a number and each value has a baseline of its own.
+        variants: Variants of each stratum, the baseline first, then the others in the order given.
+        trends: Lines over a subject that is a number, where each value has its own baseline.
         notes: sentences.
-        groups: the runs themselves, with their curves, for the figures.
-        match: what a variant and its baseline have used the same of where their gap is: tokens,
-            flops or seconds.
-        by: what tells variants apart: settings or names.
-        seals: sentences on the hypotheses that were sealed beforehand.
+        groups: The runs themselves, with their curves, for the figures.
+        match: Quantity that a variant and its baseline have used equally where their gap is:
+            tokens, flops or seconds.
+        by: What tells variants apart: settings or names.
+        seals: Sentences on the hypotheses that were sealed beforehand.
     """
 
     baseline: str

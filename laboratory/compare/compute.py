@@ -40,7 +40,7 @@ class Curve:
 
     Attributes:
         doublings: log2 of the tokens, [points]; the outermost are far beyond the data.
-        losses: in nats per token, [points].
+        losses: Losses in nats per token, [points].
     """
 
     doublings: Floats
@@ -52,7 +52,7 @@ class Curve:
 
         Args:
             points: {tokens: loss}.
-            slope: fall of the loss per doubling past the ends; None: that of the doubling next to
+            slope: Fall of the loss per doubling past the ends; None: that of the doubling next to
                 each end.
         """
         x = np.log2(sorted(points))
@@ -116,15 +116,15 @@ class EqualCompute:
     """A variant against its baseline at equal compute; what the runs do not tell is None.
 
     Attributes:
-        cost: of a token over the baseline's.
+        cost: Cost of a token over the baseline's.
         learned: nats per token that context has taught the baseline, unigram loss - its loss.
-        curve: where the learning curves come from: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
-        beyond: seeds whose loss sought lies past the end of the learning curve.
-        token_ratio: tokens to the baseline's loss over the baseline's tokens.
-        effective_compute: the same in compute.
-        gap: the gap at equal compute.
-        break_even: gap at equal tokens below which the variant is cheaper, in nats per token.
-        slope: fall of the baseline's loss over its last doubling of tokens.
+        curve: Origin of the learning curves: LENGTHS, BASELINE_LENGTHS or VALIDATIONS.
+        beyond: Number of seeds whose target loss lies past the end of the learning curve.
+        token_ratio: Tokens to the baseline's loss over the baseline's tokens.
+        effective_compute: Compute to the baseline's loss over the baseline's compute.
+        gap: The gap at equal compute.
+        break_even: Gap at equal tokens below which the variant is cheaper, in nats per token.
+        slope: Fall of the baseline's loss over its last doubling of tokens.
     """
 
     cost: float | None
@@ -149,11 +149,11 @@ def equal_compute(
     """Return a variant at its baseline's compute.
 
     Args:
-        group: runs of the variant.
-        baseline: runs of its baseline.
-        match: compute is seconds if this says so, else executed FLOPs by formula.
-        lengths: learning curves over runs of several lengths, of `runs_by_length`.
-        flops_ratio: executed FLOPs of a token over the baseline's; None where not known.
+        group: Runs of the variant.
+        baseline: Runs of its baseline.
+        match: Measure of compute: seconds if it says so, else executed FLOPs by formula.
+        lengths: Learning curves over runs of several lengths, of `runs_by_length`.
+        flops_ratio: Executed FLOPs of a token over the baseline's; None where not known.
 
     Raises:
         UserError: the runs do not tell the gap that `match` asks for.
@@ -210,8 +210,7 @@ def price(
     """Return what learning curves say of a variant at equal compute.
 
     Args:
-        baseline: its name.
-        curve: where the curves come from.
+        curve: Origin of the learning curves.
         variant: {seed: learning curve} of the variant.
         base: {seed: learning curve} of the baseline.
         tokens: {seed: tokens of the variant's run and of the baseline's}.
@@ -250,8 +249,8 @@ def runs_by_length(
     """Return the points of the curves over lengths; {} unless `tokens` is a subject.
 
     Args:
-        groups: the runs by label.
-        runs: the same runs in the order of `subjects`.
+        groups: The runs by label.
+        runs: The same runs in the order of `subjects`.
         subjects: {subject: its value in each run}.
     """
     if "tokens" not in subjects:
@@ -317,8 +316,8 @@ def paired_seconds(group: Group[FinishedRun], baseline: Group[FinishedRun]) -> R
     None where not all runs are in pairs that were measured side by side, or the pairs are too few.
 
     Args:
-        group: runs of a variant.
-        baseline: runs of its baseline.
+        group: Runs of a variant.
+        baseline: Runs of its baseline.
     """
     base = {run.seed: run for run in baseline.runs}
     if len(group.runs) < FEWEST_SEEDS or not {run.seed for run in group.runs} <= base.keys():
@@ -333,8 +332,8 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
     """Return the seconds of a token over those of the baseline's run.
 
     Args:
-        variant_run: run of the variant.
-        base: run of the baseline, of the same seed.
+        variant_run: Run of the variant.
+        base: Run of the baseline, of the same seed.
 
     Raises:
         UserError: they were not measured side by side: on one host, device and number of ranks,
@@ -361,7 +360,8 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
     if why:
         raise UserError(
             f"--match seconds needs runs measured side by side, but of {base.name} and "
-            f"{variant_run.name} {why}; train both in one sweep on one machine, or give --match flops"
+            f"{variant_run.name} {why}; train both in one sweep on one machine, or give "
+            "--match flops"
         )
     return costs[0] / costs[1]
 

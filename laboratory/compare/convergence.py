@@ -34,12 +34,12 @@ class Reach:
     """Steps and tokens to a smoothed loss of the baseline's run of the same seed.
 
     Attributes:
-        fraction: share of the baseline's tokens after which it had that loss.
-        pairs: pairs of runs.
-        reached: those whose run got there at all.
-        steps: until the loss is reached; None unless all got there, as the next two.
-        tokens: until the loss is reached.
-        token_ratio: these tokens over those that the baseline needed.
+        fraction: Share of the baseline's tokens after which it had that loss.
+        pairs: Number of pairs of runs.
+        reached: Number of runs that got there at all.
+        steps: Steps until the loss is reached; None unless all got there, as the next two.
+        tokens: Tokens until the loss is reached.
+        token_ratio: Tokens until the loss is reached over those that the baseline needed.
     """
 
     fraction: float
@@ -55,11 +55,12 @@ class Stability:
     """Noise of a variant's runs; norms are before clipping, after the learning rate's warm-up.
 
     Attributes:
-        loss_variance: of the training loss about a line through the last quarter of the records.
-        gradient_norm: mean over the records of a run.
-        gradient_norm_variation: standard deviation over mean of a run's records.
-        spikes: number of spikes in all runs.
-        records: records that these were looked for in.
+        loss_variance: Variance of the training loss about a line through the last quarter of
+            the records.
+        gradient_norm: Mean over the records of a run.
+        gradient_norm_variation: Standard deviation over mean of a run's records.
+        spikes: Number of spikes in all runs.
+        records: Number of records in which spikes were looked for.
     """
 
     loss_variance: Spread | None

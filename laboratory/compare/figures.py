@@ -208,7 +208,7 @@ def gap_figure(gaps: Mapping[str, PairedGap], axis: str) -> Figure | None:
 
     Args:
         gaps: {name, broken into lines: gap}.
-        axis: label of the axis.
+        axis: Label of the axis.
     """
     if not gaps:
         return None

@@ -87,8 +87,8 @@ def read_losses(
 
     Args:
         files: Paths, of one run's metrics also as NAME:SEED=PATH.
-        metric: name of the loss; None: the only one of held-out text.
-        column: with the names of a table; None: the first of NAMES.
+        metric: Name of the loss; None: the only one of held-out text.
+        column: Column with the names of a table; None: the first of NAMES.
 
     Raises:
         UserError: a file is of no known format or lacks something, a run is there twice, a number

@@ -59,14 +59,14 @@ class LossComparison:
     """Losses of several models, each with the same seeds, against one of them.
 
     Attributes:
-        baseline: name of the model that the others are compared with.
-        scale: unit of the losses as they are shown.
+        baseline: Name of the model that the others are compared with.
+        scale: Unit of the losses as they are shown.
         losses: {model: {seed: loss}}, in nats.
         gaps: {model: its gap to the baseline}, in nats.
-        claims: {model: what was asked of it}; empty where nothing was.
-        sequential: the claims are judged after every pair, in the order of the seeds.
-        notes: what a reader must know, one sentence each.
-        command: the one that made the report; empty where a program did.
+        claims: {model: claim about it}; empty where nothing was asked.
+        sequential: Whether the claims are judged after every pair, in the order of the seeds.
+        notes: Sentences that a reader must know.
+        command: Command that made the report; empty where a program did.
     """
 
     baseline: str
@@ -214,15 +214,14 @@ def compare_losses(
     Args:
         losses: {model: {seed: loss}}, or paths of tables and of metric files, the latter also as
             NAME:SEED=PATH.
-        baseline: the model to compare with; None: the first.
-        metric: name of the loss in the files; None: the only one of held-out text.
-        names: column with the names in the tables; None: name, model, variant, run, design, arm.
+        baseline: The model to compare with; None: the first.
+        metric: Name of the loss in the files; None: the only one of held-out text.
+        names: Column with the names in the tables; None: name, model, variant, run, design, arm.
         unit: nats (a token) or bits (a byte); None: bits where the metric is called bpb.
-        question: are the others better, worse or within the margin? None: nothing is asked.
-        margin: percent of perplexity.
-        sequential: the question is judged after every pair, so that one may have looked at any
-            time.
-        out: directory for the report; None: none is written.
+        question: Whether the others are better, worse or within the margin; None: nothing is asked.
+        margin: Percent of perplexity.
+        sequential: Judge the question after every pair, so that one may have looked at any time.
+        out: Directory for the report; None: none is written.
 
     Raises:
         UserError: a file cannot be read, a loss is not finite, there is one model only, or a model

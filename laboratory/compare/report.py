@@ -74,10 +74,9 @@ class ModelText:
     """Text that the model of one run wrote after a prompt.
 
     Attributes:
-        variant: name of the run's variant.
-        seed: of the run.
-        prompt: what it was asked to continue.
-        text: what it wrote.
+        variant: Name of the run's variant.
+        prompt: Text that the model was asked to continue.
+        text: Text that the model wrote.
     """
 
     variant: str
@@ -95,10 +94,9 @@ def write_comparison(
     """Write all files of a comparison, each whole or not at all.
 
     Args:
-        comparison: what is written.
         out: directory, made if missing.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     write(comparison_document(comparison, command, texts), out)
     link_event_files(comparison, out / "tensorboard")
@@ -110,9 +108,8 @@ def compare_command(
     """Return the command that makes a comparison again, cut where a line may break.
 
     Args:
-        runs: run directories as the user gave them.
-        comparison: the comparison.
-        out: its directory.
+        runs: Run directories as the user gave them.
+        out: Directory of the comparison.
     """
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", comparison.baseline), ("--out", str(out))]
@@ -127,9 +124,8 @@ def comparison_document(
     """Return everything that is written, but for the links.
 
     Args:
-        comparison: what is written.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     return Document(
         page=report_page(comparison, command, texts),
@@ -199,12 +195,7 @@ def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print two tables that fit 100 columns, and what a reader must know.
-
-    Args:
-        comparison: what is printed.
-        console: where it is printed.
-    """
+    """Print two tables that fit 100 columns, and what a reader must know."""
     tables = (quality_summary(comparison), cost_summary(comparison))
     show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
 
@@ -215,9 +206,8 @@ def report_page(
     """Return the blocks of report.md and report.html.
 
     Args:
-        comparison: what is shown.
-        command: the one that made the report, cut where a line may break.
-        texts: what models wrote.
+        command: Command that made the report, cut where a line may break.
+        texts: Texts that models wrote.
     """
     return [
         "# Comparison of runs",
@@ -451,8 +441,8 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
     """Return the formulas of a report; docs/comparison.md explains them.
 
     Args:
-        comparisons: number of gaps in the report.
-        trends: number of slopes in the report.
+        comparisons: Number of gaps in the report.
+        trends: Number of slopes in the report.
     """
     line = (
         "Change per doubling: for each seed that has a gap at every value x of the subject where "
@@ -495,8 +485,7 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
     Only links are removed from an older directory, and folders that are then empty.
 
     Args:
-        comparison: of the runs.
-        directory: of the links, made if missing.
+        directory: Directory of the links, made if missing.
     """
     for folder in sorted(directory.glob("*")):
         if folder.is_dir() and not folder.is_symlink():

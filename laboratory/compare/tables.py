@@ -227,13 +227,13 @@ class Measure:
     """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
     Attributes:
-        title: of the row.
-        field: where the number stands in `Cost`, and the expected one in `Theory`.
-        show: returns the number as text.
-        digits: of the median and quartiles, where the cost table shows these.
-        formula: where the expected number of another unit stands, of which the ratio is shown.
-        by_chance: company on the machine, or an allocator, moves the number by more than a variant
-            does: its distance to the baseline is not shown.
+        title: Title of the row.
+        field: Dotted path of the number in `Cost`, and of the expected one in `Theory`.
+        show: Function that returns the number as text.
+        digits: Digits of the median and quartiles, where the cost table shows these.
+        formula: Dotted path of an expected number of another unit, of which the ratio is shown.
+        by_chance: Whether company on the machine, or an allocator, moves the number by more than a
+            variant does: its distance to the baseline is not shown.
     """
 
     title: str
@@ -248,8 +248,7 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
     """Return measures down, variants across; below a measured row, the same by formula.
 
     Args:
-        comparison: all variants.
-        stratum: values of the subject of those that are shown.
+        stratum: Values of the subject of the variants that are shown.
     """
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
     pairs = [(variant, comparison.base_of(variant)) for variant in variants]

@@ -30,12 +30,12 @@ class Theory:
     """Sizes and costs by formula.
 
     Attributes:
-        phases: number of phases of training.
-        size: parameters in the last phase, as in audit.json.
-        model_flops_per_token: of a training step.
-        executed_flops_per_token: without what is frozen, mean over all steps; what recomputation
-            adds is not in it.
-        states: bytes in the last phase, sums over ranks.
+        phases: Number of phases of training.
+        size: Parameters in the last phase, as in audit.json.
+        model_flops_per_token: Model FLOPs of a training step, per token.
+        executed_flops_per_token: The same without what is frozen, mean over all steps; what
+            recomputation adds is not in it.
+        states: Bytes in the last phase, sums over ranks.
     """
 
     phases: int

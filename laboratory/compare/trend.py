@@ -27,11 +27,11 @@ class Point:
     """Gap at one value of the subject, in nats per token.
 
     Attributes:
-        value: of the subject.
-        pairs: all pairs of runs there.
-        mean: mean gap.
-        low: lower end of its 95 % interval; None for a single pair.
-        high: upper end.
+        value: Value of the subject.
+        pairs: All pairs of runs there.
+        mean: Mean gap.
+        low: Lower end of its 95 % interval; None for a single pair.
+        high: Upper end.
     """
 
     value: float
@@ -46,13 +46,13 @@ class Trend:
     """Gap of one variant over the values of a subject, in nats per token.
 
     Attributes:
-        label: of the variant.
-        subject: key of the config, or `tokens`.
-        points: gaps by ascending value.
+        label: Label of the variant.
+        subject: Key of the config, or `tokens`.
+        points: Gaps by ascending value.
         slope: `differences` are the b of its `seeds`; `t_p_holm` is adjusted over all slopes of the
             report.
-        intercept: mean of a.
-        residual: largest distance of those seeds' mean gaps from the mean line; None where two
+        intercept: Mean of a.
+        residual: Largest distance of those seeds' mean gaps from the mean line; None where two
             values leave none.
     """
 
@@ -88,7 +88,6 @@ def fit_trends(
     """Fit a line for every variant with gaps at two values or more.
 
     Args:
-        subject: its name.
         gaps: {variant's label: {value of the subject: its gap there}}.
 
     Returns:

@@ -31,8 +31,8 @@ class Encoded:
     """Examples as ids.
 
     Attributes:
-        items: the examples.
-        shortened: how many did not fit and were cut.
+        items: The examples.
+        shortened: How many did not fit and were cut.
     """
 
     items: Sequence[Item]
@@ -57,11 +57,10 @@ def encode_examples(
     """Encode examples for a model that reads from left to right.
 
     Args:
-        task: of the examples.
-        examples: texts with their labels.
-        to_ids: ids of texts, without any that mark their ends.
-        start: the id that stands before every example.
-        longest: ids of an example at most; of two sentences the longer one is cut first, at its
+        examples: Texts with their labels.
+        to_ids: Ids of texts, without any that mark their ends.
+        start: The id that stands before every example.
+        longest: Ids of an example at most; of two sentences the longer one is cut first, at its
             end.
     """
     columns = [to_ids([example.first for example in examples])]
@@ -82,8 +81,8 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
     """Cut one list, or two, so that they fit; of two the longer one is cut first.
 
     Args:
-        parts: ids of each sentence.
-        room: most ids of both together.
+        parts: Ids of each sentence.
+        room: Most ids of both together.
     """
     first, *rest = parts
     if not rest:
@@ -100,10 +99,10 @@ def set_aside(
     The examples that are reported must not choose the weights they are reported of.
 
     Args:
-        examples: all training examples.
-        part: share that is set aside.
-        most: largest number that is set aside.
-        seed: of the draw.
+        examples: All training examples.
+        part: Share that is set aside.
+        most: Largest number that is set aside.
+        seed: Seed of the draw.
 
     Raises:
         UserError: there are too few for both.

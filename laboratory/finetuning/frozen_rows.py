@@ -54,10 +54,6 @@ class _Part(NamedTuple):
 def freeze(model: nn.Module, rows: Rows) -> None:
     """Freeze rows of weights, and the biases that belong to them.
 
-    Args:
-        model: whose weights they are.
-        rows: to freeze.
-
     Raises:
         UserError: the model has no such weight, or not so many rows.
     """
@@ -70,12 +66,7 @@ def freeze(model: nn.Module, rows: Rows) -> None:
 
 
 def frozen_digest(model: nn.Module, rows: Rows) -> str:
-    """Return the SHA-256 of the bits of rows and their biases, as the model computes with them.
-
-    Args:
-        model: whose weights they are.
-        rows: that are frozen.
-    """
+    """Return the SHA-256 of the bits of rows and their biases, as the model computes with them."""
     digest = hashlib.sha256()
     for part in _frozen_parts(model, rows):
         digest.update(f"{part.name} {part.attribute}".encode())
@@ -84,12 +75,7 @@ def frozen_digest(model: nn.Module, rows: Rows) -> str:
 
 
 def remember(model: nn.Module, rows: Rows) -> State:
-    """Return the state of the model before training.
-
-    Args:
-        model: to be trained.
-        rows: that are frozen.
-    """
+    """Return the state of the model before training."""
     return frozen_digest(model, rows), _trained_digests(model)
 
 
@@ -97,10 +83,9 @@ def what_changed(model: nn.Module, rows: Rows, state: State, head: str) -> dict[
     """Check that the frozen rows are the same bits, and that others changed.
 
     Args:
-        model: after its training.
-        rows: that were frozen.
+        model: Model after its training.
         state: What `remember` returned.
-        head: first letters of the name of the new head's weight.
+        head: First letters of the name of the new head's weight.
 
     Returns:
         Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.

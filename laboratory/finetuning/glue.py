@@ -58,12 +58,12 @@ class Plan:
     """Plan of fine-tunings of exports, each with the seeds 1 … `seeds`.
 
     Attributes:
-        models: the exports.
-        groups: the same by method.
+        models: The exports.
+        groups: The same by method.
         settings: hyperparameters.
-        seeds: of a new head, the order of examples, dropout, and which examples are set aside.
-        max_length: ids of an example at most; None: as long as the model's own sequences.
-        train_query_key: Q and K train like everything else.
+        seeds: Number of seeds, each of a new head, the order of examples, dropout and the split.
+        max_length: Ids of an example at most; None: as long as the model's own sequences.
+        train_query_key: Whether Q and K train like everything else.
     """
 
     models: Sequence[Pretrained]
@@ -77,17 +77,11 @@ class Plan:
 class GlueFineTuning:
     """Fine-tuning of an export on a task of GLUE, without the seed.
 
-    Args:
-        plan: of all fine-tunings.
-        model: to fine-tune.
-        tokenizer: of the model.
-        data: of the task.
-
     Attributes:
-        identity: everything that decides the result, beside the seed; as JSON gives it back.
-        train: examples to train on, of which each seed sets some aside.
+        identity: Everything that decides the result, beside the seed; as JSON gives it back.
+        train: Examples to train on, of which each seed sets some aside.
         judged: {name: examples} to compute the outputs of, after the training.
-        name: of model and task.
+        name: Name of model and task.
     """
 
     def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, data: TaskData) -> None:
@@ -196,10 +190,9 @@ def run_glue(
     """Fine-tune every model on every task with every seed, but for results that are on disk.
 
     Args:
-        plan: of all fine-tunings.
-        tasks: with their examples.
+        tasks: Tasks with their examples.
         out: directory, whose `trials` has the results.
-        begin_piece: called with the title of each fine-tuning before it begins.
+        begin_piece: Called with the title of each fine-tuning before it begins.
 
     Returns:
         The scores, and what report.json has of each; `kept`: the result was on disk already.

@@ -25,7 +25,6 @@ def predictions_of(task: Task, outputs: np.ndarray) -> np.ndarray:
     """Return the predictions that a classifier's outputs stand for.
 
     Args:
-        task: of the examples.
         outputs: `[items, numbers]`.
 
     Returns:
@@ -40,7 +39,6 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
     An undefined correlation counts as 0.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
         predictions: `[items]`.
     """
@@ -58,7 +56,6 @@ def constant_score(task: Task, labels: ArrayLike) -> float:
     """Return the score of a model that always gives the most frequent label.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
     """
     labels = np.array(labels)
@@ -75,7 +72,6 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
     """Return the standard error of the score over the choice of items.
 
     Args:
-        task: of the examples.
         labels: `[items]`.
         predictions: `[items]`.
     """

@@ -48,15 +48,15 @@ class Trial:
     """Scores of one fine-tuning of one model on one task.
 
     Attributes:
-        task: name of the task.
-        group: of the model.
-        model: its name.
+        task: Name of the task.
+        group: Group of the model.
+        model: Name of the model.
         pretraining_seed: None where it is not known.
-        seed: of the fine-tuning.
+        seed: Seed of the fine-tuning.
         score: 1 is the best.
-        metrics: the score is made of these, or is the first of them.
-        standard_error: of the score over the choice of items.
-        items: number of items.
+        metrics: Metrics that the score is made of, or whose first it is.
+        standard_error: Standard error of the score over the choice of items.
+        items: Number of items.
     """
 
     task: str
@@ -78,12 +78,12 @@ class Comparison:
     """Comparison of a group with another on one task.
 
     Attributes:
-        task: name of the task.
-        group: name of the group.
-        control: the other group, which is the baseline.
-        pair: what the pairs of the gap are.
+        task: Name of the task.
+        group: Name of the group.
+        control: The other group, which is the baseline.
+        pair: Kind of pairs that the gap is over.
         gap: None without a seed in common.
-        held: number of pairs in which the criterion held; None if a score of the control is not
+        held: Number of pairs in which the criterion held; None if a score of the control is not
             above 0.
     """
 
@@ -99,9 +99,9 @@ def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> 
     """Compare every group with the baseline on every task, corrected over all comparisons.
 
     Args:
-        trials: all fine-tunings.
-        baseline: name of a group.
-        tolerance: the part of the baseline's score that a pair may lose.
+        trials: All fine-tunings.
+        baseline: Name of a group.
+        tolerance: The part of the baseline's score that a pair may lose.
     """
     comparisons = [
         _compare(members, groups[baseline], tolerance)
@@ -163,11 +163,11 @@ def fine_tuned_report(
     """Return the report of all trials.
 
     Args:
-        trials: all fine-tunings.
-        baseline: name of a group.
-        tolerance: the part of the baseline's score that a pair may lose.
-        notes: further notes of the report.
-        content: further content of report.json.
+        trials: All fine-tunings.
+        baseline: Name of a group.
+        tolerance: The part of the baseline's score that a pair may lose.
+        notes: Further notes of the report.
+        content: Further content of report.json.
     """
     comparisons = compare_trials(trials, baseline, tolerance)
     return Report(

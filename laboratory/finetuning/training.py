@@ -45,14 +45,14 @@ class Settings:
     """Hyperparameters of a fine-tuning: AdamW with a linear warmup and a linear decay to zero.
 
     Attributes:
-        learning_rate: its peak.
-        epochs: passes over the training examples, at most.
-        batch_size: examples of a step.
-        warmup: the part of all steps in which the rate rises.
-        weight_decay: of matrices.
-        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at
+        learning_rate: Peak learning rate.
+        epochs: Passes over the training examples, at most.
+        batch_size: Examples of a step.
+        warmup: The part of all steps in which the rate rises.
+        weight_decay: Weight decay of matrices.
+        evaluate_every: Steps between two evaluations of the examples set aside; every epoch has at
             least one.
-        patience: evaluations without a better one that end the training; 0: none do.
+        patience: Evaluations without a better one that end the training; 0: none do.
     """
 
     learning_rate: float = 5e-5
@@ -89,13 +89,12 @@ def fine_tune(
     In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
 
     Args:
-        model: to train.
-        train: examples to train on.
-        aside: examples that decide when the training ends, and which weights are the best.
-        collator: makes batches.
+        train: Examples to train on.
+        aside: Examples that decide when the training ends, and which weights are the best.
+        collator: Function that makes batches.
         settings: hyperparameters.
-        seed: of the order of the data, and of dropout.
-        judge: of the examples set aside.
+        seed: Seed of the order of the data, and of dropout.
+        judge: Function that scores the examples set aside.
         judged: {name: examples} to compute the outputs of, after the training.
 
     Returns:

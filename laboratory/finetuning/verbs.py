@@ -120,8 +120,8 @@ def require_packages(verb: str, *names: str) -> None:
     """Import transformers and other packages of a verb, quietly.
 
     Args:
-        verb: name of the verb.
-        *names: by which the packages are imported.
+        verb: Name of the verb, for the message.
+        *names: Names by which the packages are imported.
 
     Raises:
         UserError: one is not installed.

@@ -84,8 +84,8 @@ class Probe:
     """Hooks on one step: losses of its tokens, squares of its gradients.
 
     Args:
-        run: the open run.
-        position: before the step.
+        run: The open run.
+        position: Position before the step.
     """
 
     def __init__(self, run: Run, position: Position) -> None:

@@ -77,12 +77,12 @@ class Past:
     """A step of a run as its directory has it.
 
     Attributes:
-        run: directory of the run.
-        step: number of the step.
+        run: Directory of the run.
+        step: Number of the step.
         settings: section.key=value that put back what later starts of the run have changed.
-        segment: the start of the run that made the step, from environment.json.
-        record: of the step in metrics.jsonl; {} where the step was not recorded.
-        checkpoint: the nearest one before the step; None: the run's start, or its trunk.
+        segment: The start of the run that made the step, from environment.json.
+        record: Record of the step in metrics.jsonl; {} where the step was not recorded.
+        checkpoint: The nearest one before the step; None: the run's start, or its trunk.
     """
 
     run: RunDirectory
@@ -97,8 +97,8 @@ def look_up(path: Path, step: int, below_step: int | None = None) -> Past:
     """Find what is needed to make a step of a run again.
 
     Args:
-        path: run directory.
-        step: number of the step.
+        path: Run directory.
+        step: Number of the step.
         below_step: Exclusive upper bound on the step of the checkpoint; None: `step`.
 
     Raises:
@@ -144,8 +144,8 @@ def first_own_step(path: Path, step: int = 1) -> int:
     Without changes in between it is 1, but for a branch.
 
     Args:
-        path: run directory.
-        step: of which the settings are; 1: the first ones.
+        path: Run directory.
+        step: Step whose settings count; 1: the first ones.
 
     Raises:
         UserError: there is no such run.
@@ -200,10 +200,10 @@ def replayed(
     """Make a step again on ranks of this machine.
 
     Args:
-        past: the step.
+        past: The step.
         overrides: section.key=value of another layout.
-        ranks: number of ranks; 0: as many as the run had.
-        keep: steps up to this one after which the replay saves a checkpoint.
+        ranks: Number of ranks; 0: as many as the run had.
+        keep: Steps up to this one after which the replay saves a checkpoint.
 
     Yields:
         The replay's directory, which lasts as long as the context, and the answer of

@@ -40,9 +40,9 @@ def agreement(record: Mapping[str, Any], loss: float | None, norm: float | None)
     """Return how a replayed step's loss and gradient norm stand to its record.
 
     Args:
-        record: of the step, from metrics.jsonl.
-        loss: as replayed; None: not finite.
-        norm: of the gradient, as replayed; None: not finite.
+        record: Record of the step, from metrics.jsonl.
+        loss: Replayed loss; None: not finite.
+        norm: Replayed gradient norm; None: not finite.
     """
     then = [float(record.get(metric.tag) or "nan") for metric in (LOSS, GRADIENT_NORM)]
     if math.isnan(sum(then)):
@@ -64,9 +64,8 @@ def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bo
     """Return what a replay found out, as page, JSON and terminal output.
 
     Args:
-        past: the step.
-        answer: of `replay.__main__`.
-        another_layout: the replay had another layout than the run.
+        answer: Answer of `replay.__main__`.
+        another_layout: Whether the replay had another layout than the run.
     """
     _, loss, norm = answer["trace"][-1]
     layout = "another layout than the run" if another_layout else "the layout of the run"
@@ -167,8 +166,8 @@ def diff_document(one: Path, other: Path) -> Document:
     """Find the first difference of two runs; return it as page, JSON and terminal output.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
     """
     pair = (one, other)
     begins = [first_own_step(path) for path in pair]
@@ -214,9 +213,9 @@ def _repeated(
     """Make the steps around the first difference again with both runs.
 
     Args:
-        pair: run directories.
-        first: the first step that differs.
-        equal_until: the last step whose checkpoints are equal.
+        pair: Run directories.
+        first: The first step that differs.
+        equal_until: The last step whose checkpoints are equal.
 
     Returns:
         What that shows, how each agrees with its record, and the first tensors that differ.
@@ -269,9 +268,8 @@ class Tensors:
     """States of tensors that differ after a step, in the order of the forward pass.
 
     Attributes:
-        step: the step.
         rows: (name, kind, largest |a - b|, that over the largest |a|).
-        alone: parameters of one run only.
+        alone: Parameters of one run only.
     """
 
     step: int
@@ -328,8 +326,8 @@ def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
     """Return the first step whose records differ in more than times and memory, and a clause.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
     """
     both = [
         {r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)
@@ -349,8 +347,8 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
     """Compare the checkpoints of the steps that two runs both saved.
 
     Args:
-        one: run directory.
-        other: run directory.
+        one: Run directory.
+        other: Run directory.
 
     Returns:
         A clause, the last step whose checkpoints are equal (0: none), and the first that differ.
@@ -371,9 +369,9 @@ def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | Non
     """Compare two checkpoints of a step tensor by tensor, whatever their layouts.
 
     Args:
-        a: a run.
-        b: another run.
-        step: whose checkpoints are compared.
+        a: A run.
+        b: Another run.
+        step: Step whose checkpoints are compared.
 
     Returns:
         What differs; None where all bits are equal.

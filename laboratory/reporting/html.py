@@ -18,7 +18,7 @@ def html_page(title: str, body: str) -> str:
     """Return the page, with links to its parts below the first heading.
 
     Args:
-        title: title of the window, as text.
+        title: Title of the window, as text.
         body: HTML; its second headings begin the parts.
     """
     titles = re.findall("<h2>(.*?)</h2>", body)
@@ -102,9 +102,9 @@ def inline_svg(svg: str, name: str, narrow: str = "") -> str:
     """Return a drawing of matplotlib as a part of a page.
 
     Args:
-        svg: the drawing.
-        name: said to who cannot see it, and before its ids, which are unique in the page then.
-        narrow: the drawing for a phone; "": the same, scaled.
+        svg: The drawing.
+        name: Label for screen readers, and prefix of the ids, which makes them unique in the page.
+        narrow: The drawing for a phone; "": the same, scaled.
     """
     if not narrow:
         return f'<div class="figure">{_svg(svg, name, name)}</div>'

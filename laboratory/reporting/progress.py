@@ -16,8 +16,8 @@ class WorkDisplay:
     """Display of progress over work items, shown while entered as a context.
 
     Args:
-        pieces: number of work items.
-        seconds_between_lines: least time between two lines of a log file.
+        pieces: Number of work items.
+        seconds_between_lines: Least time between two lines of a log file.
     """
 
     def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:

@@ -80,7 +80,7 @@ def make(directory: Path, kind: str = "documentation") -> None:
     """Write the corpus into a new directory; exit with a sentence where a package is not there.
 
     Args:
-        directory: Of the corpus.
+        directory: Directory of the corpus.
         kind: Key of TEXTS.
     """
     for program in ("apt-get", "dpkg-deb"):

@@ -30,9 +30,9 @@ class Saved:
     """Shares of the costs of `vanilla_conv4` that a variant saves.
 
     Attributes:
-        flops: Of the FLOPs of a run of `large_modern`, by `plan`.
-        hours: Of its GPU-hours, by `plan`'s estimate.
-        seconds: Of a step of the study's runs, measured on a core; None: not measured.
+        flops: Saved share of the FLOPs of a run of `large_modern`, by `plan`.
+        hours: Saved share of its GPU-hours, by `plan`'s estimate.
+        seconds: Saved share of a step's seconds, measured on a core; None: not measured.
     """
 
     flops: float
@@ -81,7 +81,7 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     """Return {seed: loss}, had the variant spent on tokens what it saves.
 
     Args:
-        losses: Of all variants.
+        losses: Losses of all variants.
         variant: One of them.
         tokens: Length of the runs.
         cost: Key of COSTS.

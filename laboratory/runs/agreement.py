@@ -37,8 +37,8 @@ def read_result(run: RunDirectory, last: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of summary.json, which is that of the last record.
 
     Args:
-        run: the run's directory.
-        last: the last record of metrics.jsonl.
+        run: The run's directory.
+        last: The last record of metrics.jsonl.
 
     Raises:
         UserError: summary.json is missing or damaged, or tells of another result.
@@ -56,9 +56,9 @@ def require_agreement(
     """Refuse a run of which two files contradict each other.
 
     Args:
-        run: the run's directory.
-        files: content of `config`, `environment`, `audit` and `summary`.
-        curves: of metrics.jsonl.
+        run: The run's directory.
+        files: Content of `config`, `environment`, `audit` and `summary`.
+        curves: Curves of metrics.jsonl.
 
     Raises:
         UserError: names both files and the key.

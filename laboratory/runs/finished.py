@@ -167,8 +167,8 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     Where none holds a run, all are returned, for the reader to refuse the first.
 
     Args:
-        paths: of runs, as the user gave them.
-        models: keep directories of transformers too.
+        paths: Paths of runs, as the user gave them.
+        models: Keep directories of transformers too.
 
     Returns:
         The paths that stay, and a line that names the others, or "".

@@ -21,8 +21,8 @@ class ResultCache:
     """Results on disk, a JSON file each: {"identity": what it was made of, …}.
 
     Args:
-        directory: of the files, made if missing.
-        form: of a result.
+        directory: Directory of the files, made if missing.
+        form: Form of a result.
     """
 
     directory: Path
@@ -32,8 +32,8 @@ class ResultCache:
         """Return a result, or None if there is none, none of this identity, or none whole.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result has to be made of.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result has to be made of.
         """
         try:
             content: dict[str, Any] = parse_json(self._path(name).read_bytes())
@@ -46,9 +46,8 @@ class ResultCache:
         """Write a result; numbers that are not finite become null.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result was made of.
-            content: the result.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result was made of.
 
         Raises:
             UserError: the file cannot be written.
@@ -67,9 +66,9 @@ class ResultCache:
         """Return a result that has been through JSON, and whether it was there already.
 
         Args:
-            name: name of the file, without its suffix.
-            identity: what the result has to be made of.
-            make: makes the result where it is not there.
+            name: Name of the file, without its suffix.
+            identity: Everything that the result has to be made of.
+            make: Function that makes the result where it is not there.
         """
         if (kept := self.read(name, identity)) is not None:
             return kept, True

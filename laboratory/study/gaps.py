@@ -34,10 +34,10 @@ class Scale:
     """Unit of the values that a gap compares, and how their differences are shown.
 
     Attributes:
-        unit: shown after a number; "" for none.
-        factor: what a value is multiplied with to be shown.
-        digits: digits after the point.
-        of_losses: values are in nats per token, so exp(gap) is a ratio of perplexities.
+        unit: Text after a number; "" for none.
+        factor: Multiplier of a value when it is shown.
+        digits: Digits after the point.
+        of_losses: Values are in nats per token, so exp(gap) is a ratio of perplexities.
     """
 
     unit: str = ""
@@ -72,21 +72,21 @@ class PairedGap:
     What n or equal differences leave undefined is None.
 
     Attributes:
-        baseline: name of the baseline.
-        seeds: ascending.
-        differences: `[pairs]`, in the order of the seeds.
-        scale: unit of the values.
-        mean: mean difference.
-        sd: standard deviation of the differences.
-        low: lower end of the 95 % interval of the mean.
-        high: upper end of the interval.
-        cohens_dz: mean over standard deviation.
-        t: statistic of the paired t-test.
-        t_p: its two-sided p value.
-        t_p_holm: p value adjusted over all comparisons of the report.
-        wilcoxon: statistic of the signed-rank test.
-        wilcoxon_p: its two-sided p value, exact.
-        wilcoxon_p_holm: p value adjusted over all comparisons of the report.
+        baseline: Name of the baseline.
+        seeds: Seeds in ascending order.
+        differences: Differences `[pairs]`, in the order of the seeds.
+        scale: Unit of the values.
+        mean: Mean difference.
+        sd: Standard deviation of the differences.
+        low: Lower end of the 95 % interval of the mean.
+        high: Upper end of the interval.
+        cohens_dz: Mean over standard deviation.
+        t: Statistic of the paired t-test.
+        t_p: Two-sided p value of the t-test.
+        t_p_holm: P value adjusted over all comparisons of the report.
+        wilcoxon: Statistic of the signed-rank test.
+        wilcoxon_p: Two-sided p value of the signed-rank test, exact.
+        wilcoxon_p_holm: P value adjusted over all comparisons of the report.
     """
 
     baseline: str
@@ -175,10 +175,10 @@ def paired_gap(
     """Return the gap between two sets of runs; None if they have no seed in common.
 
     Args:
-        baseline: name of the baseline.
+        baseline: Name of the baseline.
         values: {seed: value} of the variant.
         base: {seed: value} of the baseline.
-        scale: unit of the values.
+        scale: Unit of the values.
     """
     seeds = tuple(sorted(values.keys() & base.keys()))
     if not seeds:
@@ -246,8 +246,8 @@ def paired_gaps(
 
     Args:
         values: {model: {seed: value}}.
-        baseline: one of the models.
-        scale: unit of the values.
+        baseline: One of the models.
+        scale: Unit of the values.
 
     Raises:
         UserError: there is no such model, or one has no seed in common with it.

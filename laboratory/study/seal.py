@@ -48,11 +48,11 @@ class Seal:
     """A seal as its file has it.
 
     Attributes:
-        path: the file.
+        path: The file.
         directory: Directory of the runs, without links.
-        sealed: what is sealed.
-        raw: the same as plain JSON, which the hash is of.
-        intact: whether the content still has the hash.
+        sealed: Sealed content.
+        raw: The same as plain JSON, of which the hash is.
+        intact: Whether the content still has the hash.
     """
 
     path: Path
@@ -81,8 +81,8 @@ class Seal:
         """Return those of the runs that are of sealed designs, by name or settings, but not sealed.
 
         Args:
-            runs: any finished runs.
-            designs: of the seal.
+            runs: Any finished runs.
+            designs: Designs of the seal.
         """
         settings = {design: self.sealed.settings[design] for design in designs}
         sealed_paths = {
@@ -102,8 +102,8 @@ class Seal:
         """Return clauses on what makes a run another than the sealed one: settings, data, time.
 
         Args:
-            run: a run of `own_runs`.
-            design: of the run.
+            run: A run of `own_runs`.
+            design: Design of the run.
         """
         was = dict(self.sealed.settings[design])
         now = design_settings(run.config)
@@ -176,9 +176,9 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
     """Write a seal beside the runs, or return the one of the same content that is there already.
 
     Args:
-        directory: directory of the runs.
-        content: fields of `Sealed`, and any others, but for `commit` and `sealed`.
-        begun: names of those of the runs that are there.
+        directory: Directory of the runs.
+        content: Fields of `Sealed`, and any others, but for `commit` and `sealed`.
+        begun: Names of the runs that have begun.
 
     Returns:
         The seal; None where a run has begun, because nothing can be sealed then.
@@ -211,9 +211,9 @@ def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
     """Return whether a seal has the content that would be sealed now.
 
     Args:
-        seal: that lies there.
-        content: fields of `Sealed`, through JSON.
-        begun: a run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
+        seal: Seal beside the runs.
+        content: Fields of `Sealed`, through JSON.
+        begun: A run is there, so nothing is sealed anew. The grid file may then be spelt otherwise
             or have another comment: settings, seeds and data are what counts, and `notes` says that
             the file has changed.
     """
@@ -227,8 +227,8 @@ class SealsRead:
     """Seals of directories of runs.
 
     Attributes:
-        seals: those that could be read.
-        problems: a sentence on each file that could not.
+        seals: Those that could be read.
+        problems: A sentence on each file that could not.
     """
 
     seals: tuple[Seal, ...]

@@ -49,10 +49,10 @@ class Measure(BaseModel):
     """Yardstick of a sealed hypothesis: all that decides it but the runs.
 
     Attributes:
-        match: what a design and its baseline have used the same of where their gap is; steps: each
-            is taken at its end, whatever it has used.
+        match: Quantity that a design and its baseline have used equally where their gap is; with
+            steps, each is taken at its end, whatever it has used.
         subjects: facts or settings in which the runs may differ, as `compare --subject` has them.
-        rule: name and constants of the test, as in `verdict`.
+        rule: Name and constants of the test, as in `verdict`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,15 +89,15 @@ class Sealed(BaseModel):
     """Sealed content, as its file has it.
 
     Attributes:
-        stopping_rule: as a clause.
-        fixed_n: exactly the runs of `seeds` were to be made; otherwise `seeds` are the most.
-        measure: what decides the hypotheses.
-        seeds: of the runs, in the order in which pairs count.
+        stopping_rule: Stopping rule as a clause.
+        fixed_n: Exactly the runs of `seeds` were to be made; otherwise `seeds` are the most.
+        measure: Measure that decides the hypotheses.
+        seeds: Seeds of the runs, in the order in which pairs count.
         settings: {design: {section.key: value}}, of `design_settings`.
         other_seeds: {design: {section.key: value}}, of `seed_settings`.
-        data: fingerprints of the data.
-        commit: of the program; a + at its end stands for uncommitted changes.
-        sealed: time of the seal.
+        data: Fingerprints of the data.
+        commit: Commit of the program; a + at its end stands for uncommitted changes.
+        sealed: Time of the seal.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -128,12 +128,7 @@ class Sealed(BaseModel):
 
 
 def design_of(name: str, seed: int) -> str:
-    """Return the name of a sweep's run without its seed.
-
-    Args:
-        name: of the run.
-        seed: of the run.
-    """
+    """Return the name of a sweep's run without its seed."""
     return name.removesuffix(f"-seed_{seed}")
 
 
@@ -141,7 +136,7 @@ def arm_of(name: str) -> str:
     """Return the first part of a run's or design's name, up to a dash.
 
     Args:
-        name: such as vanilla-t500-seed_1, of which it is vanilla.
+        name: Name such as vanilla-t500-seed_1, of which the part is vanilla.
     """
     return name.partition("-")[0]
 
@@ -166,7 +161,7 @@ def seed_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]
     """Return {section.key: value} of the seeds beside a run's own; None: they are the run's own.
 
     Args:
-        configs: of the runs of a design.
+        configs: Configurations of a design's runs.
 
     Raises:
         UserError: such a seed changes from run to run otherwise than the run's own.

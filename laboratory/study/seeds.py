@@ -52,9 +52,9 @@ class Group(Generic[R]):
     """Runs that are seeds of one another.
 
     Attributes:
-        label: name of the method.
-        stratum: values of the subject as text; "" if no subject was named.
-        runs: by ascending seed.
+        label: Name of the method.
+        stratum: Values of the subject as text; "" if no subject was named.
+        runs: Runs by ascending seed.
     """
 
     label: str
@@ -72,8 +72,8 @@ class Groups(Generic[R]):
     """Groups, and the group that each is compared with.
 
     Attributes:
-        baseline: name of the baseline.
-        groups: every group.
+        baseline: Name of the baseline.
+        groups: Every group.
         compared_with: {name of a group: name of its baseline's group}; a baseline's is itself.
     """
 
@@ -111,9 +111,9 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
     """Refuse a path that is given twice.
 
     Args:
-        paths: as the user gave them.
-        what: what a path is, for the message.
-        place: what a path names, for the message.
+        paths: Paths as the user gave them.
+        what: Noun for a path in the message.
+        place: Noun for the target of a path in the message.
 
     Raises:
         UserError: two paths are the same place.
@@ -165,11 +165,11 @@ def group_runs(
     """Group runs by method, settings of the attention and values of the subjects.
 
     Args:
-        runs: members of the groups.
-        baseline: a label, a label with its stratum, or the name of one run, which then stands for
+        runs: Members of the groups.
+        baseline: A label, a label with its stratum, or the name of one run, which then stands for
             its group.
         subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
-        labels: of `runs`; None: by their settings.
+        labels: Labels of `runs`; None: by their settings.
 
     Returns:
         The groups, strata in the order of the subject's values, the baseline first in each, all
@@ -204,10 +204,10 @@ def group_by_settings(
     """Group members by method and settings, in the order given.
 
     Args:
-        members: members of the groups.
-        methods: method of each member.
+        members: Members of the groups.
+        methods: Method of each member.
         settings: {name: value} of each member; a name may have a section before it.
-        baseline: the name of a group, its variant, or the name of a member; None: the first
+        baseline: The name of a group, its variant, or the name of a member; None: the first
             member's group.
 
     Raises:

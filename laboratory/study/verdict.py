@@ -67,8 +67,7 @@ def gap_at_end(design: Runs, baseline: Runs, _: object = None) -> PairedGap | No
     """Return the gap of the losses at the end of the runs, without losses that are not finite.
 
     Args:
-        design: runs of the design.
-        baseline: runs of its baseline.
+        baseline: Runs of its baseline.
     """
     values, base = (
         {seed: run.result.validation_loss for seed, run in runs.items()}
@@ -91,11 +90,11 @@ def verdicts(
     """Return what a seal says of runs, as sentences; "" where it has no hypothesis about them.
 
     Args:
-        seal: beside some of the runs.
-        runs: any finished runs.
-        gap_of: returns a gap by the measure that is asked for.
-        asked: match and subjects of the report; None: those that are sealed.
-        together: all seals that are read, of which those of the same directory count for Holm's
+        seal: Seal beside some of the runs.
+        runs: Any finished runs.
+        gap_of: Function that returns a gap by the measure that is asked for.
+        asked: Match and subjects of the report; None: those that are sealed.
+        together: All seals that are read, of which those of the same directory count for Holm's
             correction: hypotheses sealed one by one get no easier test than together.
     """
     present = {design_of(run.config["run"]["name"], run.seed) for run in seal.beside(runs)}
@@ -135,9 +134,8 @@ def _statement(seal: Seal, by_design: Mapping[str, Runs], changes: Iterable[str]
     """Return the seal's time, hash, rule and measure, and what has changed, as one sentence.
 
     Args:
-        seal: the seal.
         by_design: Runs of the seal, of `Seal.own_runs`.
-        changes: clauses on what has changed of runs and measure.
+        changes: Clauses on what has changed of runs and measure.
     """
     clauses = [*changes, *seal.notes(by_design)]
     since = f"changed since: {_listed(clauses, '; ')}" if clauses else "nothing has changed since"
@@ -157,8 +155,7 @@ def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None)
     """Return clauses on why nothing that is judged now is what was sealed; none where it is.
 
     Args:
-        seal: the seal.
-        asked: match and subjects of a report; None: those that are sealed.
+        asked: Match and subjects of a report; None: those that are sealed.
     """
     clauses = [] if seal.intact else [f"{seal.path} no longer has its own hash"]
     sealed = seal.sealed.measure
@@ -185,10 +182,10 @@ def _outcomes(
     """Return {hypothesis: its outcome, and the seeds that it was judged by}.
 
     Args:
-        seal: has the hypotheses.
+        seal: Seal with the hypotheses.
         by_design: Runs of the seal, of `Seal.own_runs`.
-        gap_of: returns a gap.
-        elsewhere: hypotheses of other seals beside it.
+        gap_of: Function that returns a gap.
+        elsewhere: Hypotheses of other seals beside it.
     """
     sealed = seal.sealed
     every = [run for of_design in by_design.values() for run in of_design.values()]
@@ -238,8 +235,8 @@ def _fixed(
 
     Args:
         gaps: {hypothesis: its gap, None where there is none}.
-        seeds: of the seal.
-        elsewhere: hypotheses of other seals beside it.
+        seeds: Seeds of the seal.
+        elsewhere: Hypotheses of other seals beside it.
     """
     whole = {claim: gap for claim, gap in gaps.items() if gap and set(gap.seeds) == set(seeds)}
     # What cannot be judged, and what other seals have, counts as the weakest test, so that leaving
@@ -277,8 +274,7 @@ def p_value(claim: Hypothesis, gap: PairedGap) -> float:
     """Return the two-sided p value of the nearest gap that is not claimed; 1 without a spread.
 
     Args:
-        claim: a hypothesis about the gap.
-        gap: of two pairs or more; of fewer the p value is 1.
+        gap: Gap of two pairs or more; of fewer the p value is 1.
     """
     from scipy import stats  # a second, which refusals do not wait for
 

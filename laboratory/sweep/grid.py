@@ -82,10 +82,9 @@ class Grid:
     """A grid file that has been read.
 
     Attributes:
-        source: how messages call it.
-        content: its keys.
+        source: Name of the grid in messages.
+        content: Keys of the file.
         lines: {key: FILE:LINE where it stands}.
-        path: of the file.
     """
 
     source: str
@@ -181,7 +180,6 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     """Return the runs of a grid: by seed, then by entry of the list, then by combination.
 
     Args:
-        grid: the grid file.
         overrides: (key, value) from the command line; they win over `set`.
 
     Raises:
@@ -238,9 +236,9 @@ def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> lis
     """Return the runs whose name fits a pattern, in order.
 
     Args:
-        runs: of a grid.
-        patterns: patterns of the shell; without any, all runs are returned.
-        source: the grid, for messages.
+        runs: Runs of a grid.
+        patterns: Patterns of the shell; without any, all runs are returned.
+        source: Name of the grid, for messages.
 
     Raises:
         UserError: no run's name fits a pattern.

@@ -37,11 +37,10 @@ class PlannedRun:
     """A run of a sweep.
 
     Attributes:
-        name: of the run.
-        base: first argument of `python -m pretrain train` for it, a config or YAML file.
-        overrides: the other arguments, section.key=value.
-        config: as resolved and checked.
-        standing: state of its directory.
+        base: First argument of `python -m pretrain train` for it, a config or YAML file.
+        overrides: The other arguments, section.key=value.
+        config: Configuration as resolved and checked.
+        standing: State of its directory.
     """
 
     name: str
@@ -75,12 +74,12 @@ def plan_sweep(
     are planned once.
 
     Args:
-        grid: the grid file.
-        base: a config or YAML file; None: the grid's own.
+        grid: The grid file.
+        base: A config or YAML file; None: the grid's own.
         overrides: (key, value) of every run.
-        ranks_of: returns the ranks of a run.
-        check_data: also read the manifests of the data.
-        only: patterns of the names of the runs that are asked for, and checked; none: all of them.
+        ranks_of: Function that returns the number of ranks of a run.
+        check_data: Also read the manifests of the data.
+        only: Patterns of the names of the runs that are asked for, and checked; none: all of them.
 
     Raises:
         UserError: a configuration is refused, two runs are the same, a directory holds another run,
@@ -127,14 +126,13 @@ def seal_plan(
     """Seal hypotheses about the planned runs, beside them.
 
     Args:
-        grid: the grid file of the runs.
-        base: a config or YAML file; None: the grid's own.
+        grid: The grid file of the runs.
+        base: A config or YAML file; None: the grid's own.
         overrides: (key, value) of every run.
-        runs: the planned runs.
-        hypotheses: what is sealed about them.
-        stopping_rule: as a clause.
-        measure: what decides the hypotheses.
-        seeds: those that the runs may grow to; None: exactly those of `runs`.
+        hypotheses: Hypotheses to seal.
+        stopping_rule: Stopping rule as a clause.
+        measure: Measure that decides the hypotheses.
+        seeds: Seeds that the runs may grow to; None: exactly those of `runs`.
 
     Returns:
         The seal; None where a run, or the trunk that it branches from, has begun unsealed.

@@ -64,10 +64,9 @@ class Outcome:
     """The outcome of a run in this sweep.
 
     Attributes:
-        run: the run.
-        ending: how it ended.
-        seconds: how long it took in this sweep.
-        detail: why it did not finish.
+        ending: Way in which the run ended.
+        seconds: Seconds that it took in this sweep.
+        detail: Reason why it did not finish.
     """
 
     run: PlannedRun
@@ -142,11 +141,10 @@ def run_sweep(
     What another sweep is running is left for later, and done where that has finished it.
 
     Args:
-        runs: the runs of the sweep.
-        jobs: most runs at a time.
-        local_ranks: ranks of each run.
-        signals: those received so far are passed on to the runs.
-        report: called with every run when it starts (with None), once a minute while it runs, when
+        jobs: Most runs at a time.
+        local_ranks: Ranks of each run.
+        signals: Those received so far are passed on to the runs.
+        report: Called with every run when it starts (with None), once a minute while it runs, when
             it has ended, and once where another sweep is running it.
 
     Raises:
@@ -206,8 +204,8 @@ def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> Pla
     """Return the first run whose trunk has ended or is not of this sweep.
 
     Args:
-        waiting: runs that have not started.
-        active: runs that have not ended.
+        waiting: Runs that have not started.
+        active: Runs that have not ended.
 
     Returns:
         None while there is no such run.
@@ -223,8 +221,7 @@ def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
     """Return the command that trains one run, as a user could give it.
 
     Args:
-        run: the run.
-        local_ranks: its ranks.
+        local_ranks: Number of the run's ranks.
     """
     program = [sys.executable, "-m", "pretrain", "train"]
     return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
@@ -350,10 +347,10 @@ def devices_of_slot(
     """Return the GPUs of one slot, one per rank.
 
     Args:
-        devices: all GPUs.
-        slot: number of the slot, from 0.
-        jobs: number of slots.
-        local_ranks: ranks of a run.
+        devices: All GPUs.
+        slot: Number of the slot, from 0.
+        jobs: Number of slots.
+        local_ranks: Ranks of a run.
 
     Raises:
         UserError: there are too few.

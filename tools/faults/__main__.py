@@ -74,13 +74,12 @@ def campaign(
     """Run cases side by side, and print each as it ends.
 
     Args:
-        cases: what to run.
-        directory: of all files.
-        shards: text to train on.
-        jobs: cases side by side.
-        keep: leave the files of the cases in `directory`.
-        made: undisturbed runs that are there already.
-        note: is told each outcome at once.
+        directory: Directory of all files.
+        shards: Text to train on.
+        jobs: Cases side by side.
+        keep: Whether to leave the files of the cases in `directory`.
+        made: Undisturbed runs that exist already.
+        note: Function that is called with each outcome at once.
 
     Returns:
         The outcomes, in the order of their numbers.

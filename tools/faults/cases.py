@@ -60,12 +60,12 @@ class Outcome:
     """The result of a case.
 
     Attributes:
-        happened: the fault came before the run had ended.
-        in_save: while a checkpoint was being written.
-        sentence: the one sentence with which the disturbed start ended, if it did.
-        waited: seconds from a SIGSTOP to that sentence.
+        happened: Whether the fault came before the run had ended.
+        in_save: Whether the fault came while a checkpoint was being written.
+        sentence: The one sentence with which the disturbed start ended, if it did.
+        waited: Seconds from a SIGSTOP to that sentence.
         wrong_end, left, different: what is wrong, in words; empty where nothing is.
-        commit: what was tried, for outcomes of several days.
+        commit: Commit that was tried, for outcomes of several days.
     """
 
     case: Case

@@ -27,12 +27,12 @@ class Disturbance:
     """A signal to a start, when its time has come; then what happened.
 
     Attributes:
-        start_seconds: what a start takes up to its first step, in the undisturbed run.
-        step_seconds: what a step takes there.
-        first_step: the step that this start makes first.
-        happened: whether the run had not ended before.
-        in_save: whether a checkpoint was being written then.
-        seconds_to_sentence: from the signal to the first sentence on stderr.
+        start_seconds: Seconds of an undisturbed start up to its first step.
+        step_seconds: Seconds of an undisturbed step.
+        first_step: The step that this start makes first.
+        happened: Whether the run had not ended before the signal.
+        in_save: Whether a checkpoint was being written then.
+        seconds_to_sentence: Seconds from the signal to the first sentence on stderr.
     """
 
     case: Case
@@ -129,11 +129,11 @@ def failing_storage(
     """Return the environment in which writing below a directory fails.
 
     Args:
-        shim: the library of `build_shim`.
-        root: the directory.
-        counter: a file that counts the bytes that were written.
-        after: the first byte that cannot be written; NEVER: all can.
-        error: number of the error, or STANDS.
+        shim: The library of `build_shim`.
+        root: The directory.
+        counter: A file that counts the bytes that were written.
+        after: The first byte that cannot be written; NEVER: all can.
+        error: Number of the error, or STANDS.
     """
     counter.write_bytes(bytes(8))
     return {
@@ -160,7 +160,7 @@ def small_disk(directory: Path, size: int) -> Iterator[bool]:
     """A context in which a directory is a file system of its own.
 
     Args:
-        directory: is made if it is not there.
+        directory: Directory, made if missing.
         size: bytes, in whole pages.
 
     Yields:
@@ -200,8 +200,8 @@ def damage(checkpoint: Path, case: Case) -> Path:
     """Flip a bit of, or cut, one of a checkpoint's files, remove some, or damage the run's records.
 
     Args:
-        checkpoint: its directory.
-        case: says what, and where.
+        checkpoint: Directory of the checkpoint.
+        case: Case that says what is damaged, and where.
 
     Returns:
         The file, or the checkpoint if there are several.

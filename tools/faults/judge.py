@@ -30,9 +30,9 @@ def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
     """Return the differences from the undisturbed run, a few words each.
 
     Args:
-        run: the disturbed one.
-        reference: the undisturbed one.
-        same_layout: both ran at one layout, so that every bit must be equal; else up to rounding.
+        run: Directory of the disturbed run.
+        reference: Directory of the undisturbed run.
+        same_layout: Every bit must be equal, as both ran at one layout; else up to rounding.
     """
     state = run / "state"
     if not state.is_file() or state.read_text() != "finished\n":

@@ -21,9 +21,9 @@ class Reference:
     """The undisturbed run of a layout.
 
     Attributes:
-        run: its directory.
+        run: Directory of the run.
         start_seconds, step_seconds: up to the first step, and from one to the next.
-        bytes_written: by all its processes, into all its files.
+        bytes_written: Bytes written by all its processes, into all its files.
     """
 
     run: Path
@@ -44,7 +44,7 @@ class References:
     """Makes each of them once, in `directory`, when it is first asked for; for several threads.
 
     Args:
-        made: what is there already.
+        made: Undisturbed runs that exist already.
     """
 
     def __init__(

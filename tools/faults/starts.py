@@ -36,7 +36,7 @@ class Display:
     """A pipe to what shows a start's output, as `tee` is; it may go away before the start ends.
 
     Args:
-        log: shows the output.
+        log: File that shows the output.
     """
 
     def __init__(self, log: Path) -> None:
@@ -120,9 +120,9 @@ class End:
     """The end of a start.
 
     Attributes:
-        code: of the launcher; negative for a signal.
-        hung: it had not ended after LONGEST_START, and was killed.
-        left: processes, ports and files of shared memory that were there afterwards, each in words.
+        code: Exit code of the launcher; negative for a signal.
+        hung: Whether the start had not ended after LONGEST_START, and was killed.
+        left: Processes, ports and files of shared memory that remained, each in words.
     """
 
     code: int
@@ -161,13 +161,13 @@ def run_start(
     """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and wait for its end.
 
     Args:
-        overrides: of the configuration.
-        layout: says how many ranks.
-        run: the directory that it makes.
-        log: its output goes there, its errors beside it.
-        disturb: is called with the start while it runs.
-        environment: is added to the usual one.
-        piped: which of stdout and stderr are a `Display`'s pipe; the display shows them in `log`.
+        overrides: Overrides of the configuration.
+        layout: Layout with the number of ranks.
+        run: Directory of the run.
+        log: File of the output; the errors go beside it.
+        disturb: Function that is called with the start while it runs.
+        environment: Variables beside the usual ones.
+        piped: Those of stdout and stderr that go through a `Display`, which shows them in `log`.
     """
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
     command += ["--local-ranks", str(layout.ranks)]

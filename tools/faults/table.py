@@ -31,9 +31,9 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     """Return the table by fault, what stands above it, and a line for each problem.
 
     Args:
-        outcomes: of all cases.
-        command: that ran them.
-        seconds: that they took.
+        outcomes: Outcomes of all cases.
+        command: Command that ran the cases.
+        seconds: Seconds that the cases took.
     """
     good = sum(not outcome.problems for outcome in outcomes)
     commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
@@ -100,11 +100,10 @@ def put_into(page: Path, text: str) -> None:
     """Replace what stands between the two marks of a page.
 
     Args:
-        page: in Markdown.
-        text: to put there.
+        page: Page in Markdown.
 
     Raises:
-        ValueError: it has not got them.
+        ValueError: the page lacks the marks.
     """
     head, begin, rest = page.read_text().partition(BEGIN)
     _, end, tail = rest.partition(END)

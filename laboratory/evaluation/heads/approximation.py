@@ -53,12 +53,12 @@ class Grid:
     """Models to train; the first variant is what the others are compared with.
 
     Attributes:
-        variants: names of variants.
-        widths: values of model.hidden_size, ascending.
-        depths: values of model.num_layers, ascending.
-        seeds: seeds 1 … this.
-        steps: optimizer steps of each.
-        learning_rate: peak of AdamW.
+        variants: Names of variants.
+        widths: Values of model.hidden_size, ascending.
+        depths: Values of model.num_layers, ascending.
+        seeds: Seeds 1 … this.
+        steps: Optimizer steps of each.
+        learning_rate: Peak of AdamW.
     """
 
     variants: tuple[str, ...]
@@ -77,7 +77,7 @@ class Grid:
         """Return the model and its optimizer as a run's configuration.
 
         Args:
-            variant: name of a variant.
+            variant: Name of a variant.
             width: model.hidden_size.
             depth: model.num_layers.
             seed: run.seed.
@@ -115,12 +115,11 @@ class Trial:
     """Result of one model.
 
     Attributes:
-        variant: name of the variant.
+        variant: Name of the variant.
         width: model.hidden_size.
         depth: model.num_layers.
         seed: run.seed.
-        error: mean squared error on the test set / variance of the targets there.
-        trainable_parameters: their number.
+        error: Mean squared error on the test set / variance of the targets there.
     """
 
     variant: str
@@ -193,10 +192,6 @@ class Regressor(torch.nn.Module):
 def train(regressor: Regressor, config: Config) -> float:
     """Train on fresh samples, the same for every variant.
 
-    Args:
-        regressor: the model to train.
-        config: its configuration.
-
     Returns:
         The mean squared error on the test set divided by the variance of the targets there.
     """
@@ -226,8 +221,8 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
     """Draw samples of the function that is approximated, in float32.
 
     Args:
-        seed: of the draws.
-        sequences: number of samples.
+        seed: Seed of the draws.
+        sequences: Number of samples.
 
     Returns:
         Inputs `[sequences, LENGTH, FEATURES]` and targets `[sequences, LENGTH]`.
@@ -253,9 +248,7 @@ def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) 
     """Return the report of the error by width and depth, every variant beside the first.
 
     Args:
-        grid: the models that were trained.
-        trials: their results.
-        tolerance: in the largest model a variant's error may be above the first one's by this part.
+        tolerance: Share by which a variant's error may exceed the first one's in the largest model.
     """
     errors = errors_by_model(trials)
     return Report(

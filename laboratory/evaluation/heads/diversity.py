@@ -35,13 +35,13 @@ class WeightDiversity:
     """Differences between the heads of one role in one layer.
 
     Attributes:
-        cosine_mean: mean |cosine| of two flattened heads.
-        cosine_max: the largest.
-        row_cosine_mean: mean |cosine| of rows of two heads.
-        row_cosine_max: the largest.
-        angle_smallest: the smallest principal angle of two heads, in degrees.
-        angle_mean: the mean.
-        overlap: mean cos² of the principal angles; head_dim / hidden_size for random subspaces.
+        cosine_mean: Mean |cosine| of two flattened heads.
+        cosine_max: Largest of these.
+        row_cosine_mean: Mean |cosine| of rows of two heads.
+        row_cosine_max: Largest of these.
+        angle_smallest: The smallest principal angle of two heads, in degrees.
+        angle_mean: Mean of these angles.
+        overlap: Mean cos² of the principal angles; head_dim / hidden_size for random subspaces.
     """
 
     cosine_mean: float
@@ -59,11 +59,11 @@ class LayerDiversity:
     """Diversity of one layer, means over positions that see two keys or more.
 
     Attributes:
-        query: of W_Q; None where the layer has no such matrices, or fewer than two heads.
-        key: the same of W_K.
+        query: Diversity of W_Q; None where the layer has no such matrices, or fewer than two heads.
+        key: Diversity of W_K.
         divergence: KL between heads, in nats; None of one head.
-        entropy: of the attention, in nats.
-        relative_entropy: entropy / ln(visible keys), 1 for uniform attention.
+        entropy: Entropy of the attention, in nats.
+        relative_entropy: Entropy / ln(visible keys), 1 for uniform attention.
     """
 
     query: WeightDiversity | None
@@ -77,9 +77,9 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
     """Measure every layer of a model on one process.
 
     Args:
-        model: the model, in evaluation mode.
-        data: held-out text.
-        samples: samples of each source that the attention is measured on, the first ones.
+        model: The model, in evaluation mode.
+        data: Held-out text.
+        samples: Samples of each source that the attention is measured on, the first ones.
     """
     layers = model.decoder.layers
     sums = np.zeros((len(layers), 3))
@@ -219,11 +219,8 @@ class RunDiversity:
     """Diversity of one run, layer by layer.
 
     Attributes:
-        name: of the run.
-        group: of the run.
-        seed: of the run.
-        trained: layers after training.
-        untrained: layers at initialisation.
+        trained: Layers after training.
+        untrained: Layers at initialisation.
     """
 
     name: str
@@ -239,10 +236,10 @@ def measure_run(
     """Measure a run's model, and the same model at initialisation.
 
     Args:
-        trained: the run's model, with its data.
-        group: name of the run's group.
-        context: process groups of the one process.
-        samples: samples of each source that the attention is measured on.
+        trained: The run's model, with its data.
+        group: Name of the run's group.
+        context: Process groups of the one process.
+        samples: Samples of each source that the attention is measured on.
     """
     untrained = build_model(trained.config, context).eval()
     trained_layers, untrained_layers = (
@@ -288,8 +285,8 @@ class Limits:
     """Criterion of the hypothesis.
 
     Attributes:
-        cosine: largest cosine between heads.
-        divergence: least KL between heads, in nats.
+        cosine: Largest cosine between heads.
+        divergence: Least KL between heads, in nats.
     """
 
     cosine: float = 0.3
@@ -300,9 +297,8 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
     """Return the report of all runs.
 
     Args:
-        runs: what was measured.
-        limits: the criterion.
-        samples: samples of each source that the attention was measured on.
+        limits: The criterion.
+        samples: Samples of each source that the attention was measured on.
     """
     groups = by_group(runs)
     criterion = (
@@ -387,7 +383,7 @@ def diversity_figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limit
 
     Args:
         groups: {group: what was measured of its runs}.
-        limits: the criterion.
+        limits: The criterion.
     """
     figure, plots = new_figure(2, 2, height=2.8)
     panels = (

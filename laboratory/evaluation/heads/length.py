@@ -45,10 +45,10 @@ class LengthLoss:
     """Losses of one length, in nats, by place in a span.
 
     Attributes:
-        length: of the blocks.
+        length: Length of the blocks.
         sums: `[3 * trained length]` float64, losses summed over all spans. The same place is the
             same prediction at every length.
-        counts: the same shape, numbers of predictions.
+        counts: Numbers of predictions, of the same shape.
     """
 
     length: int
@@ -79,9 +79,6 @@ class RunLengths:
     """Losses of one run at every length.
 
     Attributes:
-        name: of the run.
-        group: of the run.
-        seed: of the run.
         trained_length: data.sequence_length.
         losses: {factor: losses} of those of FACTORS that the model can read.
         reasons: {factor: why not} of the others.
@@ -118,9 +115,9 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     """Return the losses at every length.
 
     Args:
-        trained: the run's model, with its data.
-        group: name of the run's group.
-        samples: spans per source; None: as many as hold data.validation_samples samples.
+        trained: The run's model, with its data.
+        group: Name of the run's group.
+        samples: Spans per source; None: as many as hold data.validation_samples samples.
 
     Raises:
         UserError: the trained length is odd.
@@ -151,8 +148,7 @@ def why_not(trained: TrainedModel, factor: float) -> str | None:
     """Return why the model cannot read a multiple of its trained length; None if it can.
 
     Args:
-        trained: the run's model.
-        factor: the multiple.
+        factor: Multiple of the trained length.
     """
     if factor <= 1.0:
         return None
@@ -190,8 +186,8 @@ def cut(spans: np.ndarray, length: int) -> np.ndarray:
     """Cut spans into blocks, of which neighbours share one id, as in training.
 
     Args:
-        spans: ids `[n, k·length + 1]`.
-        length: predictions of a block.
+        spans: Ids `[n, k·length + 1]`.
+        length: Predictions of a block.
 
     Returns:
         `[n·k, length + 1]`.
@@ -204,8 +200,7 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
     """Return the report of all runs.
 
     Args:
-        runs: what was measured.
-        tolerance: relative changes of perplexity up to this count as stable.
+        tolerance: Largest relative change of perplexity that counts as stable.
     """
     groups = by_group(runs)
     return Report(
@@ -317,7 +312,7 @@ def length_figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) 
 
     Args:
         groups: {group: what was measured of its runs}.
-        tolerance: relative changes of perplexity up to this count as stable.
+        tolerance: Largest relative change of perplexity that counts as stable.
     """
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, groups, tolerance)

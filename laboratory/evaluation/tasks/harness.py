@@ -47,11 +47,9 @@ class LoadedTask:
     """Task of the harness.
 
     Attributes:
-        name: of the task.
-        version: of the task.
-        shots: worked examples before every item.
-        asked: digest of all requests, and of how answers are scored.
-        task: the harness's own object.
+        shots: Worked examples before every item.
+        asked: Digest of all requests, and of how answers are scored.
+        task: The harness's own object.
     """
 
     name: str
@@ -66,9 +64,9 @@ class Measured:
     """Name in the report with its tasks.
 
     Attributes:
-        name: of the task or group.
-        tasks: the task, or all of the group.
-        group: the harness's own object, of a group with a number of its own.
+        name: Name of the task or group.
+        tasks: The task, or all of the group.
+        group: The harness's own object, for a group with a number of its own.
     """
 
     name: str
@@ -118,10 +116,10 @@ def load_tasks(
     """Load tasks with their data and their requests.
 
     Args:
-        names: of tasks, groups and tags.
-        include_path: directory with task files of the user's own; None: none.
-        shots: worked examples before every item; None: as the task has it.
-        limit: the first items of each task, at most; None: all.
+        names: Names of tasks, groups and tags.
+        include_path: Directory with task files of the user's own; None: none.
+        shots: Worked examples before every item; None: as the task has it.
+        limit: The first items of each task, at most; None: all.
 
     Raises:
         UserError: a name is not known, or its data or the task itself cannot be read.
@@ -252,10 +250,10 @@ class Harness:
     """Model of transformers in the harness.
 
     Args:
-        directory: of the model.
+        directory: Directory of the model.
         device: cpu or cuda.
-        batch_size: requests at once.
-        trust_code: run code that lies in the directory.
+        batch_size: Requests at once.
+        trust_code: Whether code that lies in the directory may run.
 
     Raises:
         UserError: transformers cannot load it.
@@ -279,8 +277,7 @@ class Harness:
         """Evaluate the model on one task.
 
         Args:
-            loaded: the task.
-            limit: its first items, at most; None: all.
+            limit: Number of the first items, at most; None: all.
 
         Raises:
             UserError: the device's memory does not hold a batch, or the task's own code failed.

@@ -48,13 +48,11 @@ class TaskReport:
     """Comparison on tasks with its inputs.
 
     Attributes:
-        comparison: what is reported.
-        groups: the models by variant.
-        measured: the tasks.
-        scores: of all models on all tasks.
-        limit: the first items of each task, at most; None: all.
-        versions: of the packages.
-        command: cut where a line may break.
+        groups: Models by variant.
+        scores: Scores of all models on all tasks.
+        limit: The first items of each task, at most; None: all.
+        versions: Versions of the packages.
+        command: Command that made the report, cut where a line may break.
     """
 
     comparison: TaskComparison

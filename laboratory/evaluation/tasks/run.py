@@ -42,11 +42,11 @@ class Settings:
     """Settings of an evaluation.
 
     Attributes:
-        batch_size: requests at once.
+        batch_size: Requests at once.
         device: cpu or cuda.
-        limit: the first items of each task, at most; None: all.
-        harness: version of the harness.
-        results: directory for results, which are kept.
+        limit: The first items of each task, at most; None: all.
+        harness: Version of the harness.
+        results: Directory for results, which are kept.
     """
 
     batch_size: int
@@ -62,9 +62,7 @@ def measure(
     """Evaluate all models on all tasks and groups.
 
     Args:
-        models: the models.
-        measured: the tasks and groups.
-        settings: of the evaluation.
+        measured: Tasks and groups.
 
     Returns:
         {path of a model: {name: scores}}.

@@ -16,10 +16,10 @@ class Score:
     """Score on a task by one metric.
 
     Attributes:
-        value: the score.
-        stderr: the harness's own standard error over items; None where there is none.
+        value: The score.
+        stderr: The harness's own standard error over items; None where there is none.
         higher_is_better: False for a perplexity.
-        items: the metric of every item in order, if all are numbers; of a group, task by task.
+        items: The metric of every item in order, if all are numbers; of a group, task by task.
     """
 
     value: float
@@ -34,8 +34,8 @@ class TaskScores:
 
     Attributes:
         scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
-        items: number of items.
-        cut: number of requests longer than the model's context, of which it saw the last part only.
+        items: Number of items.
+        cut: Number of requests longer than the model's context, of which it saw the last part only.
     """
 
     scores: Mapping[str, Score]
@@ -47,9 +47,8 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
     """Return the scores of one task.
 
     Args:
-        results: of the harness's `evaluate`, `samples` included.
-        name: of the task.
-        cut: number of requests longer than the model's context.
+        results: Results of the harness's `evaluate`, `samples` included.
+        cut: Number of requests longer than the model's context.
     """
     result = results["results"][name]
     better = results["higher_is_better"].get(name) or {}
@@ -70,7 +69,7 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
     """Return the harness's numbers of a group from those of its tasks.
 
     Args:
-        group: the harness's own object.
+        group: The harness's own object.
         parts: {name: scores} of its tasks.
     """
     flat: dict[str, dict[str, Any]] = {}

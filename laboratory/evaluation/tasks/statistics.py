@@ -36,13 +36,13 @@ class Result:
     """Score of one variant by one metric.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: name of the variant.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Name of the variant.
         higher_is_better: False for a perplexity.
-        score: mean and deviation over the runs.
-        stderr: mean over the runs of the harness's own; None where there is none.
-        items: number of items.
+        score: Mean and deviation over the runs.
+        stderr: Mean over the runs of the harness's own; None where there is none.
+        items: Number of items.
     """
 
     task: str
@@ -59,11 +59,11 @@ class Contrast:
     """Gap of a variant to its baseline by one metric.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: name of the variant.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Name of the variant.
         higher_is_better: False for a perplexity.
-        tested: the metric is the one of the task that is tested; others have no p values.
+        tested: The metric is the one of the task that is tested; others have no p values.
         gap: None without a seed in common.
     """
 
@@ -80,16 +80,16 @@ class ItemTest:
     """McNemar's exact test between a model and one of the baseline.
 
     Attributes:
-        task: name of the task or group.
-        metric: name of the metric.
-        variant: of the model.
-        model: its name.
-        base: name of the baseline's model.
-        items: number of items.
-        only_model: items that only the model has right.
-        only_base: items that only the baseline's has right.
-        p: two-sided p value.
-        p_holm: adjusted over all tests of this kind.
+        task: Name of the task or group.
+        metric: Name of the metric.
+        variant: Variant of the model.
+        model: Name of the model.
+        base: Name of the baseline's model.
+        items: Number of items.
+        only_model: Items that only the model has right.
+        only_base: Items that only the baseline's has right.
+        p: Two-sided p value.
+        p_holm: Adjusted over all tests of this kind.
     """
 
     task: str
@@ -109,9 +109,9 @@ class TaskComparison:
     """Comparison of all groups, task by task, the baseline first.
 
     Attributes:
-        baseline: name of the baseline.
-        results: scores of all variants by all metrics.
-        contrasts: their gaps to the baselines.
+        baseline: Name of the baseline.
+        results: Scores of all variants by all metrics.
+        contrasts: Gaps to the baselines.
         item_tests: McNemar's tests.
     """
 
@@ -127,7 +127,7 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
     Holm's correction is over all tested contrasts, and over all item tests.
 
     Args:
-        groups: the models by variant.
+        groups: The models by variant.
         scores: {path of a model: {name of a task: scores}}.
     """
     results: list[Result] = []
@@ -244,7 +244,7 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
 
     Args:
         ours: 1.0 for every item that the one has right, else 0.0.
-        theirs: the same of the other.
+        theirs: The same of the other.
 
     Returns:
         How many items only the one, and only the other has right, and the two-sided p value.
