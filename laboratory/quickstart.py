@@ -65,7 +65,7 @@ Settings = Annotated[
 
 @dataclass(frozen=True)
 class Trial:
-    """Request for a trial: options of its steps, and settings of both runs over `demo`."""
+    """Request for a trial: options of its steps, and settings of both runs on top of `demo`."""
 
     texts: tuple[str, ...]
     name: str
@@ -193,7 +193,7 @@ def _parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
 def survey(
     files: Sequence[InputFile], text_key: str, named: Sequence[str]
 ) -> tuple[list[InputFile], list[str], int]:
-    """Look for a first document in every file of this machine.
+    """Read the first document of every local file to tell texts from other files.
 
     Args:
         files: The inputs.
@@ -278,8 +278,11 @@ def plan_sizes(
     if vocab_size is None:
         vocab_size = 4096 if size >= 1_000_000 else 1024
     documents = size / 16_384  # of texts that are cut; of others there are mostly more
+    # About eight documents, so that their loss is more than an accident.
     held_out = min(0.5, max(0.05, 8 / documents))
+    # About 3.5 bytes a token with 4,096 pieces, 2.7 with 1,024.
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size >= 4096 else 2.7)
+    # Two runs share the cores, or take turns on all of them.
     work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
     shapes = [
         (parameters(layers, width, vocab_size), layers, width, heads)
@@ -312,7 +315,7 @@ def plan_sizes(
 
 
 def parameters(layers: int, width: int, vocab_size: int) -> int:
-    """Return about how many parameters a model has, its embedding once.
+    """Return the approximate number of parameters, counting the embedding once.
 
     Args:
         layers: Number of layers.
@@ -323,7 +326,7 @@ def parameters(layers: int, width: int, vocab_size: int) -> int:
 
 
 def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None:
-    """Say what will be done, then do what is not done yet.
+    """Print the plan, then run the steps that are not finished.
 
     Args:
         out: Directory of everything.
@@ -345,6 +348,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     texts = trial.texts
     shards = str(out / "shards")
     prefix = out / "tokenizer"
+    # A closed terminal must not end a trial that can go on.
     outlive_output()
     step = partial(_step, SignalRelay().install())
     if trial.name == "demo":
@@ -385,7 +389,7 @@ def _designs() -> dict[str, dict[str, Any]]:
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
-    """Return the sweep of both runs; refuse a design that is not known."""
+    """Return the sweep of both runs; refuse an unknown design."""
     from pretrain.config.sources import did_you_mean
 
     entries = _designs()
@@ -409,7 +413,7 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
 
 
 def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
-    """Write OUT/sweep.yaml and return its path; refuse where that is of another trial."""
+    """Write OUT/sweep.yaml and return its path; refuse a file of another trial."""
     from pretrain.config.sources import dump_yaml
     from pretrain.runs.directory import write_text_atomically
 

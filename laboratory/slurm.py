@@ -30,7 +30,7 @@ app = typer.Typer(
 
 @app.callback()
 def _program() -> None:
-    """One verb, which is named all the same."""
+    """Keep the name of the only verb, which Typer would drop otherwise."""
 
 
 @app.command("sweep-runs")
@@ -65,6 +65,7 @@ def sweep_runs(
         for run in runs:
             typer.echo("\t".join([run.base, *run.overrides]))
 
+    # Only the next run: its outcome decides whether another is needed.
     def answer_the_next(waiting: Sequence[PlannedRun], _: Sequence[PlannedRun]) -> None:
         answer(waiting[:1])
         raise typer.Exit

@@ -30,7 +30,7 @@ _LENGTHS = {"schedule.steps", "schedule.tokens", "schedule.flops"}
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the differences that are named as the subject.
+    """Return the values of the facts and settings that are named as the subject.
 
     Args:
         names: Facts that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers`, …)
@@ -66,13 +66,13 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
 
 
 def common_flops(runs: Sequence[FinishedRun]) -> int | None:
-    """Return the `schedule.flops` that every run was given as its length; None if it was not so."""
+    """Return the `schedule.flops` that all runs share; None where they differ or lack it."""
     flops = {run.config.get("schedule", {}).get("flops") for run in runs}
     return flops.pop() if len(flops) == 1 else None
 
 
 def shapes_of_labels(runs: Sequence[FinishedRun], labels: Sequence[str]) -> set[str]:
-    """Return the settings of the model's shape that differ between labels, and within none.
+    """Return the settings of the model's shape that differ between labels but not within one.
 
     Args:
         labels: Name of the variant of each run, which stands for its shape too.
@@ -114,12 +114,14 @@ def refuse_incomparable(
             continue
         texts = [setting_text(value), setting_text(facts[other][name])]
         if name == "data.fingerprint":
+            # Eight digits tell fingerprints apart; the whole of them would hide the sentence.
             texts = [f"{text[:8]}…" for text in texts]
         differences[name] = (
             f"{name} is {texts[0]} in {runs[0].path} but {texts[1]} in {runs[other].path}"
         )
     if differences:
         options = " ".join(f"--subject {name}" for name in differences)
+        # Runs of equal FLOPs differ in tokens by design, so that option is what the user wants.
         if list(differences) == ["tokens"] and flops:
             options = "--match flops"
         raise UserError(
@@ -135,7 +137,7 @@ def _follows(
     runs: Sequence[FinishedRun],
     facts: Sequence[Mapping[str, Any]],
 ) -> bool:
-    """Return whether a fact differs only because one that is named, or judged by itself, does."""
+    """Return whether a fact differs only as a consequence of another fact."""
     if name == "data.validation_samples" and "data.sequence_length" in subjects:
         return len(_validated(runs)) == 1
     derived = [_derived(run.config["model"]).get(name) for run in runs]
@@ -143,7 +145,7 @@ def _follows(
 
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
-    """Return the held-out tokens of a source that a run's validation takes at most."""
+    """Return the most held-out tokens of a source that each run's validation takes."""
     data = [run.config["data"] for run in runs]
     return {settings["validation_samples"] * settings["sequence_length"] for settings in data}
 
@@ -191,12 +193,13 @@ def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
             default = derived.get(f"model.{key}", field.default)
             shape[f"model.{key}"] = default if value is None else value
     if model["position_embedding"] != "rope":
+        # Without rotary positions the base has no effect and must not keep runs apart.
         shape["model.rotary_base"] = None
     return shape
 
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of these settings where a config leaves them open."""
+    """Return the values that unset settings of the shape get."""
     heads = model["num_attention_heads"]
     hidden = model["hidden_size"]
     mlp = MLPS[model.get("mlp", ModelShape.mlp)]
@@ -210,7 +213,7 @@ def _derived(model: Mapping[str, Any]) -> dict[str, int]:
 def settings_notes(
     groups: Groups[FinishedRun], subjects: Mapping[str, Any], shapes: Collection[str] = ()
 ) -> list[str]:
-    """Return one sentence for each other setting that is not the same in all runs.
+    """Return one sentence for each further setting in which the runs differ.
 
     Args:
         subjects: Settings that may differ.
@@ -219,6 +222,7 @@ def settings_notes(
     settings = {run.path: _other_settings(run, shapes) for run in groups.runs}
     keys = set().union(*settings.values()) - set(subjects)
     if "tokens" in subjects:
+        # The length is the subject then; noting its settings would repeat it.
         keys -= _LENGTHS
     notes = []
     for key in sorted(keys):
@@ -232,7 +236,7 @@ def settings_notes(
 
 
 def _changes_on_the_way(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return one sentence for each setting that runs had otherwise before they were resumed."""
+    """Return one sentence for each setting that a resume changed."""
     places: dict[str, list[str]] = {}
     for run in runs:
         for recorded, was, step in run.earlier_settings:
@@ -272,7 +276,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
-    """Return notes on pairs of one run.seed that did not see the same samples in the same order."""
+    """Return notes on pairs of equal run.seed whose data.seed differs."""
     notes = []
     for group in groups.groups:
         base = {run.seed: run for run in groups.baseline_of(group).runs}

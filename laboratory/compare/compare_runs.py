@@ -73,11 +73,13 @@ def compare_runs(
     refuse_incomparable(runs, values.keys() | shapes, match)
     groups = group_runs(runs, baseline, values, labels=labels)
     lengths = runs_by_length(groups, runs, values)
+    # Runs of a group differ in seeds alone, so the first stands for all.
     theories = {group.name: expected_cost(group.runs[0]) for group in groups.groups}
     variants = [
         _variant(group, groups, match=match, lengths=lengths, theories=theories)
         for group in groups.groups
     ]
+    # Holm's correction needs all gaps of the report at once.
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
     trends, trend_notes = _trends(variants, runs, values)
@@ -183,7 +185,7 @@ def _trends(
 
 
 def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, float]:
-    """Return {seed: validation loss}, of all sources or of one, without what is not finite."""
+    """Return {seed: finite validation loss}, of all sources or of one."""
     if source is None:
         losses = {run.seed: run.result.validation_loss for run in group.runs}
         return {seed: loss for seed, loss in losses.items() if loss is not None}
@@ -192,7 +194,7 @@ def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, f
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on the number of seeds, what they allow to claim, and runs without a use."""
+    """Return notes on too few seeds, diverged runs and runs without a pair."""
     notes = []
     compared = [variant for variant in variants if not variant.is_baseline]
     pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in compared}
@@ -225,7 +227,7 @@ def _sample_notes(variants: Sequence[Variant]) -> list[str]:
 
 
 def _theory_notes(variants: Sequence[Variant]) -> list[str]:
-    """Return notes on what the formulas do not know, or count otherwise."""
+    """Return notes on variants that the formulas do not cover, or count differently."""
     notes = []
     if unknown := [variant.name for variant in variants if variant.theory is None]:
         which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
@@ -253,7 +255,7 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
 def _seal_sentences(
     runs: Sequence[FinishedRun], gap_of: GapOf, asked: tuple[str, Sequence[str]]
 ) -> list[str]:
-    """Return what each seal beside the runs says of them, and what of seals cannot be read."""
+    """Return the verdict of each seal beside the runs, and a sentence on each unreadable seal."""
     read = read_seals(run.path.resolve().parent for run in runs)
     sentences = [verdicts(seal, runs, gap_of, asked, together=read.seals) for seal in read.seals]
     return [
@@ -271,7 +273,7 @@ def _sealed_gap(
     subjects: Mapping[str, Sequence[Any]],
     match: str,
 ) -> GapOf:
-    """Return what gives the gap of sealed runs at equal `match`, without a look at any others.
+    """Return a function for the gap of sealed runs at equal `match`, from these runs alone.
 
     Args:
         groups: The runs by label.

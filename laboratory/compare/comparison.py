@@ -152,7 +152,7 @@ class Variant:
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether others are compared with this one."""
+        """Return whether this variant is a baseline."""
         return self.name == self.baseline
 
     @property
@@ -170,7 +170,7 @@ class Variant:
 
     @property
     def gap_of_context(self) -> float | None:
-        """Return the gap as a share of what context has taught the baseline."""
+        """Return the gap over the loss that context saves the baseline."""
         learned = self.compute.learned if self.compute else None
         return self.gap.mean / learned if self.gap and learned else None
 
@@ -204,7 +204,7 @@ class Comparison:
 
     @property
     def compute_unit(self) -> str:
-        """Return what compute is counted in."""
+        """Return the unit of compute."""
         return "seconds" if self.match == "seconds" else "FLOPs"
 
     @property
@@ -243,7 +243,7 @@ class Comparison:
 
     @property
     def in_bits(self) -> bool:
-        """Return whether a variant knows the bytes of the held-out text."""
+        """Return whether the bytes of the held-out text are known for any variant."""
         return any(variant.bytes_per_token for variant in self.variants)
 
     def variant(self, name: str) -> Variant:

@@ -85,10 +85,11 @@ class Curve:
         if not len(below) or below[0] == 0:
             return None
         segment = slice(below[0] - 1, below[0] + 1)
+        # np.interp needs ascending x values, and losses fall.
         return float(2 ** np.interp(-loss, -self.losses[segment], self.doublings[segment]))
 
     def covers(self, loss: float) -> bool:
-        """Return whether the points themselves reach from above `loss` to below."""
+        """Return whether `loss` lies between the losses of the points themselves."""
         return bool(self.losses[1:-1].min() <= loss <= self.losses[1:-1].max())
 
 
@@ -207,7 +208,7 @@ def price(
     tokens: Mapping[int, tuple[int, int]],
     costs: Mapping[int, float],
 ) -> EqualCompute:
-    """Return what learning curves say of a variant at equal compute.
+    """Return the costs and gap of a variant at equal compute, from learning curves.
 
     Args:
         curve: Origin of the learning curves.
@@ -228,6 +229,7 @@ def price(
     ends = {seed: variant[seed].loss(tokens[seed][0]) for seed in variant}
     same = {seed: base[seed].loss(cost * tokens[seed][0]) for seed, cost in costs.items()}
     even = [base[seed].loss(cost * tokens[seed][1]) - targets[seed] for seed, cost in costs.items()]
+    # The fall of the loss over the last doubling, for the slope of the baseline.
     halves = [base[seed].loss(tokens[seed][1] / 2) - targets[seed] for seed in variant]
     cost = Ratio.of(costs)
     effective = {seed: costs[seed] * ratios[seed] for seed in ratios if seed in costs}
@@ -275,7 +277,7 @@ def runs_by_length(
 def _curves(
     variant_runs: Sequence[FinishedRun], base: Sequence[FinishedRun], lengths: Lengths
 ) -> tuple[str, dict[int, Curve], dict[int, Curve]] | None:
-    """Return where both learning curves come from, and them; None where a run has one point."""
+    """Return the origin of the learning curves and both curves; None where a run has one point."""
     mine, theirs = (
         _curves_by_seed(runs, lambda run: lengths.get(run.path, {}))
         for runs in (variant_runs, base)
@@ -296,7 +298,7 @@ def _curves(
 def _curves_by_seed(
     runs: Sequence[FinishedRun], points_of: Callable[[FinishedRun], Mapping[int, float]]
 ) -> dict[int, Curve]:
-    """Return {seed: curve}; {} where a run has one point alone."""
+    """Return {seed: curve}; {} where any run has a single point."""
     points = {run.seed: points_of(run) for run in runs}
     if any(len(run_points) < 2 for run_points in points.values()):
         return {}
@@ -336,7 +338,7 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
         base: Run of the baseline, of the same seed.
 
     Raises:
-        UserError: they were not measured side by side: on one host, device and number of ranks,
+        UserError: the runs were not measured side by side: on one host, device and number of ranks,
             without a resume, and with no longer pause between both trainings than the shorter took.
     """
     machines = []
@@ -367,7 +369,7 @@ def seconds_ratio(variant_run: FinishedRun, base: FinishedRun) -> float:
 
 
 def bytes_per_token(run: FinishedRun) -> float | None:
-    """Return the bytes of text of a held-out token, sources weighed as in the loss.
+    """Return the bytes of text per held-out token, with sources weighted as in the loss.
 
     None where the run does not know them.
     """

@@ -81,6 +81,7 @@ def smoothed_loss(curves: RunCurves) -> Floats:
     missing = np.concatenate([[0], np.cumsum(np.isnan(loss))])
     smooth = np.full(len(loss), np.nan)
     smooth[width - 1 :] = (sums[width:] - sums[:-width]) / width
+    # nan_to_num let the sums pass over losses that are not finite; their windows are void.
     smooth[width - 1 :][missing[width:] > missing[:-width]] = np.nan
     return smooth
 
@@ -178,6 +179,7 @@ def tail_variance(loss: Floats) -> float:
 
 def spikes(norms: Floats) -> NDArray[np.bool_]:
     """Return whether each gradient norm is a spike, [records]; see SPIKE_FACTOR."""
+    # Comparisons with NaN are false: the first records are no spikes while they are finite.
     usual = np.full(len(norms), np.nan)
     for index in range(SPIKE_HISTORY, min(SPIKE_WINDOW, len(norms))):
         usual[index] = _median(norms[None, :index])[0]

@@ -40,7 +40,7 @@ _SHOWN_FROM = 0.15
 
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
-    """Return a function for each figure; None of one means that there is nothing to show."""
+    """Return {name: function that draws the figure}, which returns None for nothing to show."""
     return {
         "loss": lambda: loss_figure(comparison),
         "gap": lambda: gap_figure(
@@ -145,12 +145,13 @@ def _curve(group: Group) -> _Curve:
     for run in group.runs:
         smooth = smoothed_loss(run.curves)
         finite = np.isfinite(smooth)
+        # One grid of tokens for all seeds, so that their mean and spread are pointwise.
         losses[run.seed] = np.interp(tokens, run.curves.tokens[finite], smooth[finite], left=np.nan)
     return _Curve(tokens, losses)
 
 
 def _look(index: int, count: int) -> dict[str, Any]:
-    """Return the looks of a variant's lines; markers are set off so that none hides another."""
+    """Return the style of a variant's line, with markers shifted so that none hides another."""
     apart = _POINTS // 10
     return {
         "color": style_of(index, COLOURS),

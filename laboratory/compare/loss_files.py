@@ -1,4 +1,4 @@
-"""Losses of anybody's runs from files: what a trainer wrote, or a table made by hand.
+"""Read losses of any trainer's runs from tables and metric files.
 
     table        CSV or JSON lines with a column of names: each row is the result of one run
     chart        CSV as W&B exports a chart: a column `RUN - METRIC` for each run
@@ -128,9 +128,10 @@ def number(value: Any, label: str) -> float:
         label: Place and name of the loss, for the message.
 
     Raises:
-        UserError: it is not a finite number.
+        UserError: the value is not a finite number.
     """
     try:
+        # bool is a subclass of int, and True is no loss of 1.
         loss = float("" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(
@@ -151,9 +152,11 @@ def _losses_of(file: str, metric: str | None, column: str | None) -> list[Loss]:
         path = expand_home(match[3])
     records = _read(path)
     keys = list(dict.fromkeys(key for record in records for key in record.values))
+    # Reversed, so that the first of two keys with the same letters wins.
     by_word = {_plain(key): key for key in reversed(keys)}
     names = column or next((by_word[word] for word in NAMES if word in by_word), None)
     charted = {key: key.rpartition(" - ") for key in keys if " - " in key}
+    # W&B exports minimum and maximum beside each curve.
     charted = {key: cut for key, cut in charted.items() if not cut[2].endswith(("__MIN", "__MAX"))}
     if names is not None and names not in keys:
         raise UserError(f"{path} has no column '{names}'; it has {_listed(keys)}")
@@ -181,7 +184,7 @@ def _losses_of(file: str, metric: str | None, column: str | None) -> list[Loss]:
 def _of_table(
     records: Sequence[_Record], keys: Sequence[str], names: str, metric: str | None, *, path: Path
 ) -> list[Loss]:
-    """Return the loss of each row; a seed may stand in the name where it has no column."""
+    """Return the loss of each row; without a column of seeds, the names hold them."""
     columns = [key for key in keys if key != names]
     seeds = [key for key in columns if key.lower() == "seed"]
     seeds = seeds or [key for key in columns if re.split(r"[./]", key.lower())[-1] == "seed"]
@@ -231,7 +234,7 @@ def _loss(record: _Record, key: str, *, metric: str, run: tuple[str, int]) -> Lo
 
 
 def _metric(keys: Sequence[str], requested: str | None, path: Path, *, table: bool = False) -> str:
-    """Return the name of the loss; a plain `loss` only in tables: a trainer's is of training."""
+    """Return the key of the loss; a plain `loss` counts in tables only."""
     if requested is not None:
         candidates = [key for key in keys if key == requested] or [
             key for key in keys if _plain(key) == _plain(requested)
@@ -287,7 +290,7 @@ def whole(value: Any, origin: str) -> int:
         origin: File and line of the seed, for the message.
 
     Raises:
-        UserError: it is not a whole number.
+        UserError: the value is not a whole number.
     """
     text = "" if isinstance(value, bool) else str(value).strip()
     if match := re.fullmatch(r"([+-]?\d{1,18})(\.0*)?", text):
@@ -322,6 +325,7 @@ def _read(path: Path) -> list[_Record]:
     if "tfevents" in path.name and os.path.isfile(path):
         return _events([path])
     try:
+        # Excel begins a CSV with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file") from None
@@ -370,6 +374,7 @@ def _record(value: Any, origin: str) -> _Record:
 def _of_csv(text: str, path: Path) -> list[_Record]:
     """Return the rows of a CSV, separated by commas, semicolons or tabs."""
     first = text.lstrip().partition("\n")[0]
+    # European exports separate by semicolons; the header shows which it is.
     reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=first.count))
     rows = _rows(reader, path)
     header = next(rows, (0, []))[1]
@@ -399,7 +404,7 @@ def _rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _events(paths: Sequence[Path]) -> list[_Record]:
-    """Return every scalar of event files, by step: of two at one step the later file's is last."""
+    """Return all scalars of event files by step; at equal steps a later file comes last."""
     from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray

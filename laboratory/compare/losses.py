@@ -141,7 +141,7 @@ class LossComparison:
         return Table(("model", "mean ± sd", *(f"seed {seed}" for seed in seeds)), rows)
 
     def _decision(self, name: str) -> Decision:
-        """Return where the trial of a model stands; pairs after the last look do not count."""
+        """Return the decision of a model's trial; pairs after the last look do not count."""
         return decide(self.gaps[name].differences[:LAST], self.claims[name])
 
     def _verdict(self, name: str) -> str:
@@ -280,7 +280,7 @@ def _in_nats(
 
 
 def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -> None:
-    """Refuse models that lack a seed of another: who drops pairs afterwards chooses a result."""
+    """Refuse models with different seeds, because dropping pairs afterwards selects a result."""
     for name in losses:
         for model, other in ((name, baseline), (baseline, name)):
             if lacking := sorted(losses[other].keys() - losses[model].keys()):
@@ -292,7 +292,7 @@ def _refuse_unpaired(losses: Mapping[str, Mapping[int, float]], baseline: str) -
 
 
 def _notes(losses: Sequence[Loss]) -> list[str]:
-    """Return what a reader must know of the files."""
+    """Return notes on the metric and the steps of the losses."""
     steps = sorted({str(loss.step) for loss in losses if loss.step not in (None, "")})
     if not losses:
         return []

@@ -105,7 +105,7 @@ def write_comparison(
 def compare_command(
     runs: Sequence[Path], comparison: Comparison, out: Path
 ) -> list[tuple[str, ...]]:
-    """Return the command that makes a comparison again, cut where a line may break.
+    """Return the command that repeats a comparison, split where a line may break.
 
     Args:
         runs: Run directories as the user gave them.
@@ -121,7 +121,7 @@ def compare_command(
 def comparison_document(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> Document:
-    """Return everything that is written, but for the links.
+    """Return the document of a comparison: everything that is written except links.
 
     Args:
         command: Command that made the report, cut where a line may break.
@@ -169,7 +169,7 @@ def _content(gap: PairedGap | None) -> dict[str, Any] | None:
 
 
 def _trend_fields(trend: Trend) -> dict[str, Any]:
-    """Return a trend; of its slope, the statistics and each seed's own."""
+    """Return a trend as JSON, with the statistics of its slope and the slope of each seed."""
     slope = trend.slope
     by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
     kept = {key: getattr(slope, key) for key in _SLOPE_KEYS}
@@ -195,7 +195,7 @@ def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print two tables that fit 100 columns, and what a reader must know."""
+    """Print two tables that fit 100 columns, and the summary sentences."""
     tables = (quality_summary(comparison), cost_summary(comparison))
     show((*_headlines(comparison), *tables, in_short(comparison)), console, lines=True)
 
@@ -237,7 +237,7 @@ def report_page(
 
 
 def _headlines(comparison: Comparison) -> list[str]:
-    """Return what was compared with what, on how many tokens."""
+    """Return the sentences on baseline, subject, tokens and unigram perplexity."""
     tokens = sorted({run.result.tokens for run in comparison.runs})
     lengths = sorted({run.config["data"]["sequence_length"] for run in comparison.runs})
     unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
@@ -259,12 +259,13 @@ def _either(values: Sequence[float], form: str = ",") -> str:
 
 
 def in_short(comparison: Comparison) -> list[str]:
-    """Return the sentences below "In short": results first, then what a reader must know.
+    """Return the sentences below "In short": results first, then notes.
 
     Where a line is drawn over the subject, each variant is there at its last value alone.
     """
     shown = comparison.others
     if comparison.trends:
+        # Later variants of a label replace earlier ones: the last value of the subject stays.
         shown = tuple({variant.label: variant for variant in shown}.values())
     left = len(comparison.others) - len(shown)
     return [
@@ -321,7 +322,7 @@ def _costs(comparison: Comparison, shown: Sequence[Variant]) -> list[str]:
 
 
 def _at_equal_flops(comparison: Comparison, variant: Variant) -> list[str]:
-    """Return the gap at equal FLOPs, unless that is the report's own gap or is not known."""
+    """Return the gap at equal FLOPs, where it is known and not the report's own gap."""
     compute = variant.compute
     if compute is None or compute.gap is None or comparison.match != "tokens":
         return []
@@ -336,7 +337,7 @@ def _size(gap: PairedGap) -> str:
 
 
 def _counted(comparison: Comparison, variant: Variant) -> list[str]:
-    """Return FLOPs and bytes of the model states, which no clock decides."""
+    """Return FLOPs and bytes of the model states, which are counted, not timed."""
     base = comparison.base_of(variant)
     parts = []
     if variant.theory and base.theory:
@@ -364,7 +365,7 @@ def _compute(comparison: Comparison) -> list[Block]:
 
 
 def _texts(texts: Sequence[ModelText]) -> list[Block]:
-    """Return what the models wrote, prompt by prompt, fenced by more backticks than are in it."""
+    """Return the models' texts by prompt, fenced by more backticks than they contain."""
     if not texts:
         return []
     title = "What each variant's first run wrote, drawn with one seed."
@@ -379,7 +380,7 @@ def _texts(texts: Sequence[ModelText]) -> list[Block]:
 
 
 def _prices(comparison: Comparison) -> list[str]:
-    """Return where the learning curves come from, and what is left out."""
+    """Return sentences on the origin of the learning curves and on missing numbers."""
     names: dict[str | None, list[str]] = {}
     for variant in comparison.others:
         curve = variant.compute.curve if variant.compute else None
@@ -409,7 +410,7 @@ def _cost(comparison: Comparison) -> list[Block]:
 
 
 def _origins(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return commit, versions and devices that trained the runs, the most frequent first."""
+    """Return the commits, versions and devices of the runs, the most frequent first."""
     origins: Counter[str] = Counter()
     for run in runs:
         facts = run.environment
@@ -423,7 +424,7 @@ def _origins(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def gap_definitions(comparisons: int) -> list[str]:
-    """Return the formulas of gaps and their tests, where a report has so many comparisons."""
+    """Return the formulas of gaps and their tests for a report with `comparisons` gaps."""
     return [
         "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
         f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n, not adjusted for the number "
@@ -497,8 +498,10 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
         for run in group.runs:
             events = RunDirectory(run.path).tensorboard
             if events.is_dir():
+                # A group's name has spaces and slashes; file systems allow 255 bytes.
                 name = re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)[:200]
                 folder = directory / (name.lstrip(".") or "_")
                 folder.mkdir(parents=True, exist_ok=True)
+                # Relative links survive when the comparison and the runs are moved together.
                 target = os.path.relpath(events.resolve(), folder.resolve())
                 (folder / f"seed-{run.seed}").symlink_to(target)

@@ -106,7 +106,7 @@ def _of_compute(title: str, show: Callable[[EqualCompute], str]) -> Column[Varia
 
 
 def _times(ratio: Ratio | None, compute: EqualCompute) -> str:
-    """Return a ratio with its interval; a star where it needed the curve past its end."""
+    """Return a ratio with its interval, starred if it needed the curve past its end."""
     text = NOTHING
     if ratio is not None:
         ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
@@ -245,7 +245,7 @@ class Measure:
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
-    """Return measures down, variants across; below a measured row, the same by formula.
+    """Return a table of measures by variants, with values by formula below measured ones.
 
     Args:
         stratum: Values of the subject of the variants that are shown.

@@ -104,6 +104,7 @@ def fit_trends(
                 f"No line over {subject} for {label}: fewer than two seeds have a gap at each of "
                 f"its {len(by_value)} values."
             )
+    # Holm's correction is over all slopes of the report.
     slopes = adjust([trend.slope for trend in fitted])
     adjusted = [
         replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope
@@ -119,6 +120,7 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     x = np.log2(np.array(list(gaps), dtype=np.float64))
     y = np.array([[at_value[seed] for seed in seeds] for at_value in by_seed])  # [values, seeds]
     design = np.stack([np.ones_like(x), x], axis=1)
+    # One solve for all seeds: each column of y is a seed.
     intercepts, slopes = np.linalg.lstsq(design, y, rcond=None)[0].round(_ROUNDING)
     by_slope = dict(zip(seeds, slopes.tolist(), strict=True))
     slope = mean_over_seeds(by_slope)
@@ -144,7 +146,7 @@ def value_text(value: float) -> str:
 
 
 def trend_sentence(trend: Trend) -> str:
-    """Return what the line of a variant says."""
+    """Return the line of a variant as a sentence."""
     slope = trend.slope
     first, *_, last = (value_text(point.value) for point in trend.points)
     parts = [

@@ -78,7 +78,7 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """Cut one list, or two, so that they fit; of two the longer one is cut first.
+    """Cut one or two lists of ids to fit into `room`; the longer of two is cut first.
 
     Args:
         parts: Ids of each sentence.
@@ -105,7 +105,7 @@ def set_aside(
         seed: Seed of the draw.
 
     Raises:
-        UserError: there are too few for both.
+        UserError: the examples are too few for both.
     """
     count = min(most, max(1, round(part * len(examples))))
     if len(examples) < 2 * count:
@@ -113,6 +113,7 @@ def set_aside(
             f"{len(examples)} training examples are too few to set some aside; give more"
         )
     order = np.random.default_rng(seed).permutation(len(examples))
+    # Sorted: only the choice is random, and the Trainer shuffles by its own seed.
     return [examples[i] for i in np.sort(order[count:])], [
         examples[i] for i in np.sort(order[:count])
     ]

@@ -62,6 +62,7 @@ def freeze(model: nn.Module, rows: Rows) -> None:
             part.tensor.requires_grad_(False)
         else:
             kept = _Kept(part.tensor, part.entries)
+            # A masked gradient is not enough: weight decay would still shrink the frozen entries.
             parametrize.register_parametrization(part.module, part.attribute, kept)
 
 
@@ -80,7 +81,7 @@ def remember(model: nn.Module, rows: Rows) -> State:
 
 
 def what_changed(model: nn.Module, rows: Rows, state: State, head: str) -> dict[str, Any]:
-    """Check that the frozen rows are the same bits, and that others changed.
+    """Check that frozen rows kept their bits and that other weights changed.
 
     Args:
         model: Model after its training.
@@ -92,7 +93,7 @@ def what_changed(model: nn.Module, rows: Rows, state: State, head: str) -> dict[
 
     Raises:
         RuntimeError: a frozen bit changed.
-        UserError: nothing, or not the head, has changed.
+        UserError: no weight, or not the head, has changed.
     """
     (frozen, trained) = state
     (after, now) = remember(model, rows)

@@ -114,7 +114,7 @@ class GlueFineTuning:
         }
 
     def file_name(self, seed: int) -> str:
-        """Return the name of the kept result; models of one name have results of their own."""
+        """Return the file name of a result, unique among models of one name."""
         directory_digest = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[
             :8
         ]
@@ -132,6 +132,7 @@ class GlueFineTuning:
             RuntimeError: frozen rows changed, which is a defect.
         """
         train, aside = set_aside(self.train.items, ASIDE, MOST_ASIDE, seed)
+        # Before the model is loaded: its new head is the first thing drawn.
         begin(seed)
         model = load_classifier(self.model, self.task, self.tokenizer.start)
         freeze(model, self.frozen_rows)
@@ -166,11 +167,11 @@ class GlueFineTuning:
         return {"result": result}
 
     def _judge(self, labels: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the task's score of examples that are set aside."""
+        """Return the task's score on examples that are set aside."""
         return score(measure(self.task, labels, predictions_of(self.task, outputs)))
 
     def _scores(self, predictions: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Return metrics, score and its standard error; the score of two sets is their mean."""
+        """Return metrics, score and standard error; two validation sets count equally."""
         metrics, errors = {}, []
         for name, predicted in predictions.items():
             labels = self.judged[name].labels
@@ -187,7 +188,7 @@ class GlueFineTuning:
 def run_glue(
     plan: Plan, tasks: Sequence[TaskData], out: Path, begin_piece: Callable[[str], None]
 ) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """Fine-tune every model on every task with every seed, but for results that are on disk.
+    """Fine-tune every model on every task with every seed, and reuse results on disk.
 
     Args:
         tasks: Tasks with their examples.

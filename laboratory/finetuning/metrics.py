@@ -91,13 +91,14 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
 
 
 def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Return F1 of label 1; 0 where neither has one."""
+    """Return F1 of label 1; 0 if neither labels nor predictions have a 1."""
     positives = np.count_nonzero(labels == 1) + np.count_nonzero(predictions == 1)
     true_positives = np.count_nonzero((labels == 1) & (predictions == 1))
     return 2 * true_positives / positives if positives else 0.0
 
 
 def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:
+    # scipy warns and returns NaN for a constant input.
     if min(np.ptp(labels), np.ptp(predictions)) == 0:
         return 0.0
     return float(test(labels, predictions).statistic)

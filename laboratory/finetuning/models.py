@@ -192,6 +192,7 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
             f"{directory}: the tokenizer has {len(program)} tokens, the model "
             f"{config.vocab_size}: these two do not belong together"
         )
+    # On the right, so that positions count from the first token of every text.
     program.pad_token_id, program.padding_side = start, "right"
     return Tokenizer(program, int(start), int(config.max_position_embeddings))
 
@@ -254,7 +255,7 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
 
 
 def _prepared(model: Any) -> Any:
-    """Let the embedding of the padding id train, and freeze the marks of heads that have a norm.
+    """Let the embedding of the padding id train, and freeze the marks of normed heads.
 
     The padding id also begins every text, and is not attended to where it pads. An export's own
     code marks a head that has a norm by a number among its weights, which transformers makes

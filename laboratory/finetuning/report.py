@@ -127,6 +127,7 @@ def _compare(group_trials: Sequence[Trial], base: Sequence[Trial], tolerance: fl
         group_trials, base = (
             [t for t in trials if t.pretraining_seed in common] for trials in (group_trials, base)
         )
+    # With one pretraining seed the spread can only be over fine-tunings.
     several = len(common) >= 2
     scores, base_scores = (
         _means(trials, "pretraining_seed" if several else "seed") for trials in (group_trials, base)

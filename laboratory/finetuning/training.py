@@ -84,7 +84,7 @@ def fine_tune(
     judge: Judge,
     judged: Mapping[str, Sequence[Item]],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Train the model; it is left with its best weights, in evaluation mode.
+    """Train the model, and leave it with its best weights in evaluation mode.
 
     In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
 
@@ -107,6 +107,7 @@ def fine_tune(
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()
+    # The Trainer insists on a directory, though it saves nothing here.
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             model=model,  # type: ignore[arg-type]
@@ -120,6 +121,7 @@ def fine_tune(
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         trainer.train()
+        # The last steps after a regular evaluation may have given the best weights.
         if not best.looks or best.looks[-1][0] != trainer.state.global_step:
             trainer.evaluate()
         best.restore(model)

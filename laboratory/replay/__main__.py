@@ -192,7 +192,7 @@ class Probe:
 
 
 def ranked_by_share(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return documents with their `share` of what is finite of the `loss`, the largest first.
+    """Return documents by their `share` of the finite `loss`, the largest first.
 
     Before them come those whose loss is not finite.
     """

@@ -94,7 +94,7 @@ class Past:
 
 
 def look_up(path: Path, step: int, below_step: int | None = None) -> Past:
-    """Find what is needed to make a step of a run again.
+    """Find the settings, checkpoint and record to repeat a step of a run.
 
     Args:
         path: Run directory.
@@ -139,7 +139,7 @@ def look_up(path: Path, step: int, below_step: int | None = None) -> Past:
 
 
 def first_own_step(path: Path, step: int = 1) -> int:
-    """Return the first step that a run made itself, with the settings of a step.
+    """Return the first step of a run, not its trunk, that had the settings of `step`.
 
     Without changes in between it is 1, but for a branch.
 
@@ -157,7 +157,7 @@ def first_own_step(path: Path, step: int = 1) -> int:
 
 
 def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
-    """Return the number of the start that made a step: the last one from which it can be.
+    """Return the index of the start that made a step: the last start at or before it.
 
     Starts are in order of time. One that fell back begins before those that it replaces end.
     """
@@ -166,7 +166,7 @@ def _segment_of(segments: Sequence[Mapping[str, Any]], step: int) -> int:
 
 
 def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple[int, list[str]]:
-    """Return the first step with what a start trained with, and which settings changed there."""
+    """Return the first step with the settings of a start, and the settings that changed there."""
     since: int = segments[number].get("first_step", 1)
     for segment in reversed(segments[1 : number + 1]):
         since = min(since, segment["first_step"])
@@ -180,7 +180,7 @@ def _settings_since(segments: Sequence[Mapping[str, Any]], number: int) -> tuple
 def _settings_then(
     run: RunDirectory, segment: Mapping[str, Any], later: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Return section.key=value that put back what later starts of the run have changed."""
+    """Return overrides that undo the changes of later starts of the run."""
     was: dict[str, Any] = {}
     for later_segment in reversed(later):  # so that the earliest change wins
         changes = {
@@ -197,7 +197,7 @@ def _settings_then(
 def replayed(
     past: Past, overrides: Sequence[str] = (), ranks: int = 0, keep: Sequence[int] = ()
 ) -> Iterator[tuple[RunDirectory, dict[str, Any]]]:
-    """Make a step again on ranks of this machine.
+    """Repeat a step on ranks of this machine.
 
     Args:
         past: The step.
@@ -218,6 +218,7 @@ def replayed(
             raise UserError(
                 f"'{text}' would change the step itself; override only {', '.join(LAYOUT)}"
             )
+    # The order of reductions, and so the last bits, depends on the number of ranks.
     ranks = ranks or int(past.segment.get("world_size", 1))
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         directory = Path(temporary)
@@ -244,7 +245,7 @@ def replayed(
 def _prepare(
     past: Past, overrides: Sequence[str], *, ranks: int, directory: Path, resolved: Path
 ) -> RunDirectory:
-    """Write the configuration that the step had, and a run directory to make the step in."""
+    """Write the configuration of the step and a run directory to repeat it in."""
     config = load_foreign(past.run.config, [*past.settings, *overrides], directory)
     write_text_atomically(resolved, config.to_yaml())
     check_inputs(config, ranks)

@@ -37,7 +37,7 @@ _NO_CAUSE = frozenset(
 
 
 def agreement(record: Mapping[str, Any], loss: float | None, norm: float | None) -> str:
-    """Return how a replayed step's loss and gradient norm stand to its record.
+    """Return a clause that compares loss and gradient norm of a replayed step with its record.
 
     Args:
         record: Record of the step, from metrics.jsonl.
@@ -61,7 +61,7 @@ def _number(value: float | None, form: str = "{!r}") -> str:
 
 
 def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bool) -> Document:
-    """Return what a replay found out, as page, JSON and terminal output.
+    """Return the findings of a replay as page, JSON and terminal output.
 
     Args:
         answer: Answer of `replay.__main__`.
@@ -210,7 +210,7 @@ def diff_document(one: Path, other: Path) -> Document:
 def _repeated(
     pair: Sequence[Path], first: int, equal_until: int
 ) -> tuple[str, list[str], Tensors | None]:
-    """Make the steps around the first difference again with both runs.
+    """Repeat the steps around the first difference with both runs.
 
     Args:
         pair: Run directories.
@@ -243,7 +243,7 @@ def _repeated(
 
 
 def _made_again(trace_a: Sequence[Any], trace_b: Sequence[Any], tensors: Tensors | None) -> str:
-    """Return what two replays show, each [[step, loss, gradient norm], ...]."""
+    """Compare the traces of two replays, each [[step, loss, gradient norm], ...], in a sentence."""
     losses = {row[0]: row for row in trace_a}
     apart = next((row for row in trace_b if losses.get(row[0], row) != row), None)
     if apart is None and tensors is None:

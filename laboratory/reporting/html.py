@@ -40,7 +40,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return text as HTML, with the places where a long name may be broken."""
+    """Return text as HTML, with break opportunities in long names."""
 
     def parts(name: re.Match[str]) -> str:
         whole = re.sub("([+/=])", r"\1<wbr>", name[0])
@@ -91,7 +91,7 @@ def html_table(table: Table) -> str:
 
 
 def _remarks(table: Table) -> str:
-    """Return each row's last cell as a sentence, after as many first ones as tell rows apart."""
+    """Return each row's last cell as a sentence after the cells that identify the row."""
     rows = [tuple(cell.replace("\n", " ") for cell in row) for row in table.rows]
     counts = range(1, len(table.header) - 1)
     most = next((n for n in counts if len({row[:n] for row in rows}) == len(rows)), 1)
@@ -115,7 +115,7 @@ def inline_svg(svg: str, name: str, narrow: str = "") -> str:
 
 
 def _svg(svg: str, label: str, name: str) -> str:
-    """Return the drawing with ids that begin with `name`.
+    """Return the drawing with its ids prefixed by `name`.
 
     A colour #RRGGBB becomes the page's variable `--c-RRGGBB`, which page.css sets for dark pages.
     """

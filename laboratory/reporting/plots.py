@@ -205,17 +205,18 @@ def _written(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> di
 
 
 def _drawing(figure: Figure, ending: str) -> bytes:
-    """Return the bytes of a file of that ending; its words show what does not print."""
+    """Return the figure as bytes of an SVG or PNG, with unprintable characters escaped."""
     for words in figure.findobj(Text):
         words.set_text(shown(words.get_text()))
     image = io.BytesIO()
+    # Date and version would make the bytes of equal figures differ.
     unsaid = {"svg": "Date", "png": "Software"}[ending]
     figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
     return image.getvalue()
 
 
 def _shortened(svg: str) -> str:
-    """Return the SVG with places and paths in tenths of a point, which no printer shows."""
+    """Return the SVG with coordinates rounded to tenths of a point."""
     return re.sub(r' (d|x|y)="[^"]+"', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)
 
 

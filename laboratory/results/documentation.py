@@ -77,7 +77,7 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def make(directory: Path, kind: str = "documentation") -> None:
-    """Write the corpus into a new directory; exit with a sentence where a package is not there.
+    """Write the corpus into a new directory; exit with a message if a package is not available.
 
     Args:
         directory: Directory of the corpus.

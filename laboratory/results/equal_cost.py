@@ -78,7 +78,7 @@ def read_losses(files: Iterable[Path]) -> Losses:
 
 
 def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[int, float]:
-    """Return {seed: loss}, had the variant spent on tokens what it saves.
+    """Return {seed: loss} as if the variant had spent its saving on tokens.
 
     Args:
         losses: Losses of all variants.
@@ -95,6 +95,7 @@ def at_equal_cost(losses: Losses, variant: str, tokens: int, cost: str) -> dict[
     share = getattr(SAVED[variant], COSTS[cost])
     if share is None:
         return {}
+    # A share s saved buys 1 / (1 - s) times the tokens.
     doublings = -math.log2(1 - share)
     lengths = sorted(losses[DENSE])
     last = max(1, lengths.index(tokens))

@@ -114,7 +114,7 @@ def by_seed(runs: Sequence[Row], column: str) -> dict[int, float]:
 
 
 def variant_of(row: Row, runs: Sequence[Row], gap: PairedGap | None) -> Variant:
-    """Return a variant as far as the tables tell it.
+    """Return a variant with the fields that the tables hold.
 
     Args:
         row: Its row in variants.csv.
@@ -217,7 +217,7 @@ def deviations(folder: Path) -> list[str]:
 
 
 def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns of variants.csv that runs.csv gives, of a variant of comparison.json."""
+    """Return the derived columns of variants.csv for a variant of comparison.json."""
     spreads = {key: variant[key] for key in ("validation_loss", "validation_perplexity")}
     by_source = variant["perplexity_by_source"]
     spreads |= {f"perplexity.{source}": by_source[source] for source in by_source}
@@ -233,7 +233,7 @@ def columns_of(variant: Mapping[str, Any]) -> dict[str, str]:
 
 
 def lines_as_published(derived: Table, text: str) -> list[str]:
-    """Return the lines of a table as a report has them.
+    """Return the lines of a table with the columns of a published report.
 
     Args:
         derived: The table.

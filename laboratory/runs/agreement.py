@@ -34,7 +34,7 @@ Clash = tuple[Path, str, Any, Path, Any]
 
 
 def read_result(run: RunDirectory, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of summary.json, which is that of the last record.
+    """Return the content of summary.json after a comparison with the last record.
 
     Args:
         run: The run's directory.
@@ -106,6 +106,7 @@ def _of_summary(
         yield run.summary, key, by_source.get(source), run.metrics, recorded.get(source)
     loss, perplexity = validation["loss"], validation["perplexity"]
     if loss is not None and perplexity is not None:
+        # exp overflows a float above 709.
         expected = math.exp(min(loss, 700.0))
         if not math.isclose(perplexity, expected, rel_tol=_ROUNDING):
             yield run.summary, "perplexity", perplexity, run.summary, f"exp({loss})"
@@ -125,6 +126,7 @@ def _of_config(
     steps = config["schedule"].get("steps")
     if steps is not None and steps != summary["step"]:
         yield run.config, "schedule.steps", steps, run.summary, summary["step"]
+    # Consumed tokens only grow; records of two runs in one file show here.
     fallen = np.flatnonzero(np.diff(curves.tokens) < 0)
     if len(fallen):
         earlier, later = curves.tokens[fallen[0] : fallen[0] + 2].tolist()
@@ -140,7 +142,7 @@ def _of_config(
 def _of_learning_rate(
     run: RunDirectory, config: Mapping[str, Any], curves: RunCurves
 ) -> Iterator[Clash]:
-    """Compare the peak: it is reached in the last step of the warm-up, and never exceeded."""
+    """Compare the peak rate, which the last warm-up step reaches and no step exceeds."""
     peak = config["optimizer"]["learning_rate"]
     rates = curves[tags.LEARNING_RATE]
     warm = rates[curves.steps == config["schedule"].get("warmup_steps")]

@@ -94,7 +94,7 @@ class FinishedRun:
 
     @property
     def device(self) -> str | None:
-        """Return the device; for a CPU with its kind of kernels, each of which rounds otherwise."""
+        """Return the device, for a CPU with its kernels, whose rounding differs."""
         device, kernels = (self.environment.get(key) for key in ("device", "cpu_kernels"))
         return f"{device} with {kernels}" if device == "cpu" and kernels else device
 
@@ -200,7 +200,7 @@ def _require_finished(run: RunDirectory, name: str) -> None:
 
 
 def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None:
-    """Refuse a run that has lost its settings on the way: what it trained with is not known."""
+    """Refuse a run that lost its settings at some start, so that they are not known."""
     for segment in environment.get("segments", []):
         lost = [
             file.name
@@ -218,7 +218,7 @@ def _require_settings(run: RunDirectory, environment: Mapping[str, Any]) -> None
 def _require_whole(
     run: RunDirectory, curves: RunCurves, config: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """Refuse a run in which no training loss is finite, or whose records are not all there.
+    """Refuse a run without a finite training loss, or with missing records.
 
     A start of the run may find fewer records than it continues from, and has said so then: not an
     error here.
@@ -229,6 +229,7 @@ def _require_whole(
             "anew with a lower optimizer.learning_rate"
         )
     starts = _starts(config, environment)
+    # A start that fell back replaces the records behind its first step.
     ends = [curves.steps[-1] + 1, *(first for first, _ in starts[:0:-1])]
     for (first, every), end in zip(starts, np.minimum.accumulate(ends)[::-1], strict=True):
         records = curves.steps[: np.searchsorted(curves.steps, end)]

@@ -29,7 +29,7 @@ class ResultCache:
     form: TypeAdapter[Any]
 
     def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a result, or None if there is none, none of this identity, or none whole.
+        """Return a result; None if it is missing, damaged or of another identity.
 
         Args:
             name: Name of the file, without its suffix.
@@ -63,7 +63,7 @@ class ResultCache:
     def read_or_make(
         self, name: str, identity: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
     ) -> tuple[dict[str, Any], bool]:
-        """Return a result that has been through JSON, and whether it was there already.
+        """Return a result as JSON gives it back, and whether it was on disk.
 
         Args:
             name: Name of the file, without its suffix.
@@ -73,6 +73,7 @@ class ResultCache:
         if (kept := self.read(name, identity)) is not None:
             return kept, True
         self.write(name, identity, make())
+        # Read again, so that a new result equals a kept one in every type.
         written = self.read(name, identity)
         assert written is not None, (
             f"{name}: the identity that was written is not the one that was asked for"

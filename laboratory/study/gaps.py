@@ -112,12 +112,12 @@ class PairedGap:
 
     @property
     def significance_claimed(self) -> bool:
-        """Return whether n allows a claim at all and the adjusted t-test makes one."""
+        """Return whether there are enough pairs and the adjusted t-test is significant."""
         return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
 
     @property
     def perplexity_ratio(self) -> float | None:
-        """Return exp(gap); None unless the values are losses, here and for the interval's ends."""
+        """Return exp(gap); None unless the values are losses."""
         return self._perplexity(self.mean)
 
     @property
@@ -143,7 +143,7 @@ class PairedGap:
         return max(high - 1, 1 - low)
 
     def answer(self, claim: Hypothesis) -> str | None:
-        """Return what runs whose number was fixed beforehand answer: "yes", "no", or None.
+        """Return the answer of runs whose number was fixed beforehand: "yes", "no", or None.
 
         By the interval, from FEWEST_SEEDS pairs on; a one-sided "yes" also needs the test, which,
         unlike the interval, is adjusted for the number of comparisons.
@@ -221,7 +221,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
-    """Return the same gaps with Holm's correction over all of them, for each of the two tests."""
+    """Return the gaps with Holm's correction over all of them, for each of the two tests."""
     by_t = holm([gap.t_p if gap else None for gap in gaps])
     by_wilcoxon = holm([gap.wilcoxon_p if gap else None for gap in gaps])
     return [
@@ -250,7 +250,7 @@ def paired_gaps(
         scale: Unit of the values.
 
     Raises:
-        UserError: there is no such model, or one has no seed in common with it.
+        UserError: the baseline is unknown, or a model has no seed in common with it.
     """
     if baseline not in values:
         raise UserError(

@@ -61,7 +61,7 @@ class Form(Generic[T]):
     sentences: Callable[[Sequence[str]], T]
 
     def write(self, page: Sequence[Block]) -> Iterator[T]:
-        """Yield the blocks of a page in this form; those that come out empty are left out."""
+        """Yield the blocks of a page in this form, without empty ones."""
         for block in page:
             if isinstance(block, Picture):
                 written = self.picture(block.name)
@@ -193,7 +193,7 @@ def _write(document: Document, out: Path) -> Path:
 
 
 def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: str = "") -> None:
-    """Write all files, print the summary, and say where the report is.
+    """Write all files, and print the summary and the path of the report.
 
     Args:
         out: Directory of the files.

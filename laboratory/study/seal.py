@@ -99,7 +99,7 @@ class Seal:
         ]
 
     def changes_of(self, run: FinishedRun, design: str) -> list[str]:
-        """Return clauses on what makes a run another than the sealed one: settings, data, time.
+        """Return clauses on differences of a run from the sealed one: settings, data, time.
 
         Args:
             run: A run of `own_runs`.
@@ -136,7 +136,7 @@ class Seal:
         return datetime.strptime(started, STARTED) < datetime.strptime(self.sealed.sealed, STARTED)
 
     def notes(self, by_design: Mapping[str, Mapping[int, FinishedRun]]) -> list[str]:
-        """Return clauses on what has changed around the runs: grid file, number, commit.
+        """Return clauses on changes around the runs: grid file, number of runs, commit.
 
         Args:
             by_design: Sealed runs, of `own_runs`.
@@ -173,7 +173,7 @@ def _is_still(path: Path, sha256: str) -> bool:
 
 
 def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
-    """Write a seal beside the runs, or return the one of the same content that is there already.
+    """Write a seal beside the runs, or return an existing one of the same content.
 
     Args:
         directory: Directory of the runs.
@@ -208,7 +208,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
 
 
 def _asks_the_same(seal: Seal, content: Mapping[str, Any], begun: bool) -> bool:
-    """Return whether a seal has the content that would be sealed now.
+    """Return whether a seal holds the given content.
 
     Args:
         seal: Seal beside the runs.
@@ -236,7 +236,7 @@ class SealsRead:
 
 
 def read_seals(directories: Iterable[Path]) -> SealsRead:
-    """Read the seals of directories of runs; a file that cannot be read leaves the others be."""
+    """Read the seals of directories of runs, and report files that cannot be read."""
     seals = []
     problems = []
     places = {directory.resolve(): directory for directory in directories}
@@ -272,11 +272,11 @@ def _read_seal(path: Path, directory: Path) -> Seal:
 
 
 class _RemovedFormError(ValueError):
-    """Why a seal is of a form that this version does not judge."""
+    """Seal of a form that this version does not judge."""
 
 
 def _removed_form(text: bytes) -> str | None:
-    """Return why a seal is of a form that is not judged, as a clause; None where it is."""
+    """Return a clause on why a seal's form is not judged; None if it is."""
     try:
         content = json.loads(text)["sealed"]
         settings = [pair for values in content["settings"].values() for pair in values.items()]

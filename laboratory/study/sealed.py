@@ -46,7 +46,7 @@ Match = Literal["tokens", "flops", "seconds", "steps"]
 
 
 class Measure(BaseModel):
-    """Yardstick of a sealed hypothesis: all that decides it but the runs.
+    """Measure that decides a sealed hypothesis, given the runs.
 
     Attributes:
         match: Quantity that a design and its baseline have used equally where their gap is; with
@@ -76,7 +76,7 @@ class SealedGrid(BaseModel):
 
 
 def _of_this_version(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings of designs with the keys of this version: newer ones at their defaults."""
+    """Return settings of designs with the keys of this version, new keys at their defaults."""
     defaults = design_settings({})
     return {
         design: defaults
@@ -142,7 +142,7 @@ def arm_of(name: str) -> str:
 
 
 def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {section.key: value} of what decides how a model is trained, but for the seeds.
+    """Return {section.key: value} of the settings that decide training, without seeds.
 
     A key that an older version did not have gets its default.
     """
@@ -164,12 +164,13 @@ def seed_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]
         configs: Configurations of a design's runs.
 
     Raises:
-        UserError: such a seed changes from run to run otherwise than the run's own.
+        UserError: such a seed varies between runs, but not with the run's own.
     """
     settings: dict[str, int | None] = {}
     for key in _SEEDS:
         values = [config[key[:-5]]["seed"] for config in configs]
         settings[key] = None
+        # Equal to the run's own everywhere: it follows that one, whatever seeds are added.
         if values != [config["run"]["seed"] for config in configs]:
             settings[key] = values[0]
             if len(set(values)) > 1:

@@ -116,7 +116,7 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
         place: Noun for the target of a path in the message.
 
     Raises:
-        UserError: two paths are the same place.
+        UserError: two paths name the same directory.
     """
     listed = [path.resolve() for path in paths]
     if len(set(listed)) < len(listed):
@@ -124,7 +124,7 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
 
 
 def named_apart(members: Sequence[R]) -> list[R]:
-    """Return the members, dataclasses, with those that share a name called by their path."""
+    """Return the members, with their path as name where several share one."""
     names = [member.name for member in members]
     alone = [names.count(name) == 1 for name in names]
     return [
@@ -144,7 +144,7 @@ def settings_of(run: Member) -> dict[str, Any]:
 
 
 def method_of(run: Member) -> str:
-    """Return variant and adapters, `orthogonal+low_rank`, but not those of the variant itself.
+    """Return variant and adapters, such as `orthogonal+low_rank`, without the variant's own.
 
     A combination that has a name of its own is called by it.
     """
@@ -224,7 +224,7 @@ def group_by_settings(
 
 
 def group_by_method(runs: Sequence[R]) -> Groups[R]:
-    """Group finished runs by everything that decides how a model is trained, but for the seeds.
+    """Group finished runs by all settings that decide training, except seeds.
 
     Raises:
         UserError: a run is given twice, or two runs of a group have the same seed.
@@ -237,7 +237,7 @@ def group_by_method(runs: Sequence[R]) -> Groups[R]:
 def _telling_settings(
     methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
 ) -> list[list[str]]:
-    """Return for each member `key=value` of the settings in which members of its method differ."""
+    """Return, for each member, the settings that differ within its method as `key=value`."""
     differing: dict[str, list[str]] = {}
     for method in dict.fromkeys(methods):  # once each: its members may be thousands
         alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
@@ -327,7 +327,7 @@ def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
 def _first_positions(
     subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]
 ) -> dict[str, int]:
-    """Return each stratum's position: by the subject's values if they sort, else as first given."""
+    """Return the position of each stratum, by the subject's values if they can be sorted."""
     order: Sequence[int] = range(len(strata))
     with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
         order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))

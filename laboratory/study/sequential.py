@@ -64,7 +64,7 @@ class Decision:
 
 
 def quantile(n: int, level: float) -> float:
-    """Return how many standard errors a bound lies from the mean.
+    """Return the distance of a bound from the mean, in standard errors.
 
     Args:
         n: Number of differences.
@@ -99,6 +99,7 @@ def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
     """
     n = 0
     answer = None
+    # Pair by pair, as the trial was: later pairs must not revoke its first answer.
     while answer is None and n < len(differences):
         n += 1
         answer = hypothesis.answer(bounds(differences[:n], YES), bounds(differences[:n], NO))
@@ -153,7 +154,7 @@ def look_table(
 
 
 def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:
-    """Return the pairs after which a true "yes" has been given in 95 % of trials, at most LAST.
+    """Return the number of pairs by which 95 % of trials give a true "yes", at most LAST.
 
     The truth planned for is a gap at the margin's edge for "better" and "worse", and none for
     "within".

@@ -129,7 +129,7 @@ TESTS = (T_P, T_HOLM, WILCOXON_P, WILCOXON_HOLM)
 
 
 def verdict(gap: PairedGap | None, of: str = "loss") -> str:
-    """Return what may be said of a gap, as a clause.
+    """Return the claim that a gap allows, as a clause.
 
     Args:
         gap: None without a seed in common with the baseline.
@@ -144,7 +144,7 @@ def verdict(gap: PairedGap | None, of: str = "loss") -> str:
 
 
 def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
-    """Return a claim with level, p value and n, or why there is no test.
+    """Return a claim with level, p value and n, or the reason for no test.
 
     Args:
         gap: Differences and their test.

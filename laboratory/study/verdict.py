@@ -87,7 +87,7 @@ def verdicts(
     *,
     together: Iterable[Seal] = (),
 ) -> str:
-    """Return what a seal says of runs, as sentences; "" where it has no hypothesis about them.
+    """Return the verdicts of a seal on runs as sentences; "" without a hypothesis about them.
 
     Args:
         seal: Seal beside some of the runs.
@@ -131,7 +131,7 @@ def verdicts(
 
 
 def _statement(seal: Seal, by_design: Mapping[str, Runs], changes: Iterable[str] = ()) -> str:
-    """Return the seal's time, hash, rule and measure, and what has changed, as one sentence.
+    """Return one sentence on the seal's time, hash, rule and measure, and on all changes.
 
     Args:
         by_design: Runs of the seal, of `Seal.own_runs`.
@@ -152,7 +152,7 @@ def _listed(texts: Sequence[str], link: str) -> str:
 
 
 def _measure_changes(seal: Seal, asked: tuple[str, Sequence[str]] | None = None) -> list[str]:
-    """Return clauses on why nothing that is judged now is what was sealed; none where it is.
+    """Return clauses on differences of the judged from the sealed measure.
 
     Args:
         asked: Match and subjects of a report; None: those that are sealed.
@@ -217,7 +217,7 @@ def _rule(seal: Seal) -> str | None:
 def _sequential(
     claim: Hypothesis, gap: PairedGap | None, seeds: Sequence[int]
 ) -> tuple[str, Sequence[int]]:
-    """Return the outcome after the pairs up to the first that is not there, or up to the answer."""
+    """Return the outcome by the pairs up to the first missing one, or up to the answer."""
     differences = dict(zip(gap.seeds, gap.differences, strict=True)) if gap else {}
     decision = decide(
         [differences[seed] for seed in takewhile(differences.__contains__, seeds)], claim
@@ -231,7 +231,7 @@ def _fixed(
     seeds: Sequence[int],
     elsewhere: Iterable[Hypothesis],
 ) -> dict[Hypothesis, tuple[str, Sequence[int]]]:
-    """Return the outcomes of hypotheses that are judged once, by the pairs of all seeds.
+    """Return the outcomes of hypotheses that are judged once, by all pairs.
 
     Args:
         gaps: {hypothesis: its gap, None where there is none}.
@@ -260,7 +260,7 @@ def _fixed(
 
 
 def _test(claim: Hypothesis) -> tuple[str, str, tuple[float, float]]:
-    """Return what hypotheses have in common that are shown by the same test."""
+    """Return the key of a hypothesis's test; hypotheses of one key share it."""
     return claim.design, claim.baseline, claim.claimed
 
 

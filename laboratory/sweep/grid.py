@@ -51,7 +51,7 @@ OWN_KEYS = {
 
 
 class GridFile(Section):
-    """A grid file as written."""
+    """Grid file as written."""
 
     base: str = Field(default="demo", min_length=1, description="A shipped config or a YAML file.")
     directory: PathLike = Field(description="Directory that holds the runs.")
@@ -79,7 +79,7 @@ class GridFile(Section):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file that has been read.
+    """Grid file after reading.
 
     Attributes:
         source: Name of the grid in messages.
@@ -172,7 +172,7 @@ def _check_keys(grid: Grid) -> None:
 
 
 def _overlap(key: str, other: str) -> bool:
-    """Return whether the keys are the same, or one is inside the other (deepspeed.overrides.x)."""
+    """Return whether two keys are equal, or one is inside the other (deepspeed.overrides.x)."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 

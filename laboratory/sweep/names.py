@@ -37,7 +37,7 @@ class NamedValues:
     labelled: int = 0
 
     def beside(self, label: Any) -> str:
-        """Return a text that stands for the run of another label and the same other values."""
+        """Return a key of the run with another label and otherwise equal values."""
         return repr((label, self.values[self.labelled :]))
 
 

@@ -180,7 +180,7 @@ def seal_plan(
 
 
 def _of_earlier_trunks(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return the names of branches whose trunk is there and not of the plan."""
+    """Return the names of branches whose trunk exists outside the plan."""
     planned = {run.path.resolve() for run in runs}
     trunks = {run.name: run.config.schedule.branch_from for run in runs}
     return [
@@ -224,10 +224,10 @@ def _identity(config: Config) -> str:
 
 
 def standing_of(config: Config) -> Standing:
-    """Return how much of this very run the run directory holds.
+    """Return whether the run directory holds nothing, a part or all of this run.
 
     Raises:
-        UserError: it holds another run.
+        UserError: the directory holds another run.
     """
     run = config.run_directory
     if not run.config.is_file():
@@ -252,7 +252,7 @@ def standing_of(config: Config) -> Standing:
 
 
 def _compared(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the values that tell one run from another, paths from the root.
+    """Return the values that distinguish runs, with absolute paths.
 
     Another value of the others changes no number, as those that the job scripts set, or is a matter
     of the machine.

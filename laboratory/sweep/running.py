@@ -92,7 +92,7 @@ class Outcome:
 
 
 class SignalRelay:
-    """Signals that ask for an end, kept until they are passed on.
+    """Stop signals, kept until they are passed on.
 
     After the first, nothing new starts.
     """
@@ -135,7 +135,7 @@ def run_sweep(
     signals: SignalRelay,
     report: Callable[[PlannedRun, Outcome | None], None],
 ) -> list[Outcome]:
-    """Run what is not finished, in order; a run that fails stops no other.
+    """Run the unfinished runs in order; a failure stops no other run.
 
     A branch (`schedule.branch_from`) starts when its trunk, if that is among the runs, has ended.
     What another sweep is running is left for later, and done where that has finished it.
@@ -228,7 +228,7 @@ def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
 
 
 def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | Outcome:
-    """Start a run; the outcome where that is not needed, or not possible now."""
+    """Start a run, or return its outcome if it is finished, busy or cannot start."""
     try:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -247,8 +247,9 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
 
 
 def _lock(log: FileIO) -> bool:
-    """Lock a log as long as any process of its run lives; return False where another one has it."""
+    """Lock a log while any process of its run lives; return False if another process holds it."""
     try:
+        # The ranks inherit the open file, and with it the lock, beyond the end of this sweep.
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -258,7 +259,7 @@ def _lock(log: FileIO) -> bool:
 
 
 def _on_disk(run: PlannedRun) -> Outcome | None:
-    """Return the outcome of a run that is finished by now, or would be another than was planned."""
+    """Return the outcome of a run that has finished meanwhile or differs from the plan."""
     try:
         if standing_of(run.config) == "finished":
             return Outcome(run, "finished elsewhere")

@@ -116,7 +116,7 @@ class Trial:
 
 
 def _match(configs: Sequence[Config]) -> Match:
-    """Return what all runs have used the same of at their end."""
+    """Return the quantity that all runs have used equally at their end."""
     flops = {config.schedule.flops for config in configs}
     if len(flops) == 1 and flops != {None}:
         return "flops"
@@ -126,7 +126,7 @@ def _match(configs: Sequence[Config]) -> Match:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a trial stands when nothing is left to train.
+    """State of a trial when nothing is left to train.
 
     Attributes:
         decision: Decision by the pairs that are finished.

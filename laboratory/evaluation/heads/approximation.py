@@ -134,7 +134,7 @@ def run_grid(grid: Grid) -> list[Trial]:
     """Train every model of the grid, in a fixed order; deterministic on one machine.
 
     Raises:
-        UserError: an error is not finite; or, before anything is trained, as `Grid.config`.
+        UserError: an error is not finite; as `Grid.config`, before anything is trained.
     """
     plan = [
         (variant, width, depth, seed)
@@ -142,6 +142,7 @@ def run_grid(grid: Grid) -> list[Trial]:
         for variant in grid.variants
         for seed in range(1, grid.seeds + 1)
     ]
+    # All configurations first: a mistake in the last must not show after hours of training.
     configs = [grid.config(*point) for point in plan]
     trials = []
     with one_process() as context, WorkDisplay(len(plan)) as work:
@@ -202,6 +203,7 @@ def train(regressor: Regressor, config: Config) -> float:
         eps=config.optimizer.eps,
     )
     for step in range(1, config.total_steps + 1):
+        # Fewer than 2^20 steps, so that no two seeds share a sample.
         features, targets = kernel_regression(config.run.seed * 2**20 + step, BATCH)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
@@ -231,6 +233,7 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
     features = torch.rand(sequences, LENGTH, FEATURES, generator=generator) * 2 - 1
     points, values = features[..., :2], features[..., 2]
     distances = (points[:, :, None] - points[:, None]).square().sum(-1)
+    # Nadaraya-Watson regression, causal: position t averages the values up to t.
     kernel = torch.exp(-distances / (2 * BANDWIDTH**2)).tril()
     return features, (kernel @ values[..., None])[..., 0] / kernel.sum(-1)
 
@@ -324,7 +327,7 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
 
 
 def _ratio_text(errors: Sequence[float], reference: Sequence[float]) -> str:
-    """Return the ratio of errors at the same seeds; its interval is of the logarithms."""
+    """Return the geometric mean of error ratios at equal seeds, with its interval."""
     logarithms, reference_logarithms = (
         dict(enumerate(map(math.log, values))) for values in (errors, reference)
     )

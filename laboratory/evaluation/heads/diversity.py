@@ -121,6 +121,7 @@ def _attention_sums(model: GPTModel, data: RunData, blocks: np.ndarray) -> tuple
     visible = torch.arange(1, inputs.size(1) + 1, device=inputs.device).expand_as(inputs)
     if data.boundary is not None:
         visible = document_layout(inputs, data.boundary).positions + 1
+    # A position that sees one key has no choice: entropy and divergence are 0 in every model.
     several = visible >= 2
     sums = np.zeros((len(model.decoder.layers), 3))
 
@@ -241,6 +242,7 @@ def measure_run(
         context: Process groups of the one process.
         samples: Samples of each source that the attention is measured on.
     """
+    # Initial weights follow from the run's seed, so they need not have been saved.
     untrained = build_model(trained.config, context).eval()
     trained_layers, untrained_layers = (
         measure_diversity(model, trained.data, samples) for model in (trained.model, untrained)
@@ -271,7 +273,7 @@ MEASURES: Mapping[str, tuple[str, int, Reduce]] = {
 
 
 def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
-    """Return one number a measure over layers and roles; None where not applicable."""
+    """Return one number for each measure, over layers and roles; None where not applicable."""
     parts = [part for layer in layers for part in (layer, layer.query, layer.key)]
     numbers: dict[str, float | None] = {}
     for measure, (_, _, reduce) in MEASURES.items():

@@ -98,7 +98,7 @@ class RunLengths:
         return perplexity(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
-        """Return what context gives, by position in the longest blocks, `[their length]`.
+        """Return the change of loss by context, by position in the longest blocks, `[length]`.
 
         Negative is better.
 
@@ -176,6 +176,8 @@ def _losses(
             spans = samples.blocks(np.arange(first, min(first + at_once, len(samples))))
             blocks = cut(spans, length)
             losses = losses_of(trained.model, trained.data, blocks).numpy()
+            # The first token of a document is not predicted from the document before, as in
+            # training.
             counted = np.ones_like(losses) if boundary is None else blocks[:, :-1] != boundary
             sums += losses.reshape(-1, span).sum(0)
             counts += counted.reshape(-1, span).sum(0)

@@ -79,6 +79,7 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     trained = open_trained_run(path)
     config = trained.config
     files = RunDirectory(path)
+    # Held-out text of other shards may have been trained on.
     if trained.blend.fingerprint != run.data_fingerprint:
         raise UserError(
             f"the shards that {files.config} names are not those the run was trained on (data "

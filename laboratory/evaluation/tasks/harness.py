@@ -173,7 +173,7 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
 
 
 def _task_names(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
-    """Yield the tasks that groups and tags stand for, and names that the manager does not know."""
+    """Yield the tasks in groups and tags, and names that the manager does not know."""
     for name in names:
         entry = manager.task_index.get(name)
         config = (entry.cfg if entry else None) or {}
@@ -193,7 +193,7 @@ def _task_names(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
 
 
 def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
-    """Yield a group that has a number of its own, or the parts of one that has none."""
+    """Yield a group that has an aggregate score, or its parts if it has none."""
     if group is None:
         yield from (Measured(name, (task,)) for name, task in tasks.items())
     elif group.has_aggregation:
@@ -232,7 +232,7 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
 
 
 def _digest(task: Task, config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of every request and item, and of the way answers are scored."""
+    """Return the SHA-256 of all requests, items and scoring settings."""
     counts = {
         key: config.get(key)
         for key in ("output_type", "metric_list", "filter_list", "process_results")
@@ -241,6 +241,7 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
         _ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode()
     )
     for instance in task.instances:
+        # Requests follow from data, prompt and examples alike, whatever of them has changed.
         item = [instance.request_type, instance.args, instance.doc]
         digest.update(json.dumps(item, default=str, sort_keys=True).encode())
     return digest.hexdigest()
@@ -286,6 +287,7 @@ class Harness:
         import torch
         from lm_eval import evaluator
 
+        # Seeded for each task, so that a result does not depend on the tasks before it.
         random.seed(_SEED)
         np.random.seed(_OTHER_SEED)
         torch.manual_seed(_OTHER_SEED)
@@ -314,7 +316,7 @@ class Harness:
         return scores
 
     def _cut(self, task: Task) -> int:
-        """Return how many requests are longer than the model's context, with what it generates."""
+        """Return the number of requests that, with their generation, exceed the model's context."""
         from lm_eval.models.utils import normalize_gen_kwargs
 
         model = self._model

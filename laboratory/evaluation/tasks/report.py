@@ -159,7 +159,7 @@ def _item_table(tests: Sequence[ItemTest]) -> Table:
 
 
 def notes(report: TaskReport) -> list[str]:
-    """Return what a reader must know before any number, one sentence each."""
+    """Return notes on limits, few seeds, cut requests and differences between the models."""
     remarks = []
     if report.limit is not None:
         remarks.append(
@@ -195,7 +195,7 @@ def notes(report: TaskReport) -> list[str]:
 
 
 def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
-    """Return the keys in which the runs' configurations differ, but for what `compare` expects."""
+    """Return the keys in which the runs' configurations differ, without those expected to."""
     files = [RunDirectory(model.path).config for model in groups.runs]
     configs = [read_yaml(file, str(file)).values for file in files if file.is_file()]
     settings = [

@@ -95,6 +95,7 @@ def _measure_one(
 
     def make(task: LoadedTask) -> dict[str, Any]:
         nonlocal harness
+        # Loading a model takes long, and is not needed where all results are on disk.
         if harness is None:
             harness = Harness(model.directory, settings.device, settings.batch_size, model.trusted)
         started = time.monotonic()
@@ -117,7 +118,7 @@ def _measure_one(
 
 
 def _scores(content: Mapping[str, Any]) -> TaskScores:
-    """Return the scores of a file, whose numbers that are not finite are null."""
+    """Return the scores in a file, with null read as NaN."""
     scores = {}
     for metric, score in content["scores"].items():
         value, *items = (

@@ -184,7 +184,7 @@ def right_or_wrong(items: Sequence[float]) -> bool:
 
 
 def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> dict[int, float]:
-    """Return {seed: score}, without those that are not finite; -1 is a seed that is not known."""
+    """Return {seed: finite score}; an unknown seed counts as -1."""
     values = {
         -1 if model.seed is None else model.seed: scores[model.path][task].scores[metric].value
         for model in group.runs
@@ -213,7 +213,7 @@ def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) ->
 def _item_tests(
     group: Group[Pretrained], base: Group[Pretrained], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
-    """Test the pairs of models of equal seed; of two groups of one model each, these two."""
+    """Test pairs of models of equal seed, or the only two models whatever their seeds."""
     by_seed = {model.seed: model for model in base.runs}
     pairs = [(model, by_seed[model.seed]) for model in group.runs if model.seed in by_seed]
     if not pairs and len(group.runs) == len(base.runs) == 1:
@@ -255,6 +255,7 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
     pairs = list(zip(ours, theirs, strict=True))
     only_ours = pairs.count((1.0, 0.0))
     only_theirs = pairs.count((0.0, 1.0))
+    # Twice the tail at equal counts is above 1, as both tails hold the middle.
     if only_ours == only_theirs:
         return only_ours, only_theirs, 1.0
     p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)
