@@ -67,6 +67,7 @@ def main() -> None:
     for name in ("qr", *rows):
         recipe = replace(FOUR_HEADS, construction=name)
         actions[f"four heads: {name}"] = partial(rows_of_heads, recipe, 0, "query", range(4))
+    # BLAS would use every core otherwise, and CPU seconds of several threads do not compare.
     with threadpool_limits(limits=1):
         report(take_turns(actions, options.rounds, time.process_time), options.json)
 

@@ -15,7 +15,7 @@ Seconds = dict[str, list[float]]
 
 
 def options_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have.
+    """Return a parser with the options that all benchmarks have.
 
     Args:
         rounds: Default of --rounds.
@@ -53,6 +53,7 @@ def take_turns(
         for name, action in in_turn(list(actions.items()), number):
             started = now()
             action()
+            # Round 0 warms caches and allocators.
             if number:
                 seconds[name].append(now() - started)
     return seconds
@@ -77,7 +78,7 @@ def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
 
 
 def report(seconds: Seconds, file: Path | None) -> None:
-    """Print the median of each action, and of its ratio within a round to the first of its group.
+    """Print each action's median, and its median ratio per round to the first of its group.
 
     Args:
         seconds: The actions, named GROUP: ACTION.

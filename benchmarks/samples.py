@@ -36,7 +36,7 @@ SAMPLES_READ = 20_032
 
 
 def prepare(blend: Blend, length: int, cache: Path, *, anew: bool) -> BlendedSamples:
-    """Return samples whose order of the first epoch is there.
+    """Return samples with the order of the first epoch prepared.
 
     Args:
         blend: Blend of the shards.

@@ -157,7 +157,7 @@ def run_stages(context: StageContext, report: StageReport, wanted: Collection[st
 
 
 def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
-    """Run a stage and report it; raise nothing.
+    """Run one stage and report it, whatever it raises.
 
     Args:
         context: Context of all stages; the deadline of this one is its own.
@@ -177,6 +177,7 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
         entry = {"state": state, "checks": result.checks, "found": result.values}
     except StageError as error:
         entry = {"state": "failed", "error": str(error)}
+    # A stage that fails must not take the others' results with it.
     except Exception:
         entry = {"state": "failed", "error": traceback.format_exc()}
     report.put(stage.name, entry | {"seconds": time.monotonic() - started})
@@ -189,14 +190,15 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the stages' environment: this process's, without a launcher's variables."""
+    """Return the environment of the stages: that of this process, without launcher variables."""
     inherited = without_launcher(os.environ)
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def gpu_of_torch() -> tuple[bool, str]:
-    """Return whether torch has a GPU, and its name; another process asks: this one holds none."""
+    """Ask in another process whether torch has a GPU, and for its name."""
+    # A CUDA context in this process would take memory that the stages measure.
     question = (
         "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     )

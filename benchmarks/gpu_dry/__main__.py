@@ -89,7 +89,7 @@ DESIGNS = {
 
 
 def main() -> int:
-    """Count the designs that are named, or all; return 1 if a bound is passed."""
+    """Count the named designs, or all of them; return 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_dry")
     parser.add_argument("names", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
     places_help = "print what each count consists of"
@@ -127,7 +127,7 @@ def counted_apart(name: str) -> tuple[list[int], list[str]]:
 
 
 def tell(design: Design) -> NoReturn:
-    """Print what a step of the design costs, for `counted_apart`, and end the process."""
+    """Print the costs of a step for `counted_apart`, and end the process."""
     load_guard()
     from benchmarks.gpu_dry.pretended import PretendedGpu
 
@@ -161,8 +161,9 @@ def _fuse_rms_norm() -> None:
 
 
 def load_guard() -> None:
-    """Load the device guard, compiled once; torch looks for devices once, when it is imported."""
+    """Compile the device guard, once, and load it before torch is imported."""
     spec = importlib.util.find_spec("torch")
+    # torch looks for devices once, when it is imported, so the guard has to be there before.
     assert spec is not None and spec.origin is not None and "torch" not in sys.modules
     folder = Path(spec.origin).parent
     source = Path(__file__).with_name("cuda_guard.cpp")
@@ -171,6 +172,7 @@ def load_guard() -> None:
     includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
+        # Renamed when complete: another process must never load half a library.
         unfinished = library.with_suffix(f".{os.getpid()}")
         command = [
             os.environ.get("CXX", "g++"),
@@ -188,7 +190,7 @@ def load_guard() -> None:
 
 
 def pretend_ranks(design: Design) -> Any:
-    """Return the context of rank 0 beside pretended ranks; DeepSpeed gets the pretended device."""
+    """Return the context of rank 0 among pretended ranks; DeepSpeed gets the pretended device."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     import deepspeed.accelerator.real_accelerator as accelerators
@@ -201,6 +203,7 @@ def pretend_ranks(design: Design) -> Any:
     from pretrain.ranks.groups import initialize_distributed
 
     prepare_imports()
+    # DeepSpeed would look for a real device; it gets the pretended one after its import.
     accelerators.ds_accelerator = CUDA_Accelerator()
     dist.init_process_group("fake", rank=0, world_size=design.world_size, store=FakeStore())
     launch = LaunchEnvironment(0, 0, design.world_size)
@@ -208,7 +211,7 @@ def pretend_ranks(design: Design) -> Any:
 
 
 def _run_steps(gpu: Any, context: Any, design: Design) -> None:
-    """Run two steps; what the second took is then in `gpu.costs`."""
+    """Run two steps and leave the costs of the second in `gpu.costs`."""
     import torch
 
     from pretrain.config.load import load_config
@@ -234,13 +237,14 @@ def _run_steps(gpu: Any, context: Any, design: Design) -> None:
         ),
     )
     signals: Any = SimpleNamespace(stop=False, continue_later=False)
+    # The first step also allocates the optimizer's state, which no later step does.
     for _ in range(2):
         gpu.costs.found.clear()
         loop.train_step(run, Position(), signals)
 
 
 def put_in_place(gpu: Any) -> None:
-    """Build models with contents, which initialization needs, and move them; ask no other rank.
+    """Replace what needs a real GPU or other ranks: building, attention kernels, comparisons.
 
     ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is
     this one.

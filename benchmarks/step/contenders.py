@@ -39,7 +39,7 @@ AGAIN = " again"
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a model, and of the batch that a rank is given in a step; its recipe's name."""
+    """Shape of a model and of a rank's batch, and the name of the recipe."""
 
     layers: int
     hidden: int
@@ -53,7 +53,7 @@ class Shape:
         """Read LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
 
         Raises:
-            ValueError: it is not of that form, or the hidden size is not made of heads of 64.
+            ValueError: the text has another form, or the hidden size is no multiple of 64.
         """
         sizes = [int(part) for part in text.split("x")]
         if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout of our engines."""
+    """Parallel layout of our engines."""
 
     tensor_parallel: int
     data_parallel: int
@@ -115,7 +115,7 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
 
 
 class Ours:
-    """A training step of the program's own engine, in three parts."""
+    """Training step of the program's own engine, in three parts."""
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.config = config
@@ -227,7 +227,7 @@ def take_turns(
     now: Callable[[], float],
     wait: Callable[[], None],
 ) -> dict[str, list[float]]:
-    """Let the contenders take steps in turns, on the same tokens in each round; who begins rotates.
+    """Let contenders take steps in turns, in an order that rotates from round to round.
 
     Args:
         contenders: Contenders by name.
@@ -254,12 +254,13 @@ def take_turns(
 
 
 def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
-    """Return a function that makes new random tokens on this rank's device.
+    """Return a function that draws random tokens on this rank's device.
 
     Args:
         shape: Shape of the tokens, `[batch, length + 1]`, below its vocabulary.
         context: Context of this rank; ranks of one tensor-parallel group get the same tokens.
     """
+    # Ranks of one tensor-parallel group need equal tokens, other replicas different ones.
     generator = torch.Generator().manual_seed(context.data_parallel_rank)
     size = (shape.batch, shape.length + 1)
 
@@ -270,7 +271,7 @@ def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor
 
 
 def waiting(context: ParallelContext) -> Callable[[], None]:
-    """Return a function that brings all ranks, and their GPUs, to the same point."""
+    """Return a function that synchronizes all ranks and their GPUs."""
 
     def wait() -> None:
         if torch.cuda.is_available():

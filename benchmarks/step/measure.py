@@ -146,7 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 def build_in_time(
     arguments: argparse.Namespace, layout: Layout, context: ParallelContext
 ) -> tuple[dict[str, Contender], dict[str, int], list[str]]:
-    """Build the contenders that there is time for; each takes one step, which allocates it all.
+    """Build as many contenders as time allows; each takes one step, which allocates its memory.
 
     Returns:
         The contenders, the peak bytes of a GPU of each one's step beyond what was held before, and
@@ -159,6 +159,7 @@ def build_in_time(
     for kind in arguments.contenders:
         for settings in arguments.settings if kind not in PEERS else [""]:
             name = contender_name(kind, settings)
+            # Ranks must leave out the same contenders, or the others would wait for ever.
             spent = agree([time.monotonic() - started], context.device)[0] / context.world_size
             if spent > TO_BUILD * arguments.seconds:
                 left_out.append(name)
@@ -176,7 +177,7 @@ def build_in_time(
 
 
 def write_report(report: dict[str, Any], file: Path | None) -> None:
-    """Write what was measured so far, if there is a file for it.
+    """Write the report so far, if there is a file for it.
 
     Args:
         report: Report of `measure`.
@@ -187,7 +188,7 @@ def write_report(report: dict[str, Any], file: Path | None) -> None:
 
 
 def start_of_peak() -> int:
-    """Begin to measure the peak memory of the GPU; return the bytes that are held already."""
+    """Reset the GPU's peak memory statistics and return the bytes in use."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.reset_peak_memory_stats()
@@ -195,7 +196,7 @@ def start_of_peak() -> int:
 
 
 def take_first_step(name: str, contender: Contender, tokens: torch.Tensor) -> None:
-    """Take one step, which allocates all that a step needs.
+    """Take one step, which allocates all memory that later steps need.
 
     Args:
         tokens: `[batch, length + 1]`.
@@ -299,7 +300,7 @@ def look_into(
     clock: str,
     report: dict[str, Any],
 ) -> None:
-    """Put the seconds of a contender's step by part and by kernel into the report.
+    """Add the seconds of a contender's step, by part and by kernel, to the report.
 
     Args:
         batch: Function that makes the tokens of a step.

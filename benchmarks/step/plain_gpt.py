@@ -22,7 +22,7 @@ NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 
 
 class Matrices(nn.Module):
-    """Matrices of one input: one product for all, or each its own weight, as Muon needs them.
+    """Linear maps of one input: one fused weight, or a weight each, as Muon needs them.
 
     Args:
         width: Width of the input.
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Turn heads by their rotary positions.
+    """Apply rotary positions to heads.
 
     Args:
         heads: `[…, seq, head_dim]`.
@@ -103,7 +103,7 @@ def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> to
 
 
 class PlainGPT(nn.Module):
-    """The vanilla model of a config: rotary positions, no dropout, no groups."""
+    """Vanilla model of a config: rotary positions, no dropout, no query groups."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -121,13 +121,14 @@ class PlainGPT(nn.Module):
         self.output = nn.Linear(hidden, model.vocab_size, bias=False)
         if model.tied_embeddings:
             self.output.weight = self.embedding.weight
+        # Angles of Su et al. (2021): position / base^(2 i / head_dim).
         exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
         angles = torch.outer(torch.arange(length).float(), 1 / model.rotary_base**exponents)
         self.register_buffer("cosine", angles.cos())
         self.register_buffer("sine", angles.sin())
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of every next-token prediction in `[batch, seq + 1]`, nats."""
+        """Return the mean cross-entropy in nats of the predictions in ids `[batch, seq + 1]`."""
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x, self.cosine, self.sine)
