@@ -68,7 +68,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Workplace:
-    """Where parts put what they make, and what they share.
+    """Directory and shared results of the parts.
 
     Attributes:
         directory: For everything that is written.
@@ -127,7 +127,7 @@ Entries = Iterator[tuple[str, str]]
 
 
 def bank(workplace: Workplace) -> Entries:
-    """Rows of every construction at two small shapes, and of two heads of every variant."""
+    """Yield rows of every construction at two small shapes, and of two heads of every variant."""
     from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
     from megatron_patches.bank.shards import bank_rows
     from megatron_patches.recipe.variants import VARIANTS
@@ -157,7 +157,7 @@ def bank(workplace: Workplace) -> Entries:
 
 
 def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any]) -> Entries:
-    """Rows in float64, and as a rank has them in bf16, of four query heads and two key heads."""
+    """Yield rows of four query and two key heads in float64, and as a rank holds them in bf16."""
     from megatron_patches.bank.orthonormal import ROLES, BankRecipe
     from megatron_patches.bank.shards import bank_rows, layer_shard
     from megatron_patches.errors import MethodError
@@ -184,7 +184,7 @@ def _bank_rows(name: str, hidden_size: int, head_dim: int, recipe: dict[str, Any
 
 
 def shards(workplace: Workplace) -> Entries:
-    """Every file of the directories of both kinds of tokenizer; but for the place of the texts."""
+    """Yield every file of the directories of both kinds of tokenizer, except location.json."""
     workplace.shards()
     _make_shards(workplace.directory / "bpe", "bpe")
     for kind in ("unigram", "bpe"):
@@ -199,7 +199,7 @@ def shards(workplace: Workplace) -> Entries:
 
 
 def init(workplace: Workplace) -> Entries:
-    """Every rank's parameters and buffers, of all designs."""
+    """Yield parameters and buffers of all designs on every rank."""
     for size in (1, 2):
         layout = {"parallel__tensor_model_parallel_size": size}
         payload = {
@@ -248,7 +248,7 @@ def initial_weights(payload: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
 
 
 def train(workplace: Workplace) -> Entries:
-    """Exact losses and gradient norms, and masters and moments after the last step."""
+    """Yield exact losses and gradient norms, and the last checkpoint's tensors."""
     from tests.command_line import checkpoint_tensors
 
     for design, curves in workplace.trained().items():
@@ -282,7 +282,7 @@ def train_designs(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def export(workplace: Workplace) -> Entries:
-    """Logits of exports, as transformers computes them, and the tensors of their files."""
+    """Yield logits of exports in transformers, and the tensors of their files."""
     workplace.trained()
     payload = {
         "runs": str(workplace.directory / "runs"),
@@ -321,7 +321,7 @@ def export_designs(payload: dict[str, Any]) -> dict[str, str]:
 
 
 def show(workplace: Workplace) -> Entries:
-    """Sections of `show`, of all configs together for each variant."""
+    """Yield the sections of `show`, over all configs, for each variant."""
     for variant in _variants():
         sections: dict[str, list[str]] = {}
         for config in CONFIGS:
@@ -335,7 +335,7 @@ def show(workplace: Workplace) -> Entries:
 
 
 def plan(workplace: Workplace) -> Entries:
-    """Headings of `plan --json`, of all configs together for each variant."""
+    """Yield the headings of `plan --json`, over all configs, for each variant."""
     for variant in _variants():
         headings: dict[str, list[str]] = {}
         for config in CONFIGS:
@@ -367,7 +367,7 @@ def _verb(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[list[bool]]:
-    """Catch what the program refuses; what is yielded is empty then, and [True] else."""
+    """Catch refusals of the program; the yielded list stays empty then, else it gets True."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
     from pretrain.errors import UserError
@@ -398,6 +398,7 @@ PARTS: dict[str, Callable[[Workplace], Entries]] = {
 # --- recordings -----------------------------------------------------------------------------------
 def record(parts: Iterable[str]) -> dict[str, Any]:
     """Return a recording of some keys of `PARTS`: the machine, and the digests by part."""
+    # Other numbers of threads sum in another order.
     torch.set_num_threads(1)
     directory = Path(tempfile.mkdtemp(prefix="record-"))
     try:

@@ -65,7 +65,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def run(command: Sequence[str], where: Path = ROOT.parent) -> str:
-    """Run a command to its end; one that fails ends the program with what it said.
+    """Run a command; if it fails, exit with its output.
 
     Args:
         where: Directory to run it in.
@@ -87,7 +87,7 @@ def run(command: Sequence[str], where: Path = ROOT.parent) -> str:
 
 
 def run_program(program: Path, words: Sequence[str], where: Path) -> str:
-    """Run the installed program; a warning that a library prints is a failure, too.
+    """Run the installed program; a library's warning counts as a failure.
 
     Args:
         words: Verb and arguments.
@@ -103,7 +103,7 @@ def run_program(program: Path, words: Sequence[str], where: Path) -> str:
 
 
 def install(python: str, environment: Path, words: Sequence[str]) -> str:
-    """Install packages into an environment, which is made first if it is not there.
+    """Install packages into an environment, made if missing.
 
     Args:
         python: Interpreter to make it of.
@@ -121,7 +121,7 @@ def install(python: str, environment: Path, words: Sequence[str]) -> str:
 
 
 def timed(name: str, action: Callable[[], object]) -> None:
-    """Carry out a step and print its line.
+    """Carry out a step and print its duration and result.
 
     Args:
         action: Step to carry out; its result is printed.

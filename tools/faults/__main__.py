@@ -23,7 +23,7 @@ from tools.faults.table import as_record, commit, markdown, put_into, recorded
 
 
 def main() -> None:
-    """Exit code 0 if every case was as it should be, else 1."""
+    """Run the campaign; exit with 0 if every case passed, else with 1."""
     arguments = _arguments()
     # It tells of every restart, and there are many here.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
@@ -71,7 +71,7 @@ def campaign(
     made: Mapping[Layout, Reference] | None = None,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Run cases side by side, and print each as it ends.
+    """Run cases in parallel, and print each outcome.
 
     Args:
         directory: Directory of all files.

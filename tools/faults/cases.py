@@ -96,7 +96,7 @@ class Cases:
         self._references = references
 
     def run(self, case: Case) -> Outcome:
-        """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
+        """Run a case from the fault to the verdict; errors in here count as the case's."""
         began = time.monotonic()
         outcome = Outcome(case)
         directory = self._directory / case.name
@@ -205,7 +205,7 @@ class Cases:
         return end
 
     def _go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
-        """The same command again must finish the run, and make it the undisturbed one."""
+        """Run the same command again, and require the result of the undisturbed run."""
         case = outcome.case
         more = ["checkpoint.fall_back=true"] if case.fault in DAMAGE else []
         end = self._start(case.then, directory / "resumed.log", more)
@@ -218,7 +218,7 @@ class Cases:
         outcome.different += differences(run, reference.run, case.then == case.layout)
 
     def _both_go_on(self, outcome: Outcome, directory: Path, reference: Reference) -> None:
-        """Start the run twice at once: one must finish it, the other say that it is trained."""
+        """Start the run twice at once: one must finish it, the other must refuse."""
         run = directory / "runs/run"
         with ThreadPoolExecutor(2) as pool:
             logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
@@ -272,7 +272,7 @@ def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
 
 
 def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
-    """The start ended with exit code 2 and one sentence, which has every one of `fragments`."""
+    """Require exit code 2 and a single sentence that holds all `fragments`."""
     if end.hung:
         return
     sentences = end.sentences
@@ -293,7 +293,7 @@ def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:
 
 
 def _expect_order(outcome: Outcome, end: End, run: Path) -> None:
-    """After a signal to stop: saved and exit code 0; or ended by it, before it was handled."""
+    """Require a saved run and exit code 0, or death by a signal before its handler was set."""
     if end.hung:
         return
     number = ORDERS[outcome.case.fault]

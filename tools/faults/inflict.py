@@ -69,7 +69,7 @@ class Disturbance:
             time.sleep(case.within * self.step_seconds)
 
     def _strike(self, start: Start, ranks: list[psutil.Process]) -> bool:
-        """Send the signal, or take the display away; whether anyone got it."""
+        """Send the signal or take the display away; return whether a process got it."""
         case = self.case
         if start.display is not None:
             start.display.go_away()
@@ -99,20 +99,20 @@ class Disturbance:
 
 
 def lines_in(path: Path) -> int:
-    """Whole lines of a file that may not be there yet."""
+    """Return the number of whole lines of a file that may not exist yet."""
     with suppress(FileNotFoundError):
         return path.read_bytes().count(b"\n")
     return 0
 
 
 def unfinished_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints without a marker, but for those that a start has kept aside."""
+    """Return the checkpoints without a marker, except those that a start set aside."""
     checkpoints = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
     return [path for path in checkpoints if not (path / "COMPLETE").exists()]
 
 
 def build_shim(directory: Path) -> Path | None:
-    """The library that makes writing fail; None where there is no C compiler."""
+    """Build the library that makes writing fail; return None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -157,7 +157,7 @@ ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO, Fault.STORAG
 
 @contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[bool]:
-    """A context in which a directory is a file system of its own.
+    """Mount a small file system at a directory while the context lasts.
 
     Args:
         directory: Directory, made if missing.
@@ -189,7 +189,7 @@ RECORDS = ("config.yaml", "environment.json")
 
 
 def set_clock_back(run: Path) -> None:
-    """Date all that a killed run has left an hour ahead, as after the correction of a clock."""
+    """Date the files of a killed run an hour ahead, as if the clock had been set back."""
     for path in [*run.rglob("*"), run]:
         if path.exists() and not path.is_symlink():
             then = path.stat().st_mtime + AHEAD_SECONDS

@@ -27,7 +27,7 @@ OF_THE_LAYOUT = ("memory/", "counters/micro_steps")
 
 
 def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    """Return the differences from the undisturbed run, a few words each.
+    """Return the differences from the undisturbed run, one phrase each.
 
     Args:
         run: Directory of the disturbed run.
@@ -98,7 +98,7 @@ def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
 
 
 def _other_events(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    """Each step of TensorBoard is there once, with the value of metrics.jsonl's undisturbed run."""
+    """Return differences of TensorBoard's events: every step once, with the undisturbed value."""
     problems = []
     ours, theirs = (
         EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()

@@ -41,7 +41,7 @@ class Half:
 
 
 class References:
-    """Makes each of them once, in `directory`, when it is first asked for; for several threads.
+    """Cache of undisturbed runs, each made on first use; safe for threads.
 
     Args:
         made: Undisturbed runs that exist already.
@@ -63,7 +63,7 @@ class References:
         """Return the undisturbed run of a layout.
 
         Raises:
-            AssertionError: it has failed, so there is nothing to compare with.
+            AssertionError: the run has failed, so there is nothing to compare with.
         """
         with self._locks[layout]:
             if layout not in self._whole:
@@ -74,7 +74,7 @@ class References:
         """Return the stopped run of a layout.
 
         Raises:
-            AssertionError: it has not stopped as it was told to.
+            AssertionError: the run has not stopped when told to.
         """
         with self._locks[layout]:
             if layout not in self._halves:
@@ -127,6 +127,6 @@ def _require(end: End, title: str, run: Path, state: str) -> None:
 
 
 def size_on_disk(directory: Path) -> int:
-    """Bytes of its files, whole pages."""
+    """Return the bytes of a directory's files, in whole pages."""
     sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
     return sum(-(-size // PAGE) * PAGE for size in sizes)

@@ -88,7 +88,7 @@ class Start:
         return []
 
     def note_ports(self) -> None:
-        """Remember at which ports its processes listen now."""
+        """Record the ports at which the processes of this start listen."""
         for process in self.family():
             with suppress(psutil.Error):
                 connections = process.net_connections(kind="tcp")
@@ -99,11 +99,11 @@ class Start:
                 }
 
     def family(self) -> list[psutil.Process]:
-        """Every living process of this start."""
+        """Return every living process of this start."""
         return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
 
     def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for it; False if the start ends or its time is over before."""
+        """Wait for a condition; return False if the start ends or runs out of time first."""
         last_look = time.monotonic()
         while self.alive and self.waited < LONGEST_START:
             if condition():
@@ -267,7 +267,7 @@ def _shared_files() -> set[str]:
 
 
 def _mapped() -> set[str]:
-    """Files of shared memory that a living process uses: those of other cases and programs."""
+    """Return the shared-memory files that living processes use, of other cases and programs."""
     used: set[str] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):

@@ -79,12 +79,12 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
 
 
 def as_record(outcome: Outcome) -> dict[str, Any]:
-    """A line of a campaign's record; the case itself follows from the seed and its number."""
+    """Return an outcome as a record line; seed and number stand for the case."""
     return asdict(outcome) | {"case": outcome.case.number, "seed": outcome.case.seed}
 
 
 def recorded(path: Path) -> list[Outcome]:
-    """The outcomes in a campaign's record; a torn last line, of a killed campaign, is removed."""
+    """Return the outcomes of a record, and remove a torn last line of a killed campaign."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines))
     entries = [json.loads(line) for line in lines]
@@ -97,7 +97,7 @@ def recorded(path: Path) -> list[Outcome]:
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the two marks of a page.
+    """Replace the text between the two marks of a page.
 
     Args:
         page: Page in Markdown.
@@ -113,7 +113,7 @@ def put_into(page: Path, text: str) -> None:
 
 
 def commit() -> str:
-    """The commit that is tried."""
+    """Return the commit under test."""
 
     def git(arguments: str) -> str:
         command = ["git", *arguments.split()]
