@@ -77,10 +77,10 @@ def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def make(directory: Path, kind: str = "documentation") -> None:
-    """Write the corpus into a new directory; exit with a sentence where a package is not there.
+    """Write the corpus into a new directory; exit with a message if a package is not available.
 
     Args:
-        directory: Of the corpus.
+        directory: Directory of the corpus.
         kind: Key of TEXTS.
     """
     for program in ("apt-get", "dpkg-deb"):
@@ -90,16 +90,16 @@ def make(directory: Path, kind: str = "documentation") -> None:
     record = {}
     with tempfile.TemporaryDirectory() as temporary:
         for package, patterns in TEXTS[kind].items():
-            place = Path(temporary, package)
-            place.mkdir()
+            folder = Path(temporary, package)
+            folder.mkdir()
             if subprocess.run(
-                ["apt-get", "download", "-q", package], cwd=place, capture_output=True
+                ["apt-get", "download", "-q", package], cwd=folder, capture_output=True
             ).returncode:
                 why = "run 'apt-get update' first, on Debian 12"
                 sys.exit(f"error: apt-get download {package} failed: {why}")
-            (archive,) = place.glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", archive, place / "unpacked"], check=True)
-            texts = documents(place / "unpacked", patterns)
+            (archive,) = folder.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", archive, folder / "unpacked"], check=True)
+            texts = documents(folder / "unpacked", patterns)
             lines = [
                 json.dumps({"text": text, "meta": {"redpajama_set_name": package}})
                 for text in texts
