@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,26 +22,34 @@ from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.recipe.policy import QKPolicy
 
-TRAINED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
-"""Names of the rows that train, or of the factors in their place."""
+LEARNED_ROWS = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
+"""Names of the tensors of learned rows: the rows, or the two factors in their place."""
+
+
+class Rows(Enum):
+    """State of query and key rows; a layer's learned rows are all TRAINED or all KEPT."""
+
+    DRAWN = "non-persistent buffers, regenerated from the recipe"
+    TRAINED = "parameters"
+    KEPT = "non-persistent buffers, frozen as they were trained"
 
 
 class HeadRows(torch.nn.Module):
     """Frozen rows, trained rows and adapters of one rank's queries and keys in a layer.
 
+    `tensors` returns those that exist of the first six attributes; the others are None.
+
     Attributes:
-        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in
-            the compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
-            broadcasts and saves parameters, frozen or not. None where the bank is structured.
-        query_key_right: non-persistent buffer `[a, m, b]`, the right one of the `monarch.Factors`
-            of the same rows where the bank is structured, else None.
-        query_key_left: non-persistent buffer `[m, a, a]`, the left one, or None.
-        trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
-        trained_right_query_key: parameter `[m, a, b]`, with the next one trained factors in the
-            place of all rows, or None.
-        trained_left_query_key: parameter `[m, a, a]`, or None.
-        kept: the rows that train are frozen as they were trained: non-persistent buffers, not a
-            number until a checkpoint or the engine before gives them values.
+        query_key_weight: drawn rows `[frozen heads of both roles * head_dim, hidden]` in the
+            compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers,
+            broadcasts and saves parameters, frozen or not.
+        query_key_right: right factor `[a, m, b]` of a structured bank's drawn rows.
+        query_key_left: left factor `[m, a, a]`.
+        trained_query_key: learned rows `[trainable heads of both roles * head_dim, hidden]`.
+        trained_right_query_key: right factor `[m, a, b]` of learned rows of all heads.
+        trained_left_query_key: left factor `[m, a, a]`.
+        learned: state of the learned rows. KEPT rows are NaN until a checkpoint or the engine of
+            the previous phase gives them values.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that
             heads share, such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
@@ -54,7 +63,7 @@ class HeadRows(torch.nn.Module):
     trained_query_key: torch.Tensor | None
     trained_right_query_key: torch.Tensor | None
     trained_left_query_key: torch.Tensor | None
-    kept: bool
+    learned: Rows
 
     def _add_frozen_rows(
         self,
@@ -68,7 +77,7 @@ class HeadRows(torch.nn.Module):
         place: tuple[int, int] = (0, 1),
         dtype: torch.dtype,
         device: Any,
-        kept: bool = False,
+        learned: Rows = Rows.TRAINED,
     ) -> None:
         """Add the frozen rows of this rank's heads, the first step of a constructor.
 
@@ -83,10 +92,10 @@ class HeadRows(torch.nn.Module):
             place: tensor-parallel rank, and how many there are.
             dtype: of rows and parameters.
             device: of rows and parameters.
-            kept: the rows of the other heads are frozen as they were trained.
+            learned: state of the rows of the other heads.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
-        self.kept = kept
+        self.learned = learned
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
@@ -127,25 +136,23 @@ class HeadRows(torch.nn.Module):
 
     def frozen(self) -> torch.Tensor | Factors:
         """Return the frozen rows in the form in which inputs are multiplied by them."""
-        if self.query_key_weight is not None:
-            return self.query_key_weight
-        assert self.query_key_right is not None and self.query_key_left is not None
-        return Factors(self.query_key_right, self.query_key_left)
+        drawn = [*self.tensors(Rows.DRAWN).values()]
+        return Factors(*drawn) if len(drawn) == 2 else drawn[0]
 
     def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors in memory of this rank's frozen rows, kept ones included."""
-        frozen = self.frozen()
-        drawn = frozen if isinstance(frozen, Factors) else (frozen,)
-        return *drawn, *self.kept_tensors().values()
+        return *self.tensors(Rows.DRAWN).values(), *self.kept_tensors().values()
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
         """Return {name: buffer} of the rows, or factors, that are frozen as they were trained."""
-        return self.trained_tensors() if self.kept else {}
+        return self.tensors(Rows.KEPT)
 
-    def trained_tensors(self) -> dict[str, torch.Tensor]:
-        """Return {name: tensor} of the rows, or factors, that train or have trained."""
-        held = {name: getattr(self, name) for name in TRAINED_ROWS}
-        return {name: tensor for name, tensor in held.items() if tensor is not None}
+    def tensors(self, state: Rows) -> dict[str, torch.Tensor]:
+        """Return {name: tensor} of the rows, or factors, in a state; empty if there are none."""
+        learned_names = LEARNED_ROWS if state is self.learned else ()
+        names = FROZEN_BUFFERS if state is Rows.DRAWN else learned_names
+        values = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in values.items() if tensor is not None}
 
     def trained_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield the rows of this rank that train or have trained, queries, then keys.
@@ -154,10 +161,10 @@ class HeadRows(torch.nn.Module):
             (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
             factors have for them side by side.
         """
-        held = [tensor.detach().flatten(1) for tensor in self.trained_tensors().values()]
-        if not held:
+        tensors = [tensor.detach().flatten(1) for tensor in self.tensors(self.learned).values()]
+        if not tensors:
             return
-        values = torch.cat(held, dim=1)
+        values = torch.cat(tensors, dim=1)
         query, key = (self.heads.trainable[role] for role in ROLES)
         queries = values.size(0) * len(query) // (len(query) + len(key))
         yield "query", query, values[:queries]
@@ -231,11 +238,11 @@ class HeadRows(torch.nn.Module):
             }
         elif rows and self.policy.has_rows:
             shapes = {"trained_query_key": (rows, self.input_size)}
-        for name in TRAINED_ROWS:
+        for name in LEARNED_ROWS:
             shape = shapes.get(name)
             if shape is None:
                 self.register_parameter(name, None)
-            elif self.kept:
+            elif self.learned is Rows.KEPT:
                 unknown = torch.full(shape, math.nan, device=device, dtype=self.dtype)
                 self.register_buffer(name, unknown, persistent=False)
             else:
@@ -299,10 +306,6 @@ class HeadRows(torch.nn.Module):
         if self.adapters is not None and self.adapts_all:
             return self.adapters(Heads(query, key, value, self.reach), shared)
         return Heads(query, key, value)
-
-    def _rows_if_any(self) -> torch.Tensor | Factors | None:
-        rows = self.frozen()
-        return rows if isinstance(rows, Factors) or self.frozen_groups else None
 
     def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
         """Join frozen and trainable heads along dimension 2, in the order of their numbers."""
