@@ -161,13 +161,13 @@ class HeadAdapters(torch.nn.Module):
         heads: dict[HeadRole, int] = {"query": num_heads, "key": num_groups, "value": num_groups}
         self.steps: dict[str, tuple[str, ...]] = {}
         for adapter in adapters:
-            declared = adapter.weights(sizes)
-            self.steps[adapter.name] = tuple(weight.name for weight in declared)
-            for weight in declared:
+            adapter_weights = adapter.weights(sizes)
+            self.steps[adapter.name] = tuple(weight.name for weight in adapter_weights)
+            for weight in adapter_weights:
                 if weight.role is not None:
                     shape = (heads[weight.role] * weight.shape[0], *weight.shape[1:])
-                    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-                    self.register_parameter(weight.name, made)
+                    parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+                    self.register_parameter(weight.name, parameter)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
         """Correct queries, keys and values by all adapters.
@@ -196,8 +196,10 @@ class HeadAdapters(torch.nn.Module):
         """
         for name in names:
             weights = {
-                own: shared[own] if own in shared else getattr(self, own).to(heads.query.dtype)
-                for own in self.steps[name]
+                weight_name: shared[weight_name]
+                if weight_name in shared
+                else getattr(self, weight_name).to(heads.query.dtype)
+                for weight_name in self.steps[name]
             }
             heads = FORMULAS[name](heads, weights)
         return heads

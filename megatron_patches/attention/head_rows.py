@@ -74,7 +74,7 @@ class HeadRows(torch.nn.Module):
         layer: int,
         heads: tuple[int, int],
         sizes: tuple[int, int],
-        place: tuple[int, int] = (0, 1),
+        tp_rank: tuple[int, int] = (0, 1),
         dtype: torch.dtype,
         device: Any,
         learned: Rows = Rows.TRAINED,
@@ -89,7 +89,7 @@ class HeadRows(torch.nn.Module):
             layer: number of the layer, from 0.
             heads: query heads and key heads of all ranks.
             sizes: width of the hidden states, and of a head.
-            place: tensor-parallel rank, and how many there are.
+            tp_rank: tensor-parallel rank, and the number of ranks.
             dtype: of rows and parameters.
             device: of rows and parameters.
             learned: state of the rows of the other heads.
@@ -99,12 +99,12 @@ class HeadRows(torch.nn.Module):
         self.frozen_groups, self.shared = frozen_groups, policy.shared
         self.input_size, self.head_dim = sizes
         self.queries_per_group = heads[0] // heads[1]
-        self.num_groups = heads[1] // place[1]
+        self.num_groups = heads[1] // tp_rank[1]
         self.adapted = policy.adapted_groups(frozen_groups, heads[1]) if policy.corrections else ()
-        self.first_group = place[0] * self.num_groups
+        self.first_group = tp_rank[0] * self.num_groups
         self.dtype = dtype
         self.heads = split_heads(
-            *heads, frozen_groups, *place, policy.frozen_row_roles, policy.shared
+            *heads, frozen_groups, *tp_rank, policy.frozen_row_roles, policy.shared
         )
         for name in FROZEN_BUFFERS:
             self.register_buffer(name, None, persistent=False)
@@ -112,8 +112,8 @@ class HeadRows(torch.nn.Module):
 
     def _draw(self, device: Any) -> None:
         """Fill the buffers with the rows in `dtype`."""
-        for name, made in zip(self._buffer_names(), self.regenerate(), strict=True):
-            setattr(self, name, made.to(device))
+        for name, values in zip(self._buffer_names(), self.regenerate(), strict=True):
+            setattr(self, name, values.to(device))
 
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
@@ -131,8 +131,8 @@ class HeadRows(torch.nn.Module):
         frozen = self.heads.frozen
         if self.recipe is None or not any(frozen.values()):
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
-        made = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
-        return made if isinstance(made, Factors) else (made,)
+        rows = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
+        return rows if isinstance(rows, Factors) else (rows,)
 
     def frozen(self) -> torch.Tensor | Factors:
         """Return the frozen rows in the form in which inputs are multiplied by them."""
@@ -215,16 +215,16 @@ class HeadRows(torch.nn.Module):
     def _place_heads(self, device: Any) -> None:
         """Write down where the heads of each kind are."""
         heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
-        both = self.frozen_groups and self.trained_query_key is not None
+        mixes_heads = self.frozen_groups and self.trained_query_key is not None
         self.head_orders = {
             role: torch.tensor(heads.order(role), device=device)
             for role in (ROLES if self.shared else self.policy.frozen_row_roles)
-            if both and heads.trainable[role]
+            if mixes_heads and heads.trainable[role]
         }
-        own = [group - self.first_group for group in self.adapted]
-        mine = [group for group in own if 0 <= group < self.num_groups]
-        self.adapts_all = len(mine) == self.num_groups
-        self.adapted_groups = torch.tensor(mine, dtype=torch.long, device=device)
+        local_groups = [group - self.first_group for group in self.adapted]
+        adapted_groups = [group for group in local_groups if 0 <= group < self.num_groups]
+        self.adapts_all = len(adapted_groups) == self.num_groups
+        self.adapted_groups = torch.tensor(adapted_groups, dtype=torch.long, device=device)
 
     def _add_trained_rows(self, device: Any) -> None:
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
@@ -293,10 +293,10 @@ class HeadRows(torch.nn.Module):
             if name in products
         }
         if self.adapters is not None and not self.adapts_all:
-            own = value.index_select(2, self.adapted_groups)
-            corrected = self.adapters(Heads(*parts["frozen"], own, self.reach), shared)
+            adapted_value = value.index_select(2, self.adapted_groups)
+            corrected = self.adapters(Heads(*parts["frozen"], adapted_value, self.reach), shared)
             parts["frozen"] = corrected.query, corrected.key
-            if corrected.value is not own:
+            if corrected.value is not adapted_value:
                 value = value.index_copy(2, self.adapted_groups, corrected.value)
         if not parts:
             parts["none"] = (value[:, :, :0],) * 2

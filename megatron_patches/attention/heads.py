@@ -112,10 +112,10 @@ def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
 
 
 def _hook(layer: int, observe: Observe) -> Callable[..., None]:
-    def hook(core: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def hook(core: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         # Core attentions differ in their arguments (a synthesizer's has no query and key); all have
         # a value.
-        arguments = signature(core.forward).bind(*inputs, **named).arguments
+        arguments = signature(core.forward).bind(*inputs, **keywords).arguments
         length, batch, groups, _ = arguments["value"].shape
         unit = torch.eye(length, device=arguments["value"].device)[:, None, None]
         arguments["value"] = unit.expand(-1, batch, groups, -1)

@@ -158,7 +158,9 @@ class FrozenAttention(HeadRows):
                 part.reset_parameters()
         self._start_rows()
         sizes = self.policy.adapter_sizes(self.input_size, self.head_dim)
-        for weight in (one for each in self.policy.corrections for one in each.weights(sizes)):
+        for weight in (
+            weight for adapter in self.policy.corrections for weight in adapter.weights(sizes)
+        ):
             owner = self if weight.role is None else self.adapters
             if owner is None:
                 continue
@@ -220,8 +222,10 @@ class FrozenAttention(HeadRows):
                 products[name] = nn.functional.linear(hidden_states, weight)
         if self.frozen_groups:
             products["frozen"] = self._by_frozen(hidden_states)
-        made = self._assembled({name: one.transpose(0, 1) for name, one in products.items()})
-        query, key, value, _ = made
+        heads = self._assembled(
+            {name: product.transpose(0, 1) for name, product in products.items()}
+        )
+        query, key, value, _ = heads
         assert value is not None
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query = self.q_layernorm(query)

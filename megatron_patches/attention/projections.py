@@ -200,7 +200,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
             layer=layer,
             heads=(config.num_attention_heads, config.num_query_groups),
             sizes=(input_size, config.kv_channels),
-            place=(tp_group.rank(), tp_group.size()),
+            tp_rank=(tp_group.rank(), tp_group.size()),
             dtype=config.params_dtype,
             device=device,
             learned=learned,

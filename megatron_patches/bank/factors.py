@@ -110,22 +110,33 @@ def layer_factors(
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
-    numbers = [
-        (role, [head * blocks_of_head + block for head in some for block in range(blocks_of_head)])
-        for role, some in heads
+    block_numbers = [
+        (
+            role,
+            [
+                head * blocks_of_head + block
+                for head in role_heads
+                for block in range(blocks_of_head)
+            ],
+        )
+        for role, role_heads in heads
     ]
-    lefts = [Block(role, "left", number) for role, some in numbers for number in some]
-    rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
+    lefts = [
+        Block(role, "left", number) for role, role_heads in block_numbers for number in role_heads
+    ]
+    rights = [Block(role, "right", number) for role, _ in block_numbers for number in range(a)]
     if a == b:
-        made = haar_blocks(seed, layer, lefts + rights, a)
-        left = made[: len(lefts)]
-        right = made[len(lefts) :]
+        blocks = haar_blocks(seed, layer, lefts + rights, a)
+        left = blocks[: len(lefts)]
+        right = blocks[len(lefts) :]
     else:
         left = haar_blocks(seed, layer, lefts, a)
         right = haar_blocks(seed, layer, rights, b)
     pieces = [
-        own[:, some]
-        for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)
+        role_blocks[:, role_heads]
+        for role_blocks, (_, role_heads) in zip(
+            right.reshape(len(heads), a, b, b), block_numbers, strict=True
+        )
     ]
     return LayerFactors(right=np.concatenate(pieces, axis=1), left=left)
 
@@ -158,8 +169,8 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.
     deviates = np.zeros((max(2, len(blocks)), size * (size + 1) // 2))
-    for own, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
-        stream.standard_normal(out=own)
+    for block_deviates, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
+        stream.standard_normal(out=block_deviates)
     return _products_of_reflectors(np.rint(deviates.T * GRID) / GRID, size)[: len(blocks)]
 
 

@@ -89,9 +89,9 @@ class BankRecipe:
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
                 f"num_query_groups={self.num_query_groups}"
             )
-        for name, known in (("init", INITS), ("scope", SCOPES), ("construction", CONSTRUCTIONS)):
-            if getattr(self, name) not in known:
-                raise MethodError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
+        for name, choices in (("init", INITS), ("scope", SCOPES), ("construction", CONSTRUCTIONS)):
+            if getattr(self, name) not in choices:
+                raise MethodError(f"{name} is '{getattr(self, name)}'; known: {', '.join(choices)}")
         if self.gaussian_std is not None and (
             self.init != "gaussian" or not 0 < self.gaussian_std < math.inf
         ):
@@ -194,8 +194,8 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
             whole = construct(stream, hidden_size, num_heads * head_dim)
             rows[:] = whole.reshape(num_heads, head_dim, hidden_size)[list(heads)]
         else:
-            for place, head in zip(rows, heads, strict=True):
-                place[:] = construct(
+            for rows_of_head, head in zip(rows, heads, strict=True):
+                rows_of_head[:] = construct(
                     _stream(recipe.seed, "head", layer, role, head=head), hidden_size, head_dim
                 )
     if recipe.init == "gaussian":
@@ -217,9 +217,9 @@ def factors_of_heads(
         MethodError: there is no such layer, role or head.
     """
     assert recipe.structured
-    for role, some in heads:
-        check_place(recipe, layer, role, some)
-    numbers = [(ROLES.index(role), some) for role, some in heads]
+    for role, role_heads in heads:
+        check_place(recipe, layer, role, role_heads)
+    numbers = [(ROLES.index(role), role_heads) for role, role_heads in heads]
     return layer_factors(
         recipe.seed, layer, hidden_size=recipe.hidden_size, head_dim=recipe.head_dim, heads=numbers
     )
@@ -256,10 +256,10 @@ def _stream(
 
     Philox keyed by a hash of its place.
     """
-    place: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
+    spawn_key: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
     if head is not None:
-        place = (*place, head)
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
+        spawn_key = (*spawn_key, head)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=spawn_key)))
 
 
 def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:

@@ -47,8 +47,10 @@ def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) 
     if recipe.given_path is None:
         return rows_of_heads(recipe, layer, role, heads)
     check_place(recipe, layer, role, heads)
-    given = GivenWeights(Path(recipe.given_path))
-    rows = [given.head(layer, role, head, recipe.head_dim).double().numpy() for head in heads]
+    weights_file = GivenWeights(Path(recipe.given_path))
+    rows = [
+        weights_file.head(layer, role, head, recipe.head_dim).double().numpy() for head in heads
+    ]
     return np.concatenate(rows) if rows else np.empty((0, recipe.hidden_size))
 
 
@@ -155,9 +157,10 @@ def _factors(
     heads: Sequence[tuple[Role, Sequence[int]]],
     dtype: torch.dtype,
 ) -> Factors:
-    made = factors_of_heads(recipe, layer, heads)
+    exact_factors = factors_of_heads(recipe, layer, heads)
     right, left = (
-        torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left)
+        torch.from_numpy(factor).to(dtype).contiguous()
+        for factor in (exact_factors.right, exact_factors.left)
     )
     return Factors(right, left)
 

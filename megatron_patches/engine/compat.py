@@ -167,13 +167,13 @@ def one_group_per_ranks() -> Iterator[None]:
     tensor and data parallelism, and theirs are the same ranks only where it is one rank, which
     nobody has to wait for.
     """
-    new_group, made = dist.new_group, {}
+    new_group, groups = dist.new_group, {}
 
     def new_or_same(ranks: Any, **settings: Any) -> Any:
         key = (tuple(ranks), *(settings.get(name) for name in ("backend", "timeout", "pg_options")))
-        if key not in made:
-            made[key] = new_group(ranks, **settings)
-        return made[key]
+        if key not in groups:
+            groups[key] = new_group(ranks, **settings)
+        return groups[key]
 
     dist.new_group = new_or_same  # type: ignore[assignment]
     try:

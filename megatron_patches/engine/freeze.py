@@ -137,8 +137,8 @@ def lasting_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 def kept_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, buffer) of the rows that are frozen as they were trained."""
     for name, layer in frozen_layers(model):
-        for own, tensor in layer.kept_tensors().items():
-            yield f"{name}.{own}", tensor
+        for buffer_name, tensor in layer.kept_tensors().items():
+            yield f"{name}.{buffer_name}", tensor
 
 
 def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -189,9 +189,9 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
         MethodError: on every rank: names a parameter, if any rank's optimizer holds a frozen
             weight.
     """
-    own = audit_rank(engine)
+    rank_audit = audit_rank(engine)
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
+    dist.all_gather_object(ranks, rank_audit)
     violations = sorted({name for rank in ranks for name in rank["violations"]})
     if violations:
         raise MethodError(
@@ -247,17 +247,17 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
     banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
-    found = {}
+    violations = {}
     for name, parameter in engine.module.named_parameters():
         in_zero = id(parameter) in owned or hasattr(parameter, "ds_tensor")
         is_bank = any(buffer in name for buffer in FROZEN_BUFFERS) or parameter.data_ptr() in banks
         is_frozen = is_bank or not parameter.requires_grad
         if in_zero and is_frozen:
-            found[name] = _numel(parameter)
+            violations[name] = _numel(parameter)
     for name, buffer in engine.module.named_buffers():
         if hasattr(buffer, "ds_tensor"):
-            found[name] = buffer.numel()
-    return found
+            violations[name] = buffer.numel()
+    return violations
 
 
 def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:

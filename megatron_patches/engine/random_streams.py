@@ -87,12 +87,12 @@ def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
         states: of `random_states`.
         device: whose default generator is meant.
     """
-    before = random_states(device)
+    outer_states = random_states(device)
     set_random_states(states, device)
     try:
         yield
     finally:
-        set_random_states(before, device)
+        set_random_states(outer_states, device)
 
 
 def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:

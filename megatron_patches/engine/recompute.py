@@ -63,8 +63,8 @@ def recomputed_in_backward(
     group = _RecomputedGroup(recompute)
 
     def pack(tensor: torch.Tensor) -> Any:
-        for number, own in enumerate(tensors):
-            if _same_memory(tensor, own):
+        for number, recomputed_tensor in enumerate(tensors):
+            if _same_memory(tensor, recomputed_tensor):
                 return _Placeholder(group, number)
         return pack_other(tensor)
 
@@ -104,8 +104,8 @@ def _same(tensor: Any) -> Any:
     return tensor
 
 
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride()) == (
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
         other.data_ptr(),
         other.shape,
         other.stride(),

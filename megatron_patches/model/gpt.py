@@ -63,15 +63,15 @@ def refuse_unapplied(config: TransformerConfig) -> None:
     Raises:
         MethodError: an option that is not in APPLIED has another value than it has of itself.
     """
-    known = {field.name for field in fields(config)} & APPLIED
-    plain = type(config)(**{name: getattr(config, name) for name in known})
+    applied = {field.name for field in fields(config)} & APPLIED
+    defaults = type(config)(**{name: getattr(config, name) for name in applied})
     for field in fields(config):
         value = getattr(config, field.name)
-        of_itself = getattr(plain, field.name)
-        if field.name not in known and value != of_itself:
+        default_value = getattr(defaults, field.name)
+        if field.name not in applied and value != default_value:
             raise MethodError(
                 f"megatron-core's option {field.name}={value!r} is not applied by the layers of "
-                f"this program, which have {of_itself!r}; leave it out"
+                f"this program, which have {default_value!r}; leave it out"
             )
 
 

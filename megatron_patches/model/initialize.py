@@ -130,13 +130,13 @@ class _Initializer:
         if any(part is None for part in rows):
             fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)
             return
-        own = [part for part in rows if part is not None]
+        rank_parts = [part for part in rows if part is not None]
         if tensor.repeats is not None:  # a piece of each part at a time
             pieces = tensor.repeats // self.size
-            own = [part.view(pieces, -1, *part.shape[1:]) for part in own]
-            weight.copy_(torch.cat(own, dim=1).flatten(0, 1))
+            rank_parts = [part.view(pieces, -1, *part.shape[1:]) for part in rank_parts]
+            weight.copy_(torch.cat(rank_parts, dim=1).flatten(0, 1))
         else:
-            weight.copy_(torch.cat(own))
+            weight.copy_(torch.cat(rank_parts))
 
     def _rows(
         self, weight: torch.nn.Parameter, tensor: Tensor, name: str, length: int
@@ -177,10 +177,14 @@ class _Initializer:
 
     def _heads(self, role: Role, groups: Sequence[bool]) -> list[int]:
         """Return the numbers of the rank's heads of a role, of those groups that a tensor has."""
-        own = len(groups) // self.size
+        groups_per_rank = len(groups) // self.size
         heads = self.queries_per_group if role == "query" else 1
-        mine = [group for group in range(self.rank * own, (self.rank + 1) * own) if groups[group]]
-        return [group * heads + head for group in mine for head in range(heads)]
+        rank_groups = [
+            group
+            for group in range(self.rank * groups_per_rank, (self.rank + 1) * groups_per_rank)
+            if groups[group]
+        ]
+        return [group * heads + head for group in rank_groups for head in range(heads)]
 
     def _draw_factors(
         self, layer: int, parts: Sequence[tuple[str, int]], groups: Sequence[bool]

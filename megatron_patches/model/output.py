@@ -237,19 +237,19 @@ class _TokenLosses(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, loss_grad: torch.Tensor, unused: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_states, weight, kept, owned, columns = ctx.saved_tensors
+        hidden_states, weight, saved, owned, columns = ctx.saved_tensors
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
         scale, weight_grad = loss_grad[:, None], None
         if ctx.in_place:
-            input_grad = _scaled(kept @ weight, scale)
+            input_grad = _scaled(saved @ weight, scale)
         else:
             hidden_states = finish(hidden_states, gather)
             input_grad, weight_grad = _recomputed_gradients(
                 hidden_states.flatten(0, 1),
                 weight,
-                normaliser=kept,
+                normaliser=saved,
                 owned=owned,
                 columns=columns,
                 scale=scale,
@@ -261,7 +261,7 @@ class _TokenLosses(torch.autograd.Function):
         )
         if weight_grad is None:
             hidden_states = finish(hidden_states, gather)
-            weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
+            weight_grad = saved.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
         return input_grad, weight_grad, *(None,) * 7
 
@@ -280,17 +280,17 @@ def _in_slices(
     Logits that are given become these probabilities, if `with_gradients`.
     """
     wide = torch.promote_types(inputs.dtype, torch.float32)
-    kept = inputs.dtype if terms.softcap is None else wide
-    at_label = inputs.new_empty(len(inputs), 1, dtype=kept)
+    label_dtype = inputs.dtype if terms.softcap is None else wide
+    at_label = inputs.new_empty(len(inputs), 1, dtype=label_dtype)
     log_share = torch.empty_like(at_label, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
-        some = inputs[rows] @ weight.t() if logits is None else logits[rows]
-        some = _without_padding(terms.capped(some), pieces)
-        log_softmax = some.log_softmax(-1, dtype=wide)
-        torch.gather(some, 1, columns[rows, None], out=at_label[rows])
+        slice_logits = inputs[rows] @ weight.t() if logits is None else logits[rows]
+        slice_logits = _without_padding(terms.capped(slice_logits), pieces)
+        log_softmax = slice_logits.log_softmax(-1, dtype=wide)
+        torch.gather(slice_logits, 1, columns[rows, None], out=at_label[rows])
         torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
         if logits is not None and with_gradients:
-            torch.exp(log_softmax, out=some)
+            torch.exp(log_softmax, out=slice_logits)
     return at_label[:, 0].double(), log_share[:, 0]
 
 
@@ -312,16 +312,16 @@ def _to_gradient(
 ) -> None:
     """Turn logits into their gradient, p − 1[v = y] where nothing is added: to be compiled."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    here = torch.arange(logits.size(1), device=logits.device)
+    column_numbers = torch.arange(logits.size(1), device=logits.device)
     capped = terms.capped(logits.to(wide))
     normaliser = normaliser.to(wide)[:, None]
     share = (capped - normaliser).exp()
     if terms.z_loss:
         share = share * (1 + 2 * terms.z_loss * normaliser)
-    share = share - ((here == columns[:, None]) & owned[:, None]).to(wide)
+    share = share - ((column_numbers == columns[:, None]) & owned[:, None]).to(wide)
     if terms.softcap is not None:
         share = share * terms.slope(capped)
-    logits.copy_(torch.where(here < pieces, share, 0.0))
+    logits.copy_(torch.where(column_numbers < pieces, share, 0.0))
 
 
 def _log_sum_in_slices(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
@@ -375,10 +375,10 @@ def _over_ranks(
     normaliser: torch.Tensor, at_label: torch.Tensor, tp_group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine log Σ exp and the label's logit (0 where another rank has it) of all ranks' parts."""
-    own = torch.stack((normaliser, at_label))
-    parts = own.new_empty((tp_group.size(), *own.shape))
-    dist.all_gather_into_tensor(parts.view(-1, own.size(1)), own, group=tp_group)
-    return parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
+    rank_terms = torch.stack((normaliser, at_label))
+    all_terms = rank_terms.new_empty((tp_group.size(), *rank_terms.shape))
+    dist.all_gather_into_tensor(all_terms.view(-1, rank_terms.size(1)), rank_terms, group=tp_group)
+    return all_terms[:, 0].logsumexp(dim=0), all_terms[:, 1].sum(dim=0)
 
 
 def _finish_gradient(

@@ -76,8 +76,8 @@ class Axis:
         if value == ():
             return
         if self.choices and value not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise MethodError(f"attention.{self.name} is {value!r}; known values: {known}")
+            choices = ", ".join(map(str, self.choices))
+            raise MethodError(f"attention.{self.name} is {value!r}; known values: {choices}")
         if not self._in_range(value):
             limits = {"at least": self.ge, "above": self.gt, "at most": self.le}
             words = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]

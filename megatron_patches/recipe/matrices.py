@@ -70,14 +70,14 @@ class Run:
         stack: number of the stack within the tensor.
         matrix: number of the matrix within the stack.
         start: first element in the flattened matrix.
-        own: first element in the rank's flattened tensor.
+        rank_start: first element in the rank's flattened tensor.
         length: elements.
     """
 
     stack: int
     matrix: int
     start: int
-    own: int
+    rank_start: int
     length: int
 
 
@@ -96,16 +96,16 @@ def stacks(tensor: Tensor) -> tuple[Stack, ...]:
     Args:
         tensor: its declaration, `[rows, columns]` or, for factors, `[blocks, rows, columns]`.
     """
-    found = []
+    matrix_stacks = []
     for name, length in tensor.parts:
         if len(tensor.shape) == 3:
-            found.append(Stack(length, *tensor.shape[1:], height=1))
+            matrix_stacks.append(Stack(length, *tensor.shape[1:], height=1))
             continue
         height = length
         if tensor.head_rows is not None and name.rpartition(".")[2] in ("query", "key"):
             height = tensor.head_rows
-        found.append(Stack(length // height, height, tensor.shape[1], height=height))
-    return tuple(found)
+        matrix_stacks.append(Stack(length // height, height, tensor.shape[1], height=height))
+    return tuple(matrix_stacks)
 
 
 def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
@@ -119,7 +119,7 @@ def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
     width = prod(tensor.rank_shape(rank, size)[1:])
     pieces = tensor.repeats // size if tensor.repeats else 1
     kinds = stacks(tensor)
-    own = 0
+    rank_start = 0
     for piece in range(pieces):
         for number, (_, length) in enumerate(tensor.parts):
             height = kinds[number].height
@@ -131,15 +131,17 @@ def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
             while rows:
                 taken = min(rows, height - first % height)
                 start = offset + first % height * width
-                yield Run(number, first // height, start, own=own, length=taken * width)
+                yield Run(
+                    number, first // height, start, rank_start=rank_start, length=taken * width
+                )
                 first += taken
                 rows -= taken
-                own += taken * width
+                rank_start += taken * width
 
 
 def _rows(tensor: Tensor, length: int, rank: int, size: int) -> tuple[int, int]:
     """Return (first, number) of the rows of a part that a rank has."""
     if tensor.cut != 0:
         return 0, length
-    first = sum(tensor.share(length, before, size) for before in range(rank))
+    first = sum(tensor.share(length, lower_rank, size) for lower_rank in range(rank))
     return first, tensor.share(length, rank, size)

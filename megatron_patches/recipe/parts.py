@@ -194,8 +194,12 @@ class Tensor:
             return length
         if self.groups is None:
             return length // size
-        own = len(self.groups) // size
-        return length * sum(self.groups[rank * own : (rank + 1) * own]) // sum(self.groups)
+        groups_per_rank = len(self.groups) // size
+        return (
+            length
+            * sum(self.groups[rank * groups_per_rank : (rank + 1) * groups_per_rank])
+            // sum(self.groups)
+        )
 
     def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
         """Return which rows of a part the rank has, by their numbers in the weight's stream.
@@ -213,12 +217,16 @@ class Tensor:
         if self.cut != 0:
             return range(length)
         if self.groups is None:
-            own = length // size
-            return range(rank * own, (rank + 1) * own)
+            rows_per_rank = length // size
+            return range(rank * rows_per_rank, (rank + 1) * rows_per_rank)
         rows = length // sum(self.groups)
-        own = len(self.groups) // size
-        mine = [group for group in range(rank * own, (rank + 1) * own) if self.groups[group]]
-        return [group * rows + row for group in mine for row in range(rows)]
+        groups_per_rank = len(self.groups) // size
+        rank_groups = [
+            group
+            for group in range(rank * groups_per_rank, (rank + 1) * groups_per_rank)
+            if self.groups[group]
+        ]
+        return [group * rows + row for group in rank_groups for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
         """Return the shape of what tensor-parallel `rank` of `size` has.

@@ -171,37 +171,37 @@ def check_phases(
     Raises:
         MethodError: which entry, and why.
     """
-    before = 0
+    previous_step = 0
     steps = last_steps(schedule, total_steps)
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):
-        place = f"attention.phases entry {phase}"
-        if not before < step < total_steps:
+        label = f"attention.phases entry {phase}"
+        if not previous_step < step < total_steps:
             raise MethodError(
-                f"{place} (at: {entry.at}) is after step {step} of {total_steps}; each entry needs "
+                f"{label} (at: {entry.at}) is after step {step} of {total_steps}; each entry needs "
                 "a later step than the one before, inside the run"
             )
-        before = step
+        previous_step = step
         if entry.freeze is None and entry.train is None:
-            raise MethodError(f"{place} (at: {entry.at}) names no layers; give freeze or train")
+            raise MethodError(f"{label} (at: {entry.at}) names no layers; give freeze or train")
         if entry.train is not None and phase not in begins:
             raise MethodError(
-                f"{place} (train: {entry.train}) makes no further layer of the {len(begins)} "
+                f"{label} (train: {entry.train}) makes no further layer of the {len(begins)} "
                 "trainable; name others, or leave it out"
             )
         if entry.freeze is not None and phase not in ends:
             raise MethodError(
-                f"{place} (freeze: {entry.freeze}) freezes no layer of the {len(ends)} that "
+                f"{label} (freeze: {entry.freeze}) freezes no layer of the {len(ends)} that "
                 "trains; name others, or leave it out"
             )
         for layer in entry.named("train", len(ends)):
             if layer in entry.named("freeze", len(ends)):
                 raise MethodError(
-                    f"{place} (train: {entry.train}, freeze: {entry.freeze}) trains and freezes "
+                    f"{label} (train: {entry.train}, freeze: {entry.freeze}) trains and freezes "
                     f"layer {layer}; name it once"
                 )
             end = ends[layer]
             if end is not None and end <= phase:
                 raise MethodError(
-                    f"{place} (train: {entry.train}) trains layer {layer}, which entry {end} "
+                    f"{label} (train: {entry.train}) trains layer {layer}, which entry {end} "
                     "freezes; rows that are frozen in the course of a run stay frozen"
                 )

@@ -159,7 +159,7 @@ class QKPolicy:
         8,
         "Rank of the adapter low_rank, and of variant low_rank; unset: 8.",
         Rule(
-            lambda policy, _: "low_rank" in {one.name for one in policy.corrections},
+            lambda policy, _: "low_rank" in {adapter.name for adapter in policy.corrections},
             "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
         ),
         ge=1,
@@ -209,7 +209,7 @@ class QKPolicy:
             "keys, without a penalty",
         ),
         Rule(
-            lambda policy, value: not policy.trainable or not any(one.train for one in value),
+            lambda policy, value: not policy.trainable or not any(entry.train for entry in value),
             "attention.phases cannot train layers of variant '{variant}', which train from the "
             "start; leave train out, or use a variant that freezes them",
         ),
@@ -219,9 +219,9 @@ class QKPolicy:
 
     def __post_init__(self) -> None:
         if self.construction not in CONSTRUCTIONS:
-            known = ", ".join(CONSTRUCTIONS)
+            names = ", ".join(CONSTRUCTIONS)
             raise MethodError(
-                f"attention.construction is '{self.construction}'; known constructions: {known}"
+                f"attention.construction is '{self.construction}'; known constructions: {names}"
             )
         self._check_adapters()
         self._check_trained_later()
@@ -443,11 +443,11 @@ class QKPolicy:
         ):
             kept = start is not None and start <= phase
             trained = frozenset() if kept else self._trained_rows(groups, num_groups)
-            held = {role: "query" if self.shared else role for role in ROLES}
+            row_roles = {role: "query" if self.shared else role for role in ROLES}
             fixed.append(
                 {
-                    role: tuple(g for g in range(num_groups) if (own, g) not in trained)
-                    for role, own in held.items()
+                    role: tuple(g for g in range(num_groups) if (row_role, g) not in trained)
+                    for role, row_role in row_roles.items()
                 }
             )
         return fixed

@@ -58,8 +58,8 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
     """
     return tuple(
         tensor
-        for part, place in parts_of_model(shape, policy, phase)
-        for tensor in part.tensors(place, shape)
+        for part, at in parts_of_model(shape, policy, phase)
+        for tensor in part.tensors(at, shape)
     )
 
 
@@ -204,18 +204,22 @@ class QueryKeyValue(Part):
         """Yield rows of heads that train, frozen rows or their factors, adapters."""
         policy = self.policy
         name = f"{at.module}.linear_qkv"
-        every = range(shape.num_query_groups)
+        all_groups = range(shape.num_query_groups)
         chosen = set(self.frozen_groups)
-        frozen = tuple(group in chosen for group in every)
+        frozen = tuple(group in chosen for group in all_groups)
         roles = ("query",) if policy.shared else ("query", "key")
-        held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles}
-        left = {role: len(every) - held[role] if policy.has_rows else 0 for role in roles}
-        trained = tuple(not one or policy.freezes_one_role for one in frozen)
-        yield from self._trained(at, shape, left, groups=trained)
-        yield from self._frozen(at, shape, held, frozen)
-        adapted = policy.adapted_groups(self.frozen_groups, len(every))
+        frozen_counts = {
+            role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles
+        }
+        trained_counts = {
+            role: len(all_groups) - frozen_counts[role] if policy.has_rows else 0 for role in roles
+        }
+        trained = tuple(not is_frozen or policy.freezes_one_role for is_frozen in frozen)
+        yield from self._trained(at, shape, trained_counts, groups=trained)
+        yield from self._frozen(at, shape, frozen_counts, frozen)
+        adapted = policy.adapted_groups(self.frozen_groups, len(all_groups))
         if adapted:
-            with_adapters = tuple(group in adapted for group in every)
+            with_adapters = tuple(group in adapted for group in all_groups)
             sizes = adapter_sizes(shape, policy)
             corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
@@ -232,7 +236,7 @@ class QueryKeyValue(Part):
         self,
         at: Place,
         shape: ModelShape,
-        left: Mapping[str, int],
+        counts: Mapping[str, int],
         *,
         groups: tuple[bool, ...],
     ) -> Iterator[Tensor]:
@@ -241,7 +245,7 @@ class QueryKeyValue(Part):
         Args:
             at: place of the layer's attention.
             shape: sizes of the model.
-            left: {role: number of key heads with such rows}.
+            counts: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
         """
         name = f"{at.module}.linear_qkv"
@@ -252,20 +256,20 @@ class QueryKeyValue(Part):
         kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
-        parts = self._parts(at, shape, left, head_dim // a)
+        parts = self._parts(at, shape, counts, head_dim // a)
         rows = sum(count for _, count in parts)
         from_bank = begins is not None or self._starts_from_bank
-        made: dict[str, tuple[tuple[int, ...], Start]] = {
+        weights: dict[str, tuple[tuple[int, ...], Start]] = {
             "trained_query_key": ((rows, b), "bank" if from_bank else "normal")
         }
         if factors:
-            made = {
+            weights = {
                 "trained_right_query_key": ((rows, a, b), "right_factor"),
                 "trained_left_query_key": ((rows, a, a), "left_factor"),
             }
-        for own, (size, start) in made.items() if rows else ():
+        for weight_name, (size, start) in weights.items() if rows else ():
             yield Tensor(
-                f"{name}.{own}",
+                f"{name}.{weight_name}",
                 size,
                 "kept" if kept else "ordinary",
                 cut=0,
@@ -280,19 +284,19 @@ class QueryKeyValue(Part):
             )
 
     def _frozen(
-        self, at: Place, shape: ModelShape, held: Mapping[str, int], groups: tuple[bool, ...]
+        self, at: Place, shape: ModelShape, counts: Mapping[str, int], groups: tuple[bool, ...]
     ) -> Iterator[Tensor]:
         """Yield frozen rows, or their factors."""
         structured, hidden = self.policy.structured, shape.hidden_size
         a, b = block_sizes(hidden, shape.head_dim) if structured else (1, hidden)
-        parts = self._parts(at, shape, held, shape.head_dim // a)
+        parts = self._parts(at, shape, counts, shape.head_dim // a)
         rows = sum(count for _, count in parts)
         stored: dict[str, tuple[tuple[int, ...], int]] = {"weight": ((rows, b), 0)}
         if structured:
             stored = {"right": ((a, rows, b), 1), "left": ((rows, a, a), 0)}
-        for what, (size, cut) in stored.items() if rows else ():
+        for suffix, (size, cut) in stored.items() if rows else ():
             yield Tensor(
-                f"{at.module}.linear_qkv.query_key_{what}",
+                f"{at.module}.linear_qkv.query_key_{suffix}",
                 size,
                 "frozen",
                 cut=cut,
@@ -317,5 +321,5 @@ class QueryKeyNorm(Part):
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
         """Yield the gains of queries and of keys; a rank's gradients are of its heads."""
         for role, module in {"query": "q_layernorm", "key": "k_layernorm"}.items():
-            place = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
-            yield replace(norm_vector(place, "weight", shape.head_dim, "ones"), partial="heads")
+            norm_at = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
+            yield replace(norm_vector(norm_at, "weight", shape.head_dim, "ones"), partial="heads")

@@ -68,11 +68,11 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
             f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}"
         )
     policy = VARIANTS[variant]
-    given = {name: value for name, value in (axes or {}).items() if value is not None}
-    unknown = [name for name in given if name not in AXES]
+    requested = {name: value for name, value in (axes or {}).items() if value is not None}
+    unknown = [name for name in requested if name not in AXES]
     if unknown:
         raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
-    for name in sorted(given, key=list(AXES).index):
-        AXES[name].check(policy, given[name], variant)
-        policy = replace(policy, **{name: given[name]})
+    for name in sorted(requested, key=list(AXES).index):
+        AXES[name].check(policy, requested[name], variant)
+        policy = replace(policy, **{name: requested[name]})
     return policy

@@ -29,7 +29,7 @@ def test_ranks_have_each_element_of_each_matrix_once(design: str, size: int) -> 
         counts: Counter[tuple[int, int, int]] = Counter()
         for rank in range(size):
             rank_runs = list(runs(tensor, rank, size))
-            assert [run.own for run in rank_runs] == [
+            assert [run.rank_start for run in rank_runs] == [
                 sum(run.length for run in rank_runs[:number]) for number in range(len(rank_runs))
             ]
             assert sum(run.length for run in rank_runs) == tensor.rank_elements(rank, size)
