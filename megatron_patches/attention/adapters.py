@@ -33,11 +33,10 @@ class Heads(NamedTuple):
     """Queries, keys and values of the heads of a layer.
 
     Attributes:
-        query: `[seq, batch, heads, head_dim]`; no heads before low_rank makes them, where there is
-            no W.
+        query: `[seq, batch, heads, head_dim]`; without heads where low_rank makes them.
         key: `[seq, batch, groups, head_dim]`, as the queries.
-        value: `[seq, batch, groups, head_dim]`; None where only queries and keys are of interest.
-        reach: what a token may look back at (see `convolution`).
+        value: `[seq, batch, groups, head_dim]`; None where only queries and keys are needed.
+        reach: masks of the earlier tokens that a token sees (see `convolution`).
     """
 
     query: torch.Tensor
@@ -49,7 +48,7 @@ class Heads(NamedTuple):
 Weights = Mapping[str, torch.Tensor]
 """An adapter's tensors by name.
 
-In place of a tensor that heads share stands its product with the input, `[seq, batch, rows]`.
+A tensor that heads share is replaced by its product with the input, `[seq, batch, rows]`.
 """
 Formula = Callable[[Heads, Weights], Heads]
 
@@ -68,6 +67,7 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
     query = _up(for_query, weights["up_query"])
     key = _up(for_key, weights["up_key"])
+    # Without W there are no heads to add to: B A x is all that queries and keys consist of.
     if not heads.query.size(2) and query.size(-1):
         by_head = (-1, heads.query.size(-1))
         return heads._replace(query=query.unflatten(-1, by_head), key=key.unflatten(-1, by_head))
@@ -140,12 +140,10 @@ class HeadAdapters(torch.nn.Module):
     """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
     Args:
-        adapters: in the order in which they are applied.
+        adapters: adapters in the order in which they are applied.
         num_heads: this rank's adapted query heads.
         num_groups: this rank's adapted key and value heads.
-        sizes: what the shapes of the weights depend on.
-        dtype: of the parameters, which have no values yet.
-        device: of the parameters.
+        dtype: data type of the parameters, which have no values yet.
     """
 
     def __init__(
@@ -164,6 +162,7 @@ class HeadAdapters(torch.nn.Module):
             adapter_weights = adapter.weights(sizes)
             self.steps[adapter.name] = tuple(weight.name for weight in adapter_weights)
             for weight in adapter_weights:
+                # A tensor without a role is shared by the heads; the projection layer owns it.
                 if weight.role is not None:
                     shape = (heads[weight.role] * weight.shape[0], *weight.shape[1:])
                     parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
@@ -211,7 +210,6 @@ def fill_evenly(weight: torch.Tensor, start: Start) -> None:
 
     Args:
         weight: filled in place.
-        start: declared initial values.
     """
     weight.copy_(torch.as_tensor(even_values(weight.shape, start)))
 

@@ -1,6 +1,7 @@
-"""Queries and keys of heads: frozen rows, trained rows and adapters, but for the products.
+"""Rows and adapters of one rank's query and key heads, without the products.
 
-`projections` multiplies by them in a layer of megatron-core, `module` in a plain torch module.
+`projections` multiplies hidden states by them in a layer of megatron-core, `module` in a plain
+torch module.
 """
 
 from __future__ import annotations
@@ -82,16 +83,13 @@ class HeadRows(torch.nn.Module):
         """Add the frozen rows of this rank's heads, the first step of a constructor.
 
         Args:
-            policy: kind of attention.
-            recipe: of the rows; None: there are none.
+            recipe: recipe of the rows; None: there are none.
             frozen_groups: global numbers of the frozen key heads; their query heads are frozen with
                 them.
             layer: number of the layer, from 0.
             heads: query heads and key heads of all ranks.
             sizes: width of the hidden states, and of a head.
             tp_rank: tensor-parallel rank, and the number of ranks.
-            dtype: of rows and parameters.
-            device: of rows and parameters.
             learned: state of the rows of the other heads.
         """
         self.policy, self.recipe, self.layer = policy, recipe, layer
@@ -106,6 +104,7 @@ class HeadRows(torch.nn.Module):
         self.heads = split_heads(
             *heads, frozen_groups, *tp_rank, policy.frozen_row_roles, policy.shared
         )
+        # Not persistent: a checkpoint never holds what the recipe regenerates.
         for name in FROZEN_BUFFERS:
             self.register_buffer(name, None, persistent=False)
         self._draw(device)
@@ -117,12 +116,13 @@ class HeadRows(torch.nn.Module):
 
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
+        # Without frozen heads a structured bank has no factors, but an empty matrix of rows.
         any_frozen = any(self.heads.frozen[role] for role in ROLES)
         structured = self.recipe is not None and self.recipe.structured
         return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows anew from the recipe.
+        """Draw this rank's frozen rows from the recipe once more.
 
         Returns:
             The tensors of the buffers that `_buffer_names` names, on the CPU in the compute dtype:
@@ -158,8 +158,8 @@ class HeadRows(torch.nn.Module):
         """Yield the rows of this rank that train or have trained, queries, then keys.
 
         Yields:
-            (role, global head numbers, `[heads * rows of one, columns]`): rows of W, or what the
-            factors have for them side by side.
+            (role, global head numbers, `[heads * rows of a head, columns]`): rows of W, or the
+            entries of both factors side by side.
         """
         tensors = [tensor.detach().flatten(1) for tensor in self.tensors(self.learned).values()]
         if not tensors:
@@ -173,10 +173,10 @@ class HeadRows(torch.nn.Module):
     def frozen_shards(
         self, exact: bool = False
     ) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """Yield the rows in memory of this rank's frozen heads, first of queries, then of keys.
+        """Yield this rank's frozen rows as they are in memory, queries, then keys.
 
         Args:
-            exact: multiply the factors of a structured bank out in float64, where no product is
+            exact: multiply the factors of a structured bank in float64, where no product is
                 rounded; else in their own type.
 
         Yields:
@@ -195,16 +195,11 @@ class HeadRows(torch.nn.Module):
         right, left = self.trained_right_query_key, self.trained_left_query_key
         if right is None or left is None:
             return None
+        # The parameter has blocks first, so that a rank's share of it is contiguous.
         return Factors(right.transpose(0, 1), left)
 
     def _add_trained(self, device: Any) -> None:
-        """Add the parameters of heads that train and of adapters, without values yet.
-
-        The last step of a constructor.
-
-        Args:
-            device: of the parameters.
-        """
+        """Add uninitialised learned rows and adapters, the last step of a constructor."""
         self._add_trained_rows(device)
         self._add_adapters(device)
         self._place_heads(device)
@@ -213,7 +208,7 @@ class HeadRows(torch.nn.Module):
         return torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
 
     def _place_heads(self, device: Any) -> None:
-        """Write down where the heads of each kind are."""
+        """Record the positions of frozen, learned and adapted heads."""
         heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
         mixes_heads = self.frozen_groups and self.trained_query_key is not None
         self.head_orders = {
@@ -243,6 +238,7 @@ class HeadRows(torch.nn.Module):
             if shape is None:
                 self.register_parameter(name, None)
             elif self.learned is Rows.KEPT:
+                # NaN, so that rows which nothing has filled do not pass unnoticed.
                 unknown = torch.full(shape, math.nan, device=device, dtype=self.dtype)
                 self.register_buffer(name, unknown, persistent=False)
             else:
@@ -292,12 +288,14 @@ class HeadRows(torch.nn.Module):
             for name, heads in sources.items()
             if name in products
         }
+        # Adapters of some heads act on those only; adapters of all heads act after the join below.
         if self.adapters is not None and not self.adapts_all:
             adapted_value = value.index_select(2, self.adapted_groups)
             corrected = self.adapters(Heads(*parts["frozen"], adapted_value, self.reach), shared)
             parts["frozen"] = corrected.query, corrected.key
             if corrected.value is not adapted_value:
                 value = value.index_copy(2, self.adapted_groups, corrected.value)
+        # Without rows the adapter low_rank makes queries and keys: it gets empty ones.
         if not parts:
             parts["none"] = (value[:, :, :0],) * 2
         query, key = (

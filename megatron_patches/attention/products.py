@@ -39,17 +39,17 @@ def column_parallel_products(
 
     Args:
         hidden_states: `[seq(/tp), batch, hidden]`.
-        frozen: weight that gets no gradient, or its factors; None: there is none.
-        tp_group: the tensor-parallel ranks.
+        frozen: weight without a gradient, or its factors; None: there is none.
         sequence_parallel: activations outside the products are slices of the sequence.
         weights: further weights `[rows of this rank, hidden]`, those that train before the others.
-        factors_train: what stands in the place of the frozen weight are factors that train.
-        kept: how many of the last `weights` get no gradient.
+        factors_train: `frozen` holds factors that train.
+        kept: number of the last `weights` that get no gradient.
 
     Returns:
         `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
     """
     if torch.is_grad_enabled():
+        # Positional, because autograd functions take no keywords.
         parts = _parts(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
             hidden_states,
@@ -156,10 +156,12 @@ class _ColumnParallelProducts(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
         input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
         inputs = hidden_states.flatten(0, 1)
+        # The frozen product, if there is one, comes first, so the weights' gradients are the last.
         learned = grads[len(grads) - len(weights) :]
         trained = learned[: ctx.num_trained]
         weight_grads: list[torch.Tensor | None] = [g.flatten(0, 1).t() @ inputs for g in trained]
         weight_grads += [None] * (len(weights) - len(trained))
+        # One None per frozen operand: autograd asks for as many gradients as forward had inputs.
         frozen_grads: Sequence[torch.Tensor | None] = [None] * ctx.num_frozen
         if ctx.factors_train:
             assert isinstance(frozen, Factors)
@@ -174,6 +176,7 @@ def _input_grad(
     weights: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
+    # Factors come last, because `add_input_grad` adds to a sum that exists.
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
     first, *others = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]

@@ -117,6 +117,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         Returns:
             The output `[seq(/tp), batch, hidden]`, and its bias, which is None.
         """
+        # The projection does not get the mask, which its short convolutions must respect.
         self.linear_qkv.look_back_within(attention_mask)
         attended: tuple[torch.Tensor, torch.Tensor | None]
         attended = super().forward(hidden_states, attention_mask, **others)
@@ -135,8 +136,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
 
         Args:
             hidden_states: `[seq(/tp), batch, hidden]`.
-            key_value_states: for cross-attention in megatron-core; must be None.
-            output_gate: for gated attention in megatron-core; must be False.
+            key_value_states: argument of megatron-core's cross-attention; must be None.
+            output_gate: argument of megatron-core's gated attention; must be False.
             split_qkv: must be True.
 
         Returns:
@@ -192,7 +193,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         )
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
-        device = torch.cuda.current_device()
+        device = torch.cuda.current_device()  # of the CPU too, see `compat.prepare_megatron_core`
         self._add_frozen_rows(
             policy,
             recipe,
@@ -209,7 +210,7 @@ class FrozenQueryKeyValueLinear(HeadRows):
         self._add_trained(device)
 
     def look_back_within(self, visible: Visible) -> None:
-        """Keep short convolutions within what an attention mask lets see, from now on."""
+        """Limit short convolutions to the tokens that an attention mask shows, from now on."""
         self.reach = reach_of(visible, self.taps) if self.taps else None
 
     def forward(

@@ -44,7 +44,6 @@ class SynthesizerSelfAttention(MegatronModule):
 
     Args:
         layer_number: number of the layer, from 1, as megatron-core counts.
-        recipe: recipe of the score matrices.
         trainable: the score matrices are parameters; else they are buffers.
     """
 
@@ -116,7 +115,6 @@ class SynthesizerCoreAttention(MegatronModule):
 
     Args:
         layer: number of the layer, from 0.
-        recipe: recipe of the score matrices.
         trainable: the matrices are parameters.
         tp_group: the tensor-parallel ranks, each with the matrices of its heads.
 
@@ -158,7 +156,7 @@ class SynthesizerCoreAttention(MegatronModule):
         """Draw the initial values of this rank's rows of a matrix.
 
         Args:
-            name: of the matrix in `recipe.matrices`.
+            name: key of the matrix in `recipe.matrices`.
 
         Returns:
             `[heads * T, columns]`, on the CPU in the compute dtype.
@@ -189,7 +187,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return tuple(matrix for _, _, matrix in self.frozen_shards())
 
     def trained_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-        """Yield nothing: there are no rows of queries and keys."""
+        """Yield nothing: a synthesizer has no rows of queries and keys."""
         yield from ()
 
     def kept_tensors(self) -> dict[str, torch.Tensor]:
@@ -223,6 +221,7 @@ class SynthesizerCoreAttention(MegatronModule):
 
     def _by_head(self, rows: torch.Tensor | None) -> torch.Tensor:
         assert rows is not None
+        # The softmax of half-precision scores would lose most of their digits.
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
 
@@ -265,6 +264,7 @@ class SynthesizerCoreAttention(MegatronModule):
         # Heads of group 0, of group 1, ..., each group's stacked: one product per group, nothing
         # repeated.
         probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
+        # The same probabilities for all samples: one product per group covers the whole batch.
         if probabilities.dim() == 3:
             mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)
             mixed = mixed.view((groups, -1, length, batch, head_dim)).permute((2, 3, 0, 1, 4))

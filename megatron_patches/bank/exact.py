@@ -5,11 +5,14 @@ finds, so the last bits of `a @ b` or of a LAPACK factorisation differ between C
 get around that:
 
 * Elementwise numpy `+ - * / sqrt` are each correctly rounded (IEEE 754) and never fused across
-calls. * A matrix product of integers is exact, hence the same in any order and with any fusing,
-while every partial sum stays within 2^53. So a real product is made of exact ones: cut both factors
-into slices of few bits, multiply the slices with the ordinary fast BLAS, and add the results
-elementwise in a fixed order (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix
-multiplication by using fast routines of matrix multiplication", Numer. Algorithms 59, 2012).
+  calls.
+* A matrix product of integers is exact, hence the same in any order and with any fusing, while
+  every partial sum stays within 2^53.
+
+So a real product is made of exact ones: cut both factors into slices of few bits, multiply the
+slices with the ordinary fast BLAS, and add the results elementwise in a fixed order (Ozaki, Ogita,
+Oishi and Rump, "Error-free transformations of matrix multiplication by using fast routines of
+matrix multiplication", Numer. Algorithms 59, 2012).
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
     size = len(gram)
     if size <= ELIMINATION_SIZE:
         return _eliminate(gram)
+    # Blockwise, because matrix products are many times faster than the elementwise elimination.
     half = size // 2
     first, first_pivots = inverse_cholesky(gram[:half, :half])
     upper = reproducible_matmul(first, gram[:half, half:])  # the off-diagonal block of Lᵀ
@@ -120,8 +124,8 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     R is the transposed Cholesky factor of the Gram matrix, so Qᵀ = L⁻¹ · rows. That loses about as
     many digits as the Gram matrix is ill conditioned, so the result is treated the same way again
     until its Gram matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and
-    Fukaya, ETNA 44, 2015). Conditioning is told by the smallest pivot share: pivot j as a share of
-    the squared length of row j is the part of it that lies outside the rows before.
+    Fukaya, ETNA 44, 2015). The smallest pivot share measures the conditioning: pivot j as a share
+    of the squared length of row j is the part of that row outside the span of the earlier rows.
 
     Args:
         rows: `[m, n]`, float64, m at most n.

@@ -45,10 +45,6 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a,
     b) and (b, a) are both possible, a is the smaller one.
 
-    Args:
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
-
     Raises:
         MethodError: a or b would have to be 1.
     """
@@ -99,10 +95,7 @@ def layer_factors(
     """Make the factors of these heads' rows.
 
     Args:
-        seed: of the random streams.
         layer: number of the layer, from 0.
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
         heads: (number of a role, numbers of its heads), in the order of the rows.
 
     Raises:
@@ -125,6 +118,7 @@ def layer_factors(
         Block(role, "left", number) for role, role_heads in block_numbers for number in role_heads
     ]
     rights = [Block(role, "right", number) for role, _ in block_numbers for number in range(a)]
+    # Blocks of one size are drawn together, which takes less time.
     if a == b:
         blocks = haar_blocks(seed, layer, lefts + rights, a)
         left = blocks[: len(lefts)]
@@ -142,10 +136,7 @@ def layer_factors(
 
 
 class Block(NamedTuple):
-    """Place of a block among a layer's factors.
-
-    Number of the role, factor, number within the factor.
-    """
+    """Position of a block: number of its role, factor, number within the factor."""
 
     role: int
     factor: Factor
@@ -158,9 +149,7 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     Blocks made together take less time than one after the other, and have the same bits.
 
     Args:
-        seed: of the random streams.
         layer: number of the layer, from 0.
-        blocks: places of the blocks.
         size: rows of a block, at least 2.
 
     Returns:
@@ -186,18 +175,21 @@ def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.rand
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
-    """Multiply reflectors H_0 H_1 …, signs corrected.
+    """Multiply reflectors H_0 H_1 …, signs corrected; H_j maps a random vector to axis j.
 
-    H_j sends a vector to axis j: `[blocks, size, size]`.
+    Args:
+        deviates: `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last, so
+            that every operation runs along memory.
 
-    The deviates are `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last:
-    every operation then runs along memory.
+    Returns:
+        `[blocks, size, size]`.
     """
     products = np.zeros((size, size, deviates.shape[1]))
     end = len(deviates)
     for j in reversed(range(size)):
         vector = deviates[end - (size - j) : end].copy()
         end -= size - j
+        # The sign that avoids cancellation; column j is corrected by it below, for Haar measure.
         sign = np.where(vector[0] < 0, -1.0, 1.0)
         vector[0] += sign * np.sqrt(_sum(vector * vector))
         length = _sum(vector * vector)
@@ -211,9 +203,6 @@ def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
 
 
 def _sum(terms: FloatArray) -> FloatArray:
-    """Sum over the first of several axes, one term after the other.
-
-    Only along memory numpy sums in pairs.
-    """
+    """Sum over the first of several axes, term by term: numpy sums in pairs along memory only."""
     total: FloatArray = np.add.reduce(terms, axis=0)
     return total

@@ -42,14 +42,13 @@ def bank_name(layer: int, role: str) -> str:
 
     Args:
         layer: number of the layer, from 0.
-        role: query or key.
     """
     return f"layer.{layer}.attention.{role}"
 
 
 @dataclass(frozen=True)
 class GivenWeights:
-    """File of initial weights; MethodError from any property or method if the file holds none."""
+    """File of initial weights; every property and method raises MethodError if it is none."""
 
     path: Path
 
@@ -58,6 +57,7 @@ class GivenWeights:
         try:
             with self.path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
+                # The limit of the safetensors format; a larger number means another kind of file.
                 if size <= 100_000_000 and len(content := file.read(size)) == size:
                     return content
         except OSError as error:
@@ -91,11 +91,10 @@ class GivenWeights:
         return name in self._stated["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Read rows of a tensor in the given order.
+        """Read rows of a tensor, in any order.
 
         Args:
-            name: name of the tensor.
-            numbers: numbers of the rows, in the order wanted.
+            numbers: row numbers, in the order of the result.
 
         Returns:
             `[len(numbers), columns]`, or `[len(numbers)]` of a norm, in the type in which the file
@@ -119,9 +118,7 @@ class GivenWeights:
 
         Args:
             layer: number of the layer, from 0.
-            role: query or key.
             head: number of the head within its role, from 0.
-            head_dim: width of a head.
 
         Raises:
             MethodError: the file lacks the head, or its rows do not have the digest.
@@ -148,7 +145,7 @@ def head_digest(rows: torch.Tensor) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return row numbers as ranges [first, end)."""
+    """Join consecutive row numbers into ranges [first, end), each read at once."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:

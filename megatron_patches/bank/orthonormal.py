@@ -45,7 +45,7 @@ class BankRecipe:
     """Recipe of a frozen bank: with (layer, role, head) it determines every row.
 
     Attributes:
-        seed: not negative.
+        seed: seed of the random streams, 0 or more.
         hidden_size: width of the residual stream.
         head_dim: width of a head.
         num_attention_heads: query heads of a layer.
@@ -130,6 +130,7 @@ class BankRecipe:
     def as_dict(self) -> dict[str, int | float | str | None]:
         """Return the fields as plain values; `BankRecipe(**values)` makes an equal recipe."""
         values = asdict(self)
+        # A file is identified by its digest; where it lies may differ between machines.
         del values["given_path"]
         if self.given_sha256 is None:
             del values["given_sha256"]
@@ -149,9 +150,7 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
     """Draw W of one head.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         head: number of the head within its role, from 0.
 
     Returns:
@@ -167,9 +166,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     made only once.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
 
     Returns:
@@ -209,7 +206,6 @@ def factors_of_heads(
     """Make the factors of several heads' W, where the recipe is `structured`.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
         heads: (role, numbers of heads), in the order of the rows.
 
@@ -229,9 +225,7 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
     """Refuse a layer, role or head that does not exist.
 
     Args:
-        recipe: of the bank.
         layer: number of the layer, from 0.
-        role: query or key.
         heads: numbers of the heads, from 0.
 
     Raises:
@@ -252,10 +246,7 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 def _stream(
     seed: int, scope: str, layer: int, role: Role, head: int | None = None
 ) -> np.random.Generator:
-    """Return the random stream of a head, or of a layer's role.
-
-    Philox keyed by a hash of its place.
-    """
+    """Return the random stream of a head or of a layer's role: Philox keyed by its position."""
     spawn_key: tuple[int, ...] = (STREAM_DOMAINS[scope], layer, ROLES.index(role))
     if head is not None:
         spawn_key = (*spawn_key, head)

@@ -45,9 +45,6 @@ _KERNEL_OF_EXPERTS = "megatron.core.transformer.moe.ops.paged_stash"
 def check_megatron_core_version(installed: str | None = None) -> None:
     """Refuse a megatron-core older or newer than those whose internals were tested.
 
-    Args:
-        installed: the version; None: the installed one.
-
     Raises:
         MethodError: it was not tested.
     """
@@ -209,22 +206,13 @@ def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
 
     The attributes are megatron-core's. Its own function for them refuses a weight that is marked
     already, and from 0.18 on its layers mark their weights themselves.
-
-    Args:
-        weight: the parameter.
-        dim: dimension that is cut.
     """
     weight.tensor_model_parallel = True  # type: ignore[attr-defined]
     weight.partition_dim, weight.partition_stride = dim, 1  # type: ignore[attr-defined]
 
 
 def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
-    """Return the spec of megatron-core's MLP of two linear layers for its TransformerLayer.
-
-    Args:
-        linear_fc1: class of the first linear layer.
-        linear_fc2: class of the second.
-    """
+    """Return the spec of megatron-core's MLP of two linear layers for its TransformerLayer."""
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -301,8 +289,8 @@ def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
     state.
 
     Args:
-        shared_seed: of the stream that the tensor-parallel ranks share.
-        tensor_parallel_seed: of this rank's own.
+        shared_seed: seed of the stream that the tensor-parallel ranks share.
+        tensor_parallel_seed: seed of this rank's stream.
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 

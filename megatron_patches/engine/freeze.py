@@ -39,8 +39,7 @@ def parameter_groups(
     inventory, see `megatron_patches.model.initialize` and `pretrain.training.optimizers`.
 
     Args:
-        model: with parameters that require gradients.
-        weight_decay: of the parameters that have any.
+        weight_decay: weight decay of the parameters that have any.
         rate_factors: {name pattern: factor of the learning rate} for parameters whose name matches.
         decay_factors: {name pattern: factor of the weight decay}, likewise.
 
@@ -74,10 +73,6 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
     Gradients are partial for parameters marked `partial_gradient`: a rank has seen only its slice
     of the sequence, or only its heads. DeepSpeed reduces over data-parallel ranks only. Call before
     `deepspeed.initialize`: tensor hooks run in the order in which they were added.
-
-    Args:
-        model: with marked parameters.
-        tp_group: the tensor-parallel ranks.
 
     Returns:
         The number of marked parameters.
@@ -149,9 +144,6 @@ def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
 def audit_rank(engine: Any) -> dict[str, Any]:
     """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
 
-    Args:
-        engine: deepspeed.DeepSpeedEngine after its initialisation.
-
     Returns:
         `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes}
         each; `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`:
@@ -180,10 +172,6 @@ def audit_rank(engine: Any) -> dict[str, Any]:
 
 def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     """Gather `audit_rank` from all ranks (collective) and prove that ZeRO holds no frozen weight.
-
-    Args:
-        engine: deepspeed.DeepSpeedEngine after its initialisation.
-        tp_group: the tensor-parallel ranks.
 
     Raises:
         MethodError: on every rank: names a parameter, if any rank's optimizer holds a frozen
@@ -221,12 +209,7 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
-    """Count the parameters of the whole model, each once, over ranks with unequal shares.
-
-    Args:
-        model: the model.
-        tp_group: the tensor-parallel ranks.
-    """
+    """Count the parameters of the whole model, each once, over ranks with unequal shares."""
     sharded = replicated = 0
     for parameter in model.parameters():
         if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):

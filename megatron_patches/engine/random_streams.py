@@ -42,11 +42,7 @@ def normal_rows(
     A row depends on (seed, name, row number, columns) only, never on which other rows are drawn.
 
     Args:
-        seed: of the random streams.
-        name: name of the weight.
-        rows: numbers of the rows.
-        columns: of the full matrix.
-        std: standard deviation.
+        columns: columns of the full matrix.
 
     Returns:
         N(0, std²) entries, float32 `[len(rows), columns]`.
@@ -71,8 +67,8 @@ def set_random_states(states: States, device: torch.device) -> None:
     """Set the states of all streams.
 
     Args:
-        states: of `random_states`.
-        device: whose default generator is meant.
+        states: result of `random_states`.
+        device: device of the default generator.
     """
     default, streams = states
     _set_default_state(default, device)
@@ -84,8 +80,8 @@ def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
     """Start all streams at `states` inside the context, and restore them after it.
 
     Args:
-        states: of `random_states`.
-        device: whose default generator is meant.
+        states: result of `random_states`.
+        device: device of the default generator.
     """
     outer_states = random_states(device)
     set_random_states(states, device)
@@ -132,8 +128,7 @@ def replicated_mask(like: torch.Tensor, keep: float) -> torch.Tensor:
     """Draw booleans that are true with probability `keep`, within `own_stream_by_default`.
 
     Args:
-        like: tensor of the shape wanted.
-        keep: probability of True.
+        like: tensor whose shape the mask has.
     """
     with get_cuda_rng_tracker().fork(REPLICATED):
         return torch.empty_like(like).bernoulli_(keep).bool()

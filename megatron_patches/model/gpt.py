@@ -57,9 +57,6 @@ APPLIED = frozenset(
 def refuse_unapplied(config: TransformerConfig) -> None:
     """Refuse a configuration that asks for what the layers here would not do, and not say.
 
-    Args:
-        config: of the model to be built.
-
     Raises:
         MethodError: an option that is not in APPLIED has another value than it has of itself.
     """
@@ -81,8 +78,7 @@ class GPT(GPTModel):
     Args:
         pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never
             predicted.
-        cross_entropy: the form of the cross-entropy: see `output`.
-        logit_terms: soft cap and z-loss.
+        cross_entropy: form of the cross-entropy, see `output`.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
         inventory: every parameter and buffer of the model.
 

@@ -48,7 +48,6 @@ def initialize_parameters(
     Args:
         model: megatron-core's model, with layers of `install`.
         inventory: the declaration of every parameter of the model.
-        seed: seed of the random streams.
         init_std: standard deviation of the matrices that start `normal`.
         recipe: recipe of the bank from which trainable query and key rows start; None: they start
             like every other matrix.
@@ -72,8 +71,6 @@ def mark(weight: torch.nn.Parameter, tensor: Tensor, sequence_parallel: bool) ->
     """Mark a parameter with what its declaration says; `freeze` and DeepSpeed read the marks.
 
     Args:
-        weight: the parameter.
-        tensor: its declaration.
         sequence_parallel: activations outside the products are slices of the sequence.
     """
     marks = {
@@ -114,12 +111,7 @@ class _Initializer:
 
     @torch.no_grad()
     def fill(self, weight: torch.nn.Parameter, tensor: Tensor) -> None:
-        """Fill a parameter with this rank's part of the tensor.
-
-        Args:
-            weight: the parameter.
-            tensor: its declaration.
-        """
+        """Fill a parameter with this rank's part of the tensor."""
         if tensor.start in ("right_factor", "left_factor"):
             assert tensor.layer is not None and tensor.groups is not None
             factors = self._factors_of(tensor.layer, tensor.parts, tensor.groups)

@@ -45,10 +45,9 @@ def gpt_block_spec(
     """Return the spec of a GPT block with a norm before attention and MLP.
 
     Args:
-        policy: kind of attention.
-        recipe: of the policy's bank or score matrices, if it has any.
+        recipe: recipe of the policy's bank or score matrices, if it has any.
         shape: sizes and parts of the model.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
         rotary: rotation of queries and keys by their positions, if the model has one. It takes the
             place of megatron-core's: the `GPTModel` around the block then has
             position_embedding_type "none".

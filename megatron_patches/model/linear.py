@@ -38,8 +38,8 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
 
         Args:
             input_: `[seq(/tp), batch, hidden]`.
-            weight: None: the layer's own.
-            runtime_gather_output: megatron-core's, and not set.
+            weight: `[rows of this rank, hidden]`; None: the layer's own.
+            runtime_gather_output: argument of megatron-core; must not be set.
         """
         if not torch.compiler.is_compiling():
             return super().forward(input_, weight, runtime_gather_output)

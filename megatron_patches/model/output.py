@@ -84,9 +84,8 @@ class OutputLayer(ColumnParallelLinear):
     Args:
         pieces: rows of the weight after these have the logit −∞, so that they are never predicted
             and get no gradient. On every rank some are before them.
-        tied: the weight is the embedding's and comes with every call.
-        in_place: use the form `in_place` of the module; False: `chunked`.
-        terms: soft cap and z-loss.
+        tied: the layer takes the embedding's weight with every call, and has none.
+        in_place: use the form `in_place` of this file's docstring; False: `chunked`.
 
     Attributes:
         log_normalisers: log Σ exp `[batch, seq]` of the last losses with gradients, where there is
@@ -141,8 +140,8 @@ class OutputLayer(ColumnParallelLinear):
 
         Args:
             input_: `[seq(/tp), batch, hidden]`.
-            weight: None: the layer's own.
-            runtime_gather_output: megatron-core's, and not set.
+            weight: `[rows of this rank, hidden]`; None: the layer's own.
+            runtime_gather_output: argument of megatron-core; must not be set.
             labels: `[batch, seq]` ids; None: return logits.
         """
         if labels is None:

@@ -37,9 +37,9 @@ class RMSNorm(torch.nn.Module):
     whose heads then share the weight. Of sequence parallelism see `LayerNorm`.
 
     Args:
-        config: of the model, with the type of the parameters.
-        hidden_size: the last dimension.
-        eps: added to the mean square.
+        config: configuration of the model; its params_dtype is the type of the weight.
+        hidden_size: size of the last dimension.
+        eps: term added to the mean square.
 
     Attributes:
         weight: parameter `[hidden]`.
@@ -123,7 +123,7 @@ class MlpSettings(NamedTuple):
     """Settings of megatron-core's MLP of two linear layers.
 
     Attributes:
-        activation: of what the first layer makes, into what the second takes.
+        activation: function between the two layers.
         gated: the first layer makes twice the inner width, and the activation halves it.
     """
 

@@ -27,7 +27,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
     Attributes:
-        penalty: λ, of a class that `penalized` makes.
+        penalty: λ, set by `penalized`.
         auxiliary_loss: (name, this rank's part of the penalty) of the last forward pass with
             gradients, until `take_auxiliary_losses` collects it; else None.
     """
@@ -47,7 +47,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
             input_: `[seq(/tp), batch, hidden]`.
             weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
                 hidden]`.
-            runtime_gather_output: megatron-core's, and not set.
+            runtime_gather_output: argument of megatron-core; must not be set.
         """
         output, bias = super().forward(input_, weight, runtime_gather_output)
         if torch.is_grad_enabled():
@@ -89,13 +89,9 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """Return the output and P.
 
         Args:
-            ctx: torch's, for backward.
-            output: passed through.
             weight: in megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim,
                 hidden]`: for every group its query heads, its key head, its value head.
             num_groups: key heads of this rank.
-            head_dim: width of a head.
-            penalty: λ.
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT
@@ -111,7 +107,6 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """Return the gradients of output and weight.
 
         Args:
-            ctx: torch's, from forward.
             output_grad: gradient of the output, passed on.
             penalty_grad: gradient of P, a scalar.
         """

@@ -60,12 +60,12 @@ class AdapterWeight:
     """A trainable tensor of an adapter in one layer.
 
     Attributes:
-        name: of the live parameter.
+        name: name of the live parameter.
         role: the role whose frozen heads have a part of the tensor each, sharded with the heads.
             None: the tensor is multiplied by the layer's input, shared by the heads and whole on
             every rank. An adapter has at most one such tensor, drawn from the random stream of the
             adapter's name.
-        shape: of one head's part, rows first; of the whole tensor without a role.
+        shape: shape of one head's part, rows first; without a role, of the whole tensor.
         start: initial values, the same for every head unless they are drawn.
     """
 
@@ -84,7 +84,7 @@ class Adapter(ABC):
     """An adapter as data.
 
     Attributes:
-        name: in `attention.adapters`.
+        name: name in `attention.adapters`.
         linear: corrected queries and keys are linear in the layer's input, so export can fold the
             adapter into frozen rows. For one that is not linear an export has code (see
             `pretrain.export`).
@@ -183,10 +183,6 @@ def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:
 def even_values(shape: Sequence[int], start: Start) -> Array:
     """Return initial values that are the same for every head, and not drawn.
 
-    Args:
-        shape: of the tensor.
-        start: declared initial values.
-
     Returns:
         Values of that shape, or the number that all of them are.
     """
@@ -204,8 +200,7 @@ class Corrections(Part):
     """The adapters of a layer, as a part of the model.
 
     Args:
-        adapters: in the order in which they are applied.
-        sizes: what their weights depend on.
+        adapters: adapters in the order in which they are applied.
         groups: for each key head whether it is corrected, with its query heads.
     """
 

@@ -37,8 +37,8 @@ class Axis:
             variant.
         ge, gt, le: range of a number.
         min_length, max_length: entries of a list or mapping.
-        name: of the axis.
-        choices: all values that are possible; empty where others tell.
+        name: key in the attention section.
+        choices: possible values; empty where the range limits them instead.
     """
 
     meaning: str
@@ -55,20 +55,11 @@ class Axis:
         """Return whether the policy may have the value.
 
         An empty list, which sets nothing, always fits.
-
-        Args:
-            policy: the policy so far.
-            value: the requested value.
         """
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
         """Refuse a value that does not fit.
-
-        Args:
-            policy: the policy so far.
-            value: the requested value.
-            variant: name of the variant.
 
         Raises:
             MethodError: the value is out of range, or breaks a rule, by the sentence of the first.

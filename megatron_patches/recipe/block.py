@@ -174,10 +174,9 @@ def matrix(
     """Return an ordinary matrix whose rows are cut into equal shares.
 
     Args:
-        name: of the parameter.
         stream: name of its random stream.
         shape: `[rows, columns]`.
-        layer: its number, from 0.
+        layer: number of the layer, from 0.
         multiplied: every token is multiplied by it.
 
     Returns:
@@ -191,7 +190,6 @@ def into_residual(name: str, stream: str, shape: tuple[int, int], layer: int | N
     """Return a matrix whose columns are cut and whose product is added to the residual stream.
 
     Args:
-        name: of the parameter.
         stream: name of its random stream.
         shape: `[rows, columns]`.
         layer: number of the layer, from 0.
@@ -206,10 +204,7 @@ def norm_vector(at: Place, name: str, size: int, start: Start) -> Tensor:
     Its gradient is of the rank's slice of the sequence.
 
     Args:
-        at: its place.
-        name: weight or bias.
-        size: width of the hidden states.
-        start: declared initial values.
+        name: "weight" or "bias".
     """
     return Tensor(
         f"{at.module}.{name}",

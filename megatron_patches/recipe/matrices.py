@@ -27,8 +27,8 @@ class Stack:
     """Equal matrices, which are all of one part of a tensor.
 
     Attributes:
-        count: how many.
-        rows, columns: of each.
+        count: number of matrices.
+        rows, columns: size of each matrix.
         height: rows of the tensor that make one.
     """
 
@@ -42,9 +42,6 @@ class Stack:
 
         An iteration multiplies X by its transpose, the product by itself, and the result by X. The
         first two are symmetric.
-
-        Args:
-            steps: iterations.
         """
         small = min(self.rows, self.columns)
         large = max(self.rows, self.columns)
@@ -109,13 +106,7 @@ def stacks(tensor: Tensor) -> tuple[Stack, ...]:
 
 
 def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
-    """Yield what a tensor-parallel rank holds of each matrix, in the order of its tensor.
-
-    Args:
-        tensor: its declaration.
-        rank: tensor-parallel rank.
-        size: tensor-parallel size.
-    """
+    """Yield what a tensor-parallel rank holds of each matrix, in the order of its tensor."""
     width = prod(tensor.rank_shape(rank, size)[1:])
     pieces = tensor.repeats // size if tensor.repeats else 1
     kinds = stacks(tensor)

@@ -32,7 +32,7 @@ class Rule:
     """The update of some of a model's tensors.
 
     Attributes:
-        name: of the rule, under which `pretrain.training.optimizers` has the class that applies it.
+        name: key of the class that applies the rule in `pretrain.training.optimizers`.
         states: names of the numbers that the optimizer keeps of each element beside the master
             weight, as in the optimizer's state and in checkpoints; in fp32 at any precision, as
             weights are updated.
@@ -91,12 +91,7 @@ def muon(steps: int, takes_adamw_rates: bool = True) -> Rule:
 
 
 def newton_schulz_flops(tensor: Tensor, steps: int) -> int:
-    """Return the FLOPs of the Newton-Schulz iterations of a whole tensor.
-
-    Args:
-        tensor: its declaration.
-        steps: iterations.
-    """
+    """Return the FLOPs of the Newton-Schulz iterations of a whole tensor."""
     return sum(stack.flops(steps) for stack in stacks(tensor))
 
 
@@ -104,8 +99,8 @@ def kind_setting(default: Any, meaning: str, **limits: float) -> Any:
     """Declare a setting of a kind's own, which has the type of its annotation.
 
     Args:
-        default: its value unless set.
-        meaning: what `show` prints.
+        default: value of the setting unless the user sets one.
+        meaning: text that `show` prints.
         limits: `ge`, `gt`, `le`, `lt` of its values.
     """
     return field(default=default, metadata={"meaning": meaning, "limits": limits})
@@ -116,7 +111,7 @@ class Kind:
     """A kind of optimizer; the fields are settings of its own, the keys of `optimizer.KIND`.
 
     Attributes:
-        meaning: what updates what, as a clause.
+        meaning: clause that says which rule updates which weights.
     """
 
     meaning: ClassVar[str]
@@ -198,18 +193,13 @@ def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
     """Return the rule that updates a tensor: the first that takes it.
 
     Args:
-        tensor: its declaration.
-        rules: of the run's optimizer, in order.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
     return next(rule for rule in rules if rule.takes(tensor))
 
 
 def factor_of_name(name: str, factors: Mapping[str, float]) -> float:
     """Return the factor of a parameter's learning rate.
-
-    Args:
-        name: of the parameter.
-        factors: {name pattern: factor}.
 
     Returns:
         The factor of the first pattern that the name matches, or 1.
@@ -222,7 +212,7 @@ def checkpoint_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
 
     Args:
         some: tensors of the inventory; of what does not train, only kept rows take any.
-        rules: of the run's optimizer, in the order in which they choose their tensors.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
     return sum(
         tensor.elements * (rule_of(tensor, rules).checkpoint_bytes if tensor.trains else FP32)
@@ -236,7 +226,7 @@ def state_bytes(some: Iterable[Tensor], rules: Sequence[Rule]) -> int:
 
     Args:
         some: tensors of the inventory; buffers among them have none.
-        rules: of the run's optimizer, in the order in which they choose their tensors.
+        rules: rules of the run, in the order in which they choose their tensors.
     """
     return sum(
         tensor.elements * rule_of(tensor, rules).state_bytes for tensor in some if tensor.trains

@@ -115,8 +115,8 @@ class Tensor:
     """A parameter or buffer, all tensor-parallel ranks together.
 
     Attributes:
-        name: of the parameter or buffer in the live model.
-        shape: of the whole tensor.
+        name: name of the parameter or buffer in the live model.
+        shape: shape of the whole tensor.
         kind: see Kind.
         cut: the dimension that tensor parallelism cuts; None: every rank has the whole tensor.
         parts: (name of a weight, how much of it) along the dimension that is cut, the first without
@@ -186,9 +186,7 @@ class Tensor:
         """Return a tensor-parallel rank's share of a length along the cut dimension.
 
         Args:
-            length: along the cut dimension.
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
+            length: size along the cut dimension, over all ranks.
         """
         if self.cut is None:
             return length
@@ -205,9 +203,7 @@ class Tensor:
         """Return which rows of a part the rank has, by their numbers in the weight's stream.
 
         Args:
-            length: of the part.
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
+            length: rows of the part, over all ranks.
 
         Returns:
             The numbers in order; all of them where columns are cut, or nothing is. Rows of heads
@@ -229,24 +225,14 @@ class Tensor:
         return [group * rows + row for group in rank_groups for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
-        """Return the shape of what tensor-parallel `rank` of `size` has.
-
-        Args:
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
-        """
+        """Return the shape of what tensor-parallel `rank` of `size` has."""
         if self.cut is None:
             return self.shape
         length = self.share(self.shape[self.cut], rank, size)
         return (*self.shape[: self.cut], length, *self.shape[self.cut + 1 :])
 
     def rank_elements(self, rank: int, size: int) -> int:
-        """Return the elements of what tensor-parallel `rank` of `size` has.
-
-        Args:
-            rank: tensor-parallel rank.
-            size: tensor-parallel size.
-        """
+        """Return the elements of what tensor-parallel `rank` of `size` has."""
         return math.prod(self.rank_shape(rank, size))
 
 
@@ -268,8 +254,8 @@ class Part(ABC):
     """A part of the model as data.
 
     Attributes:
-        name: in the configuration.
-        kernels: regular expression of what the names of its own kernels contain; empty: it has
+        name: name in the configuration.
+        kernels: regular expression that the names of the part's kernels match; empty: it has
             none.
     """
 
@@ -278,9 +264,4 @@ class Part(ABC):
 
     @abstractmethod
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield the parameters and buffers of the part at a place.
-
-        Args:
-            at: its place.
-            shape: sizes of the model.
-        """
+        """Yield the parameters and buffers of the part at a place."""

@@ -28,10 +28,6 @@ def layer_range(text: str, num_layers: int) -> range:
     layers between these parts of the depth, each end rounded to a whole number of layers, so that
     "0%-50%" and "50%-100%" share none.
 
-    Args:
-        text: the notation.
-        num_layers: layers of the model.
-
     Raises:
         MethodError: the text is no such notation, or the model does not have these layers.
     """
@@ -66,8 +62,7 @@ def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     all of a fraction between 0 and 1.
 
     Args:
-        fraction: of the heads, from 0 to 1.
-        num_groups: key heads of a layer.
+        fraction: fraction of the heads, from 0 to 1.
 
     Raises:
         MethodError: a fraction between 0 and 1 rounds to none or all, or it is not between 0 and 1.
@@ -105,10 +100,6 @@ class PhaseStart:
 
     def named(self, what: Literal["freeze", "train"], num_layers: int) -> range:
         """Return the layers that the entry freezes or trains.
-
-        Args:
-            what: is done with them.
-            num_layers: layers of the model.
 
         Raises:
             MethodError: the model does not have these layers.
@@ -149,7 +140,6 @@ def last_steps(schedule: Sequence[PhaseStart], total_steps: int) -> list[int]:
 
     Args:
         schedule: entries of attention.phases.
-        total_steps: optimizer steps of the run.
     """
     return [round(entry.at * total_steps) for entry in schedule]
 
@@ -166,7 +156,6 @@ def check_phases(
         schedule: entries of attention.phases.
         begins: for each layer the phase in which it becomes trainable, as `training_begins` says.
         ends: for each layer the phase from which it is frozen as it was trained.
-        total_steps: optimizer steps of the run.
 
     Raises:
         MethodError: which entry, and why.

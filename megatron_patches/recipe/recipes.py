@@ -75,12 +75,6 @@ def bank_recipe(
     """Return the recipe of the policy's Q and K rows; None: they start like other weights.
 
     Args:
-        policy: kind of attention.
-        seed: of the bank.
-        hidden_size: width of the residual stream.
-        head_dim: width of a head.
-        num_attention_heads: query heads of a layer.
-        num_query_groups: key heads of a layer.
         given: file of the rows, for `pretrained`.
 
     Raises:
@@ -112,14 +106,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices; None: scores come of queries and keys.
-
-    Args:
-        policy: kind of attention.
-        seed: of the score matrices.
-        num_attention_heads: query heads of a layer.
-        sequence_length: tokens of a sample.
-    """
+    """Return the recipe of the policy's score matrices; None: scores come of queries and keys."""
     if not policy.synthesizer:
         return None
     return ScoreRecipe(

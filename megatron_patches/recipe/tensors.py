@@ -45,9 +45,7 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
     """Return every tensor of the model, in the order of its layers, in a training phase.
 
     Args:
-        shape: sizes of the model, and its parts.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
 
     Returns:
         Parameters and buffers.
@@ -69,9 +67,7 @@ def parts_of_model(
     """Yield every part of the model and its place, from the embeddings to the output layer.
 
     Args:
-        shape: sizes of the model, and its parts.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
 
     Yields:
         (part, place). Raises MethodError as `tensors`.
@@ -107,7 +103,6 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     weights.
 
     Args:
-        policy: kind of attention.
         frozen_groups: numbers of the key heads that are frozen, with their query heads.
     """
     if policy.synthesizer:
@@ -118,12 +113,7 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
 
 
 def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on.
-
-    Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-    """
+    """Return the sizes that the weights of adapters depend on."""
     return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
@@ -132,10 +122,9 @@ class QueryKeyValue(Part):
     """W_Q, W_K and W_V of a layer, or what stands in the place of W_Q and W_K, with adapters.
 
     Args:
-        policy: kind of attention.
         frozen_groups: key heads of the layer that are frozen, with their query heads.
         kept_from: the phase from which trained rows are frozen as they are; None: never.
-        phase: of the policy's schedule, from 0.
+        phase: number of the phase in the policy's schedule, from 0.
     """
 
     policy: QKPolicy
@@ -243,8 +232,6 @@ class QueryKeyValue(Part):
         """Yield rows that train or have trained, or the factors in their place.
 
         Args:
-            at: place of the layer's attention.
-            shape: sizes of the model.
             counts: {role: number of key heads with such rows}.
             groups: for each key head whether it has such rows, or its query heads.
         """

@@ -57,7 +57,6 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     it.
 
     Args:
-        variant: name of the variant.
         axes: {axis: value}; None: the variant's own.
 
     Raises:
