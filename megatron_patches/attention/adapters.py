@@ -57,7 +57,7 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     """Add B A x to queries and keys; without queries and keys, B A x takes their place.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `low_rank_down`: the product A x `[seq, batch, 2 * rank]`, for queries, then for
             keys; `up_query` `[heads * head_dim, rank]`; `up_key` `[groups * head_dim, rank]`.
 
@@ -80,7 +80,7 @@ def query_key_bias(heads: Heads, weights: Weights) -> Heads:
     """Add each head's biases to its queries and keys.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `query_bias` `[heads * head_dim]` and `key_bias` `[groups * head_dim]`.
 
     Returns:
@@ -97,7 +97,7 @@ def short_convolution(heads: Heads, weights: Weights) -> Heads:
     """Mix each channel of keys and values with the same channel of the tokens before.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `key_taps` and `value_taps`, `[groups * head_dim, taps]`, or one of both.
 
     Returns:
@@ -114,7 +114,7 @@ def channel_scale(heads: Heads, weights: Weights) -> Heads:
     """Multiply each channel of the queries by the exponential of its weight.
 
     Args:
-        heads: queries and keys, and values where they are of interest.
+        heads: queries and keys, and values if needed.
         weights: `log_scale` `[heads * head_dim]`.
 
     Returns:

@@ -38,11 +38,11 @@ def reach_of(visible: Visible, taps: int) -> Reach:
         if isinstance(visible, Documents):
             length = visible.starts.size(1)
             index = torch.arange(min(back, length), length, device=visible.starts.device)
-            seen = visible.starts[:, back:] <= index - back
+            in_reach = visible.starts[:, back:] <= index - back
         else:
             # Entry (t, t − back) of the mask, for all t: whether t must not see that token.
-            seen = ~visible[:, 0].diagonal(-back, dim1=1, dim2=2)
-        masks.append(seen.t()[:, :, None, None])
+            in_reach = ~visible[:, 0].diagonal(-back, dim1=1, dim2=2)
+        masks.append(in_reach.t()[:, :, None, None])
     return tuple(masks)
 
 

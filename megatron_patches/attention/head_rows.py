@@ -216,6 +216,7 @@ class HeadRows(torch.nn.Module):
             for role in (ROLES if self.shared else self.policy.frozen_row_roles)
             if mixes_heads and heads.trainable[role]
         }
+        # Adapted groups by their numbers on this rank, where others may lie on other ranks.
         local_groups = [group - self.first_group for group in self.adapted]
         adapted_groups = [group for group in local_groups if 0 <= group < self.num_groups]
         self.adapts_all = len(adapted_groups) == self.num_groups

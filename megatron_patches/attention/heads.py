@@ -82,8 +82,8 @@ Observe = Callable[[int, torch.Tensor, torch.Tensor | None], None]
 """(layer from 0, probabilities, scores before the softmax).
 
 Both are `[batch, heads, query, key]`, float32.
-The probability of a key that a query must not see is 0. Scores are None for a synthesizer, which has
-no queries and keys.
+The probability of a key that a query must not see is 0. Scores are None for a synthesizer, which
+has no queries and keys.
 """
 
 

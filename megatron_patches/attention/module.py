@@ -180,6 +180,7 @@ class FrozenAttention(HeadRows):
             for factor, start in zip(factors, drawn, strict=True):
                 factor.copy_(start)
         elif self.trained_query_key is not None:
+            # Heads that train beside frozen ones start like vanilla's, not from the bank.
             if self.policy.trainable and self.recipe is not None:
                 rows = query_key_rows(self.recipe, self.layer, trainable, self.dtype)
                 assert isinstance(rows, torch.Tensor)
@@ -221,7 +222,7 @@ class FrozenAttention(HeadRows):
             if weight is not None:
                 products[name] = nn.functional.linear(hidden_states, weight)
         if self.frozen_groups:
-            products["frozen"] = self._by_frozen(hidden_states)
+            products["frozen"] = self._frozen_product(hidden_states)
         heads = self._assembled(
             {name: product.transpose(0, 1) for name, product in products.items()}
         )
@@ -235,7 +236,7 @@ class FrozenAttention(HeadRows):
             key = self.rotary.rotate(key)
         return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
-    def _by_frozen(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _frozen_product(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Multiply by the frozen rows: `[batch, tokens, rows]`."""
         rows = self.frozen()
         if isinstance(rows, torch.Tensor):
@@ -263,7 +264,7 @@ class FrozenAttention(HeadRows):
         if self.dtype != weight.dtype or was_meta:
             self.dtype = weight.dtype
             self._draw(weight.device)
-        self._place_heads(weight.device)
+        self._place_heads(weight.device)  # plain tensors, which torch does not move
         return self
 
 

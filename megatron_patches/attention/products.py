@@ -50,15 +50,15 @@ def column_parallel_products(
     """
     if torch.is_grad_enabled():
         # Positional, because autograd functions take no keywords.
-        parts = _parts(frozen)
+        frozen_tensors = _frozen_tensors(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
             hidden_states,
             tp_group,
             sequence_parallel,
-            len(parts),
+            len(frozen_tensors),
             factors_train,
             len(weights) - kept,
-            *parts,
+            *frozen_tensors,
             *weights,
         )
         return products
@@ -73,17 +73,17 @@ def column_parallel_products(
     )
 
 
-def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
+def _frozen_tensors(frozen: Frozen) -> tuple[torch.Tensor, ...]:
     """Return the tensors of a frozen weight.
 
-    Autograd must get them one by one; `_whole` is the inverse.
+    Autograd must get them one by one; `_frozen_weight` is the inverse.
     """
     if frozen is None:
         return ()
     return frozen if isinstance(frozen, Factors) else (frozen,)
 
 
-def _whole(parts: Sequence[torch.Tensor]) -> Frozen:
+def _frozen_weight(parts: Sequence[torch.Tensor]) -> Frozen:
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else Factors(*parts)
@@ -109,7 +109,7 @@ def _products(
 class _ColumnParallelProducts(torch.autograd.Function):
     """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and the first W_i, not for W_f.
 
-    W_f is none, one or two of the operands (see `_parts`); two may train.
+    W_f is none, one or two of the operands (see `_frozen_tensors`); two may train.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.num_frozen = num_frozen
         ctx.factors_train = factors_train
         ctx.num_trained = num_trained
-        frozen = _whole(operands[:num_frozen])
+        frozen = _frozen_weight(operands[:num_frozen])
         weights = operands[num_frozen:]
         return _products(
             hidden_states,
@@ -144,7 +144,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         hidden_states, *operands = ctx.saved_tensors
-        frozen = _whole(operands[: ctx.num_frozen])
+        frozen = _frozen_weight(operands[: ctx.num_frozen])
         weights = operands[ctx.num_frozen :]
         # Each collective overlaps a product that does not depend on it: the gather overlaps the
         # input gradient, and the reduction of the input gradient overlaps the weight gradients.
@@ -178,9 +178,9 @@ def _input_grad(
     """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
     # Factors come last, because `add_input_grad` adds to a sum that exists.
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
-    first, *others = grads[len(grads) - len(dense) :]
+    first, *other_grads = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]
-    for grad, weight in zip(others, dense[1:], strict=True):
+    for grad, weight in zip(other_grads, dense[1:], strict=True):
         flat = torch.addmm(flat, grad.flatten(0, 1), weight)
     if isinstance(frozen, Factors):
         flat = add_input_grad(grads[0], frozen, flat)

@@ -151,14 +151,15 @@ class CausalDotProductAttention(MegatronModule):
             visible = visible.mask()
         query = query.unflatten(2, (key.size(2), -1))
         for first in range(0, len(query), QUERIES_AT_A_TIME):
-            some = query[first : first + QUERIES_AT_A_TIME]
-            end = first + len(some)
-            scores = torch.einsum("qbghd,kbgd->bghqk", some, key[:end])
-            unseen = torch.ones(len(some), end, dtype=torch.bool, device=query.device)
-            unseen = unseen.triu(first + 1)
+            # Causal: keys after the slice's last query cannot matter.
+            query_slice = query[first : first + QUERIES_AT_A_TIME]
+            end = first + len(query_slice)
+            scores = torch.einsum("qbghd,kbgd->bghqk", query_slice, key[:end])
+            hidden = torch.ones(len(query_slice), end, dtype=torch.bool, device=query.device)
+            hidden = hidden.triu(first + 1)
             if visible is not None:
-                unseen = visible[:, :, None, first:end, :end]
-            highest = scores.masked_fill(unseen, -math.inf).amax(dim=(0, 3, 4)).flatten()
+                hidden = visible[:, :, None, first:end, :end]
+            highest = scores.masked_fill(hidden, -math.inf).amax(dim=(0, 3, 4)).flatten()
             self.largest.copy_(torch.maximum(self.largest, highest.float() * self.scale))
 
     def _recomputing(

@@ -67,7 +67,12 @@ class SynthesizerSelfAttention(MegatronModule):
         self.core_attention = SynthesizerCoreAttention(
             config, layer_number - 1, recipe=recipe, trainable=trainable, tp_group=pg_collection.tp
         )
-        alike = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
+        shared_options = {
+            "config": config,
+            "bias": False,
+            "is_expert": False,
+            "tp_group": pg_collection.tp,
+        }
         self.linear_v = submodules.linear_v(
             config.hidden_size,
             config.num_query_groups * config.kv_channels,
@@ -75,7 +80,7 @@ class SynthesizerSelfAttention(MegatronModule):
             gather_output=False,
             skip_bias_add=False,
             tp_comm_buffer_name="v",
-            **alike,
+            **shared_options,
         )
         self.linear_proj = submodules.linear_proj(
             config.num_attention_heads * config.kv_channels,
@@ -84,7 +89,7 @@ class SynthesizerSelfAttention(MegatronModule):
             input_is_parallel=True,
             skip_bias_add=True,
             tp_comm_buffer_name="proj",
-            **alike,
+            **shared_options,
         )
 
     def forward(
@@ -143,9 +148,9 @@ class SynthesizerCoreAttention(MegatronModule):
         self.heads = heads_of_rank(recipe.num_attention_heads, tp_group.rank(), tp_group.size())
         self.dropout = config.attention_dropout
         for name in ("scores", "query_factor", "key_factor"):
-            self._hold(name, self.regenerate(name) if name in recipe.matrices else None)
+            self._register(name, self.regenerate(name) if name in recipe.matrices else None)
 
-    def _hold(self, name: str, values: torch.Tensor | None) -> None:
+    def _register(self, name: str, values: torch.Tensor | None) -> None:
         values = None if values is None else values.to(torch.cuda.current_device())
         if values is None or not self.trainable:
             self.register_buffer(name, values, persistent=False)
@@ -221,7 +226,7 @@ class SynthesizerCoreAttention(MegatronModule):
 
     def _by_head(self, rows: torch.Tensor | None) -> torch.Tensor:
         assert rows is not None
-        # The softmax of half-precision scores would lose most of their digits.
+        # In half precision the products and the softmax of scores would be too coarse.
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
 

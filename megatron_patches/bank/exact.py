@@ -51,6 +51,7 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
     count = -(-(MANTISSA_BITS + 1) // bits)
     a_slices = _slices(a, bits, count, axis=1)
     b_slices = _slices(b, bits, count, axis=0)
+    # Products of later slices lie below the last digit of the result.
     pairs = [(i, j) for i in range(len(a_slices)) for j in range(len(b_slices)) if i + j < count]
     # The smallest terms first. That the order is fixed is what matters.
     pairs.sort(key=lambda pair: (-pair[0] - pair[1], pair))
@@ -61,7 +62,7 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]:
-    """Cut `x` into at most `count` matrices that add up to it, but for digits far below its last.
+    """Cut `x` into at most `count` matrices that add up to it, up to digits far below its last.
 
     Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column
     (axis 0).

@@ -76,10 +76,7 @@ class LayerFactors:
     left: FloatArray
 
     def rows(self) -> FloatArray:
-        """Return the rows that the factors stand for, `[m * a, hidden_size]`.
-
-        Every entry is one product.
-        """
+        """Return the rows of these factors, `[m * a, hidden_size]`; an entry is one product."""
         blocks, a, _ = self.left.shape
         products = self.left[:, :, :, None] * self.right.transpose(1, 0, 2)[:, None]
         return products.reshape(blocks * a, a * self.right.shape[2])
@@ -92,7 +89,7 @@ def layer_factors(
     head_dim: int,
     heads: Sequence[tuple[int, Sequence[int]]],
 ) -> LayerFactors:
-    """Make the factors of these heads' rows.
+    """Draw the factors of some heads' rows.
 
     Args:
         layer: number of the layer, from 0.
@@ -144,7 +141,7 @@ class Block(NamedTuple):
 
 
 def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Haar orthogonal blocks, each from a random stream of its own.
+    """Draw Haar orthogonal blocks, each from its own random stream.
 
     Blocks made together take less time than one after the other, and have the same bits.
 
@@ -193,12 +190,12 @@ def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
         sign = np.where(vector[0] < 0, -1.0, 1.0)
         vector[0] += sign * np.sqrt(_sum(vector * vector))
         length = _sum(vector * vector)
-        rest = products[j:, j:]
-        rest[0, 0] = 1.0
+        remaining = products[j:, j:]
+        remaining[0, 0] = 1.0
         # A reflector of nothing is the identity.
         scale = np.divide(2.0, length, out=np.zeros_like(length), where=length > 0)
-        rest -= vector[:, None] * (scale * _sum(vector[:, None] * rest))
-        rest[:, 0] *= np.where(length > 0, -sign, 1.0)
+        remaining -= vector[:, None] * (scale * _sum(vector[:, None] * remaining))
+        remaining[:, 0] *= np.where(length > 0, -sign, 1.0)
     return np.ascontiguousarray(products.transpose(2, 0, 1))
 
 

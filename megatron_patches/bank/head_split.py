@@ -88,8 +88,8 @@ def split_heads(
     members: dict[Role, int] = {"query": queries_per_group, "key": 1}
     frozen: dict[Role, tuple[int, ...]] = {}
     for role, numbers in with_rows.items():
-        some = frozen_groups if role in roles else ()
-        frozen[role] = tuple(number for number in numbers if number // members[role] in some)
+        role_groups = frozen_groups if role in roles else ()
+        frozen[role] = tuple(number for number in numbers if number // members[role] in role_groups)
     trainable = {
         role: tuple(number for number in numbers if number not in frozen[role])
         for role, numbers in with_rows.items()

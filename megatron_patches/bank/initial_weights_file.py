@@ -65,7 +65,7 @@ class GivenWeights:
         raise self._unreadable("it is not a safetensors file")
 
     @cached_property
-    def _stated(self) -> dict[str, Any]:
+    def _parsed_header(self) -> dict[str, Any]:
         try:
             header = _HEADER.validate_json(self._header)
             metadata = header.get("__metadata__", {})
@@ -84,11 +84,11 @@ class GivenWeights:
     @property
     def model(self) -> dict[str, Any]:
         """Return the sizes of the model, by the keys of the configuration's section `model`."""
-        return dict(self._stated["model"])
+        return dict(self._parsed_header["model"])
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor of this name."""
-        return name in self._stated["names"]
+        return name in self._parsed_header["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Read rows of a tensor, in any order.
@@ -125,7 +125,7 @@ class GivenWeights:
         """
         name = bank_name(layer, role)
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
-        digests = self._stated["heads"].get(name, [])
+        digests = self._parsed_header["heads"].get(name, [])
         if not head < len(digests) or head_digest(rows) != digests[head]:
             raise self._unreadable(
                 f"head {head} of {name} does not have the SHA-256 that its header says"

@@ -188,13 +188,14 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
         if recipe.init == "orthogonal" and recipe.scope == "layer":
             num_heads = recipe.num_heads(role)
             stream = _stream(recipe.seed, "layer", layer, role)
-            whole = construct(stream, hidden_size, num_heads * head_dim)
-            rows[:] = whole.reshape(num_heads, head_dim, hidden_size)[list(heads)]
+            layer_rows = construct(stream, hidden_size, num_heads * head_dim)
+            rows[:] = layer_rows.reshape(num_heads, head_dim, hidden_size)[list(heads)]
         else:
             for rows_of_head, head in zip(rows, heads, strict=True):
                 rows_of_head[:] = construct(
                     _stream(recipe.seed, "head", layer, role, head=head), hidden_size, head_dim
                 )
+    # Scaled after the draw: all inits share the stream of rounded normal deviates.
     if recipe.init == "gaussian":
         rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
     return rows.reshape(-1, hidden_size)
@@ -203,7 +204,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 def factors_of_heads(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
-    """Make the factors of several heads' W, where the recipe is `structured`.
+    """Draw the factors of several heads' W from a `structured` recipe.
 
     Args:
         layer: number of the layer, from 0.

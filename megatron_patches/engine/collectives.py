@@ -1,6 +1,6 @@
 """Collectives of parallel products, in an eager form and in one that a compiler can trace.
 
-Each is started and later finished, so that the work in between overlaps it:
+A collective is started and later finished, so that it overlaps the work in between:
 
     total, work = start_all_reduce(partial, group)
     ...
@@ -27,6 +27,7 @@ def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[tor
     Args:
         local: this rank's slice, `[seq/tp, batch, hidden]`.
     """
+    # A graph can hold no handle of running work, so None stands for it.
     if torch.compiler.is_compiling():
         return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
@@ -86,13 +87,13 @@ def start_input_grad(
         grad: this rank's term, `[seq, batch, hidden]`.
         sequence_parallel: activations outside the products are slices of the sequence.
     """
-    if group.size() == 1:
+    if group.size() == 1:  # nothing to sum, and no other slice of the sequence
         return grad, None
     return start_reduce_scatter(grad, group) if sequence_parallel else start_all_reduce(grad, group)
 
 
 def finish_input_grad(grad: torch.Tensor, work: Work, group: dist.ProcessGroup) -> torch.Tensor:
-    """Wait for the sum over the ranks; under sequence parallelism for this rank's slice of it.
+    """Wait for the sum over the ranks, or under sequence parallelism for this rank's slice of it.
 
     Args:
         grad: tensor that `start_input_grad` returned.

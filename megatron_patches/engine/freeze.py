@@ -63,7 +63,7 @@ def parameter_groups(
             "rate_factor": key[3],
             "rule": key[1],
         }
-        for key in sorted(members)
+        for key in sorted(members)  # the same order on every rank and after every resume
     ]
 
 
@@ -83,6 +83,7 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
         dist.all_reduce(gradient, group=tp_group)
         return gradient
 
+    # DeepSpeed's own hooks come later, so that they see the sum over tensor-parallel ranks.
     marked = [p for p in model.parameters() if getattr(p, "partial_gradient", False)]
     if tp_group.size() > 1:
         for parameter in marked:
@@ -92,10 +93,7 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
 
 @runtime_checkable
 class HoldsFrozenWeights(Protocol):
-    """Module with weights that do not train.
-
-    They are regenerated and never saved, or kept as they were trained.
-    """
+    """Module with weights that do not train: regenerated and never saved, or kept as trained."""
 
     layer: int
 
@@ -104,11 +102,11 @@ class HoldsFrozenWeights(Protocol):
         ...
 
     def trained_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
-        """Yield the same of rows that train, or are frozen as they were trained."""
+        """Yield the same for rows that train or are frozen as they were trained."""
         ...
 
     def frozen_tensors(self) -> Sequence[torch.Tensor]:
-        """Return the tensors in memory: all weights that do not train, or the factors of them."""
+        """Return the tensors in memory of all weights that do not train, or of their factors."""
         ...
 
     def kept_tensors(self) -> Mapping[str, torch.Tensor]:
@@ -124,7 +122,7 @@ def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeig
 
 
 def lasting_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, weight) of all that no seed makes again: parameters, and kept rows."""
+    """Yield (name, weight) of all that no seed can regenerate: parameters and kept rows."""
     yield from model.named_parameters()
     yield from kept_weights(model)
 
@@ -154,12 +152,12 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
-    held = [getattr(p, "ds_tensor", p) for p in trainable]
+    local_tensors = [getattr(p, "ds_tensor", p) for p in trainable]
     banks = frozen_weights(engine.module)
     partitions = _zero_partitions(engine)
     violations = _frozen_in_zero(engine)
     return {
-        "trainable": _size(held),
+        "trainable": _size(local_tensors),
         "frozen": _size(banks),
         "gradients": _gradients(engine, trainable, partitions),
         "zero_partitions": [_size([partition]) for partition in partitions],
@@ -237,6 +235,7 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
         is_frozen = is_bank or not parameter.requires_grad
         if in_zero and is_frozen:
             violations[name] = _numel(parameter)
+    # Stage 3 marks what it has cut with `ds_tensor`; no buffer may carry that mark.
     for name, buffer in engine.module.named_buffers():
         if hasattr(buffer, "ds_tensor"):
             violations[name] = buffer.numel()
@@ -285,6 +284,7 @@ def _gradients(
 
 def _optimizer_state(engine: Any, partitions: list[torch.Tensor]) -> dict[str, Any]:
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    # Step counters and other scalars are no state of elements.
     states = [
         value
         for state in inner.state.values()

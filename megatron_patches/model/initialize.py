@@ -30,7 +30,7 @@ from megatron_patches.engine.random_streams import normal_rows
 from megatron_patches.recipe.parts import Tensor
 
 DRAWN = ("normal", "bank", "bank_by_fp32")
-"""Starts of matrices; of those from the bank it is values that are drawn here."""
+"""Starts of drawn matrices; of a start from the bank, only the values W_V are drawn here."""
 
 
 def initialize_parameters(
@@ -52,8 +52,8 @@ def initialize_parameters(
         recipe: recipe of the bank from which trainable query and key rows start; None: they start
             like every other matrix.
         given: file whose weights replace the drawn ones; it must have every norm.
-        fan_in: matrices start by their number of columns, and as zeros what is added to the
-            residual stream.
+        fan_in: matrices start with variance 1 / columns; those added to the residual stream, as
+            zeros.
 
     Raises:
         MethodError: the file is damaged, or lacks a norm.
@@ -100,6 +100,7 @@ class _Initializer:
         self.seed = seed
         self.given = given
         self.std = init_std
+        # Radford et al. 2019: 2 L matrices add to the residual stream, whose variance they share.
         self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
         self.fan_in = fan_in
         self.recipe = recipe
@@ -107,6 +108,7 @@ class _Initializer:
         tp_group = model.pg_collection.tp
         self.rank = tp_group.rank()
         self.size = tp_group.size()
+        # Two tensors of a layer hold the factors of one draw.
         self._factors_of = cache(self._draw_factors)
 
     @torch.no_grad()
@@ -119,6 +121,7 @@ class _Initializer:
             weight.copy_(factors.right.transpose(0, 1) if right else factors.left)
             return
         rows = [self._rows(weight, tensor, name, length) for name, length in tensor.parts]
+        # All parts of a tensor have one start, so either none is drawn or all are.
         if any(part is None for part in rows):
             fill_evenly(weight, "zeros" if tensor.start == "residual" else tensor.start)
             return
@@ -152,6 +155,7 @@ class _Initializer:
             if std is None:
                 return None
             rows = normal_rows(self.seed, name, rows=numbers, columns=tensor.shape[1], std=std)
+        # Rows are drawn whole, so that their values do not depend on the number of ranks.
         if tensor.cut == 1:
             columns = rows.size(1) // self.size
             rows = rows[:, self.rank * columns : (self.rank + 1) * columns]

@@ -103,6 +103,7 @@ def _self_attention_spec(
         )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
     patched = is_patched(policy, frozen_groups)
+    # megatron-core builds the module with these beside its own arguments.
     if patched:
         params |= {"policy": policy, "recipe": recipe}
         params |= {"frozen_groups": frozen_groups, "learned": learned}

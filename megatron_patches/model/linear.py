@@ -70,10 +70,7 @@ class RowParallelLinear(layers.RowParallelLinear):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over the ranks, replicated.
-
-    Under sequence parallelism only this rank's slice of the sequence.
-    """
+    """Sum over the ranks: whole, or under sequence parallelism this rank's slice of it."""
 
     @staticmethod
     def forward(

@@ -62,7 +62,7 @@ class LogitTerms:
 
     @property
     def plain(self) -> bool:
-        """Return whether nothing is done."""
+        """Return whether logits are neither capped nor penalised."""
         return self.softcap is None and self.z_loss == 0.0
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class LogitTerms:
         return torch.tanh(wide / self.softcap) * self.softcap
 
     def slope(self, capped: torch.Tensor) -> torch.Tensor:
-        """Return the derivative of capped logits by those before, of the capped ones."""
+        """Return the derivative of the soft cap, from the capped logits."""
         assert self.softcap is not None
         return 1 - (capped / self.softcap).square()
 
@@ -82,8 +82,8 @@ class OutputLayer(ColumnParallelLinear):
     """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
     Args:
-        pieces: rows of the weight after these have the logit −∞, so that they are never predicted
-            and get no gradient. On every rank some are before them.
+        pieces: number of rows that stand for pieces. Further rows have the logit −∞, are never
+            predicted and get no gradient. Every rank has some pieces.
         tied: the layer takes the embedding's weight with every call, and has none.
         in_place: use the form `in_place` of this file's docstring; False: `chunked`.
 
@@ -116,6 +116,7 @@ class OutputLayer(ColumnParallelLinear):
         self.log_normalisers: torch.Tensor | None = None
         self.passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None = None
         part = vocab_size // tp_group.size()
+        # Padding rows are the last of the vocabulary, so only the last rank has any.
         self.pieces = min(part, pieces - tp_group.rank() * part)
 
     def compile_passes(self, backend: str) -> None:
@@ -198,6 +199,7 @@ class _TokenLosses(torch.autograd.Function):
         if passes is None and not terms.plain:
             passes = _log_sum_in_slices, _to_gradient_in_slices
         if logits is not None and passes is not None and with_gradients:
+            # Before the passes, which overwrite the logits by their gradient.
             at_label = terms.capped(logits.gather(1, columns[:, None])[:, 0].double())
             normaliser = own_part = passes[0](logits, pieces, terms).double()
         else:
@@ -240,6 +242,7 @@ class _TokenLosses(torch.autograd.Function):
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
+        # `in_place` has saved the gradient for losses of gradient 1; `scale` is their true one.
         scale, weight_grad = loss_grad[:, None], None
         if ctx.in_place:
             input_grad = _scaled(saved @ weight, scale)
@@ -294,9 +297,10 @@ def _in_slices(
 
 
 def _log_sum(logits: torch.Tensor, pieces: int, terms: LogitTerms) -> torch.Tensor:
-    """Return log Σ exp over the columns that are pieces, `[tokens]`: to be compiled."""
+    """Return log Σ exp over the columns of pieces, `[tokens]`; may be compiled."""
     wide = logits[:, :pieces].to(torch.promote_types(logits.dtype, torch.float32))
     wide = terms.capped(wide)
+    # Shifted by the largest logit, so that no exponential overflows.
     peak = wide.amax(-1, keepdim=True)
     return (peak + (wide - peak).exp().sum(-1, keepdim=True).log())[:, 0]
 
@@ -309,7 +313,7 @@ def _to_gradient(
     pieces: int,
     terms: LogitTerms,
 ) -> None:
-    """Turn logits into their gradient, p − 1[v = y] where nothing is added: to be compiled."""
+    """Turn logits into their gradient, p − 1[v = y] without extra terms; may be compiled."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     column_numbers = torch.arange(logits.size(1), device=logits.device)
     capped = terms.capped(logits.to(wide))
@@ -377,6 +381,7 @@ def _over_ranks(
     rank_terms = torch.stack((normaliser, at_label))
     all_terms = rank_terms.new_empty((tp_group.size(), *rank_terms.shape))
     dist.all_gather_into_tensor(all_terms.view(-1, rank_terms.size(1)), rank_terms, group=tp_group)
+    # Summed in the order of the ranks, on every rank: the same bits everywhere.
     return all_terms[:, 0].logsumexp(dim=0), all_terms[:, 1].sum(dim=0)
 
 
@@ -418,6 +423,7 @@ def _recomputed_gradients(
     weight_grad = torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
         exponents = terms.capped((inputs[rows] @ weight.t()).to(wide))
+        # Of the capped logits, which the next lines overwrite.
         slope = None if terms.softcap is None else terms.slope(exponents)
         exponents = _without_padding(exponents, pieces)
         exponents -= normaliser[rows, None]

@@ -95,6 +95,7 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT
+        # In place on the diagonal: no identity matrix per head.
         deviation.diagonal(dim1=-2, dim2=-1).sub_(1)
         ctx.save_for_backward(weight, deviation)
         ctx.num_groups, ctx.head_dim, ctx.penalty = num_groups, head_dim, penalty
@@ -112,6 +113,7 @@ class OrthogonalityPenalty(torch.autograd.Function):
         """
         weight, deviation = ctx.saved_tensors
         rows = _query_key_rows(weight, ctx.num_groups, ctx.head_dim)
+        # ∂P/∂W = 4 λ (W Wᵀ − I) W, times the gradient of P.
         rows_grad = deviation @ rows * (4 * ctx.penalty * penalty_grad)
         weight_grad = torch.zeros_like(weight)
         _by_head(weight_grad, ctx.num_groups, ctx.head_dim)[:, :-1] = rows_grad

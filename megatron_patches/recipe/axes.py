@@ -52,17 +52,14 @@ class Axis:
     choices: tuple[Any, ...] = ()
 
     def fits(self, policy: Any, value: Any) -> bool:
-        """Return whether the policy may have the value.
-
-        An empty list, which sets nothing, always fits.
-        """
+        """Return whether a value suits the policy; an empty list sets nothing and always does."""
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
         """Refuse a value that does not fit.
 
         Raises:
-            MethodError: the value is out of range, or breaks a rule, by the sentence of the first.
+            MethodError: the value is out of range, or breaks a rule, whose sentence it quotes.
         """
         if value == ():
             return
@@ -102,6 +99,7 @@ def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
 
 def axes_of(policy: type) -> dict[str, Axis]:
     """Return {name: declaration} of the axes of a policy class, in their order."""
+    # Annotations are strings here; only resolved ones tell the choices of a Literal.
     hints = get_type_hints(policy)
     axes = {}
     for entry in (entry for entry in fields(policy) if "axis" in entry.metadata):

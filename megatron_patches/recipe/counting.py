@@ -53,9 +53,11 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
     Args:
         phase: number of the phase in the policy's schedule, from 0.
     """
-    every = tensors(shape, policy, phase)
-    total = sum(tensor.elements for tensor in every)
-    return ParameterCount(total, sum(tensor.elements for tensor in every if not tensor.trains))
+    all_tensors = tensors(shape, policy, phase)
+    total = sum(tensor.elements for tensor in all_tensors)
+    return ParameterCount(
+        total, sum(tensor.elements for tensor in all_tensors if not tensor.trains)
+    )
 
 
 def model_flops_per_token(
@@ -93,10 +95,12 @@ def executed_flops_per_token(
         causal_share: c, the share of the score matrix that is counted.
     """
     executed = FORWARD_AND_BACKWARD * forward_flops_per_token(shape, policy, phase, causal_share)
+    # Frozen scores need no gradient of the probabilities, which is a product per layer.
     if policy.synthesizer:
         return executed - (
             0 if policy.trainable else shape.num_layers * score_products(shape, causal_share)
         )
+    # A frozen matrix needs no weight gradient, one of the three products.
     frozen = (tensor for tensor in tensors(shape, policy, phase) if not tensor.trains)
     return executed - 2 * multiplications(frozen)
 
@@ -108,7 +112,7 @@ def executed_flops_of_phases(shape: ModelShape, policy: QKPolicy) -> list[int]:
 
 
 def executed_flops_of_steps(costs: Sequence[int], policy: QKPolicy, steps: int) -> int:
-    """Return the sum of the FLOPs per token over the steps of a run, each in its phase. Exact.
+    """Return the exact sum of FLOPs per token over the steps of a run, each in its phase.
 
     Args:
         costs: FLOPs per token of each phase, from `executed_flops_of_phases`.
@@ -136,7 +140,7 @@ def forward_flops_per_token(
 
 
 def multiplications(some: Iterable[Tensor]) -> int:
-    """Return the multiply-adds a token of some tensors in a forward pass."""
+    """Return the multiply-adds per token of some tensors in a forward pass."""
     return sum(tensor.multiplications for tensor in some)
 
 

@@ -19,17 +19,17 @@ AT_A_TIME = 2**24
 """Elements that are orthogonalised at a time, which bounds the memory of an update: 64 MiB."""
 
 HALVED = 512
-"""Smaller side, if it is even, from which on symmetric products are made of three quarters."""
+"""Least smaller side of a matrix, if even, whose symmetric products take three quarters."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal matrices, which are all of one part of a tensor.
+    """Equally shaped matrices of one part of a tensor.
 
     Attributes:
         count: number of matrices.
         rows, columns: size of each matrix.
-        height: rows of the tensor that make one.
+        height: rows of the tensor that make one matrix.
     """
 
     count: int
@@ -38,7 +38,7 @@ class Stack:
     height: int
 
     def flops(self, steps: int) -> int:
-        """Return the FLOPs of their Newton-Schulz iterations.
+        """Return the FLOPs of the matrices' Newton-Schulz iterations.
 
         An iteration multiplies X by its transpose, the product by itself, and the result by X. The
         first two are symmetric.
@@ -52,7 +52,7 @@ class Stack:
 
 
 def halves(side: int) -> bool:
-    """Return whether symmetric products `[side, side]` are made of three quarters."""
+    """Return whether symmetric products `[side, side]` are computed from three quarters."""
     return side >= HALVED and side % 2 == 0
 
 
@@ -115,10 +115,12 @@ def runs(tensor: Tensor, rank: int, size: int) -> Iterator[Run]:
         for number, (_, length) in enumerate(tensor.parts):
             height = kinds[number].height
             first, rows = _rows(tensor, length, rank, size)
+            # Interleaved parts, as in W_QKV: this piece has an equal share of the rank's rows.
             if tensor.repeats:
                 rows //= pieces
                 first += piece * rows
             offset = rank * length * width if tensor.cut == 1 else 0
+            # A rank's rows may begin and end inside a matrix: cut them at its boundaries.
             while rows:
                 taken = min(rows, height - first % height)
                 start = offset + first % height * width
@@ -134,5 +136,6 @@ def _rows(tensor: Tensor, length: int, rank: int, size: int) -> tuple[int, int]:
     """Return (first, number) of the rows of a part that a rank has."""
     if tensor.cut != 0:
         return 0, length
+    # Ranks may have unequal shares, see `Tensor.groups`.
     first = sum(tensor.share(length, lower_rank, size) for lower_rank in range(rank))
     return first, tensor.share(length, rank, size)

@@ -18,7 +18,7 @@ from megatron_patches.recipe.parts import FP32, Tensor
 
 
 def every(tensor: Tensor) -> bool:
-    """Return True: the rule takes every tensor that no rule before it has taken."""
+    """Return True: the rule takes every tensor that no earlier rule has taken."""
     return True
 
 
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def traffic(self) -> int:
-        """Return the bytes of an element that one update in one pass reads and writes.
+        """Return the bytes per element that an update reads and writes in a single pass.
 
         The gradient is read; the weight and the states are read and written.
         """
@@ -96,7 +96,7 @@ def newton_schulz_flops(tensor: Tensor, steps: int) -> int:
 
 
 def kind_setting(default: Any, meaning: str, **limits: float) -> Any:
-    """Declare a setting of a kind's own, which has the type of its annotation.
+    """Declare a setting of one kind of optimizer, typed by its annotation.
 
     Args:
         default: value of the setting unless the user sets one.
@@ -176,6 +176,7 @@ class Muon(Kind):
 
     def rate(self, tensor: Tensor) -> float | None:
         """Return the rate of what Muon does not update, by what it is."""
+        # Muon's own rate is optimizer.learning_rate.
         if has_matrices(tensor):
             return None
         outside = {
@@ -195,6 +196,7 @@ def rule_of(tensor: Tensor, rules: Sequence[Rule]) -> Rule:
     Args:
         rules: rules of the run, in the order in which they choose their tensors.
     """
+    # The last rule takes every tensor, so that there always is one.
     return next(rule for rule in rules if rule.takes(tensor))
 
 

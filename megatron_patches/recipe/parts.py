@@ -1,4 +1,4 @@
-"""Parts of the model as data: what each is made of, and is called elsewhere.
+"""Parts of the model as data: their tensors, and their names in other libraries.
 
 This needs no torch.
 A part is declared once, by a class with its tensors (name, shape, cut, start, weight decay) and
@@ -53,16 +53,14 @@ these rows. `own`: the module fills its weight itself.
 """
 
 Partial = Literal["sequence", "heads"]
-"""What a tensor-parallel rank's gradient of a replicated tensor is of: its slice of the sequence,
-under sequence parallelism, or its heads.
+"""What a rank's gradient of a replicated tensor covers: under sequence parallelism the rank's slice
+of the sequence, or the rank's heads.
 """
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model and the names of its parts.
-
-    All that its tensors depend on beside the policy.
+    """Sizes of a model and names of its parts: beside the policy, all that its tensors depend on.
 
     Attributes:
         num_layers: transformer layers.
@@ -161,7 +159,7 @@ class Tensor:
 
     @property
     def stored(self) -> bool:
-        """Return whether a checkpoint holds the values, which no seed makes again."""
+        """Return whether a checkpoint holds the values, because no seed can regenerate them."""
         return self.trains or self.kind == "kept"
 
     @property
@@ -179,7 +177,7 @@ class Tensor:
 
     @property
     def multiplications(self) -> int:
-        """Return the multiply-adds a token with the whole tensor in a forward pass."""
+        """Return the multiply-adds per token with the whole tensor in a forward pass."""
         return self.elements if self.multiplied else 0
 
     def share(self, length: int, rank: int, size: int) -> int:
@@ -200,7 +198,7 @@ class Tensor:
         )
 
     def rows(self, length: int, rank: int, size: int) -> Sequence[int]:
-        """Return which rows of a part the rank has, by their numbers in the weight's stream.
+        """Return the rows of a part that a rank has, by their numbers in the weight's stream.
 
         Args:
             length: rows of the part, over all ranks.
@@ -215,6 +213,7 @@ class Tensor:
         if self.groups is None:
             rows_per_rank = length // size
             return range(rank * rows_per_rank, (rank + 1) * rows_per_rank)
+        # Rows are numbered over all heads, also over those that the tensor lacks.
         rows = length // sum(self.groups)
         groups_per_rank = len(self.groups) // size
         rank_groups = [
@@ -225,14 +224,14 @@ class Tensor:
         return [group * rows + row for group in rank_groups for row in range(rows)]
 
     def rank_shape(self, rank: int, size: int) -> tuple[int, ...]:
-        """Return the shape of what tensor-parallel `rank` of `size` has."""
+        """Return the shape of the share of tensor-parallel `rank` of `size`."""
         if self.cut is None:
             return self.shape
         length = self.share(self.shape[self.cut], rank, size)
         return (*self.shape[: self.cut], length, *self.shape[self.cut + 1 :])
 
     def rank_elements(self, rank: int, size: int) -> int:
-        """Return the elements of what tensor-parallel `rank` of `size` has."""
+        """Return the elements in the share of tensor-parallel `rank` of `size`."""
         return math.prod(self.rank_shape(rank, size))
 
 

@@ -4,9 +4,9 @@
     phase i   steps s_i + 1 … s_i+1  layers of entry i begin to train, or are frozen as they are,
                                      learning rate × factor_i
 
-with s_i = the part `at` of the run's steps, rounded. A layer that begins to train starts from its
-frozen rows. A layer that is frozen in the course of the run stays so. The factor multiplies the
-whole learning-rate schedule, in place of the factor before.
+with s_i = `at` times the run's steps, rounded. A layer that begins to train starts from its
+frozen rows. A layer that is frozen in the course of the run stays so. A factor multiplies the
+whole learning-rate schedule and replaces the previous factor.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     """
     if not 0 <= fraction <= 1:
         raise MethodError(f"{fraction} is not a fraction of the heads; give a number from 0 to 1")
+    # A group is chosen where the running total passes a whole number, so that ranks share evenly.
     count = round(fraction * num_groups)
     if (0 < fraction < 1) and count in (0, num_groups):
         amount = "none" if count == 0 else "all"
@@ -85,12 +86,12 @@ class PhaseStart:
     """Entry of the schedule: the beginning of a phase.
 
     Attributes:
-        at: part of the run's steps after which the phase begins, between 0 and 1.
+        at: fraction of the run's steps after which the phase begins, between 0 and 1.
         freeze: the layers whose rows are frozen as they are, in the notation of `layer_range`;
-            layers that already are may be named again. None: none.
+            frozen layers may be named again. None: none.
         train: the layers that become trainable, likewise.
-        learning_rate_factor: factor of the learning-rate schedule from there on, in place of the
-            one before.
+        learning_rate_factor: factor of the learning-rate schedule from then on; it replaces the
+            previous phase's.
     """
 
     at: float
@@ -136,7 +137,7 @@ def training_begins(
 
 
 def last_steps(schedule: Sequence[PhaseStart], total_steps: int) -> list[int]:
-    """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1.
+    """Return s_1, s_2 …: the last step, from 1, of each phase but the last.
 
     Args:
         schedule: entries of attention.phases.

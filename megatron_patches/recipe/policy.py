@@ -274,13 +274,13 @@ class QKPolicy:
 
     @property
     def structured(self) -> bool:
-        """Return whether inputs are multiplied by two factors of the rows instead of the rows."""
+        """Return whether inputs are multiplied by two factors of the rows, not by the rows."""
         factored = self.init == "orthogonal" and self.construction in FACTORED
         return factored and (self.trains_factors or not self.trainable)
 
     @property
     def only_frozen_factors(self) -> bool:
-        """Return True if frozen heads have the products of factors, without adapters."""
+        """Return whether frozen heads consist of the factors' products, without adapters."""
         return self.structured and not self.trainable and not self.adapters
 
     @property
@@ -438,6 +438,7 @@ class QKPolicy:
             repeated = [layer for layer in layers if frozen[layer] is not None]
             if repeated:
                 raise MethodError(f"layer {repeated[0]} is named twice")
+            # A percentage may round to no layer at all in a shallow model.
             groups = spread(heads, num_groups) if layers else ()
             frozen[layers.start : layers.stop] = [groups] * len(layers)
         return [groups or () for groups in frozen]

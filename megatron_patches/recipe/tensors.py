@@ -2,8 +2,8 @@
 
 This needs no torch.
 
-It is what the parts of the model (`parts`, `adapters`, and queries, keys and values here) declare,
-in their order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
+The parts of the model (`parts`, `adapters`, and queries, keys and values here) declare it, in their
+order. Initial values, parameter groups, counts, memory, times, shape checks and the blocks
 of a checkpoint are sums and loops over it. A test compares it with the parameters and buffers of
 live engines.
 """
@@ -70,12 +70,13 @@ def parts_of_model(
         phase: number of the phase in the policy's schedule, from 0.
 
     Yields:
-        (part, place). Raises MethodError as `tensors`.
+        (part, its place). Raises MethodError as `tensors`.
     """
     norm, mlp = NORMS[shape.norm], MLPS[shape.mlp]
     yield Embeddings(), Place("embedding", "embedding")
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
     kept_from = policy.kept_from(shape.num_layers, shape.num_query_groups)
+    # This order is the live model's; checkpoints, exports and `plan` list tensors in it.
     for layer, groups in enumerate(frozen):
         rows = QueryKeyValue(policy, groups, kept_from=kept_from[layer], phase=phase)
         name = f"decoder.layers.{layer}"
@@ -171,6 +172,7 @@ class QueryKeyValue(Part):
         """Yield the score matrices of a synthesizer's layer."""
         heads, length = shape.num_attention_heads, shape.sequence_length
         trainable = self.policy.trainable
+        # Shapes do not depend on the seed.
         recipe = score_recipe(
             self.policy, seed=0, num_attention_heads=heads, sequence_length=length
         )
@@ -190,12 +192,13 @@ class QueryKeyValue(Part):
             )
 
     def _query_key(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield rows of heads that train, frozen rows or their factors, adapters."""
+        """Yield learned rows, then frozen rows, or the factors of both, then adapters."""
         policy = self.policy
         name = f"{at.module}.linear_qkv"
         all_groups = range(shape.num_query_groups)
         chosen = set(self.frozen_groups)
         frozen = tuple(group in chosen for group in all_groups)
+        # Shared rows are stored once, under the query's name.
         roles = ("query",) if policy.shared else ("query", "key")
         frozen_counts = {
             role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in roles
@@ -203,6 +206,7 @@ class QueryKeyValue(Part):
         trained_counts = {
             role: len(all_groups) - frozen_counts[role] if policy.has_rows else 0 for role in roles
         }
+        # Where one role is frozen the other role's rows train in every group.
         trained = tuple(not is_frozen or policy.freezes_one_role for is_frozen in frozen)
         yield from self._trained(at, shape, trained_counts, groups=trained)
         yield from self._frozen(at, shape, frozen_counts, frozen)
@@ -213,10 +217,10 @@ class QueryKeyValue(Part):
             corrections = Corrections(policy.corrections, sizes, with_adapters)
             yield from corrections.tensors(Place(name, at.stream, at.layer), shape)
 
-    def _parts(
+    def _role_parts(
         self, at: Place, shape: ModelShape, groups: Mapping[str, int], rows: int
     ) -> tuple[tuple[str, int], ...]:
-        """Return queries, then keys, of these numbers of groups: `rows` for each head."""
+        """Return the parts of queries, then keys: `rows` for each head of so many groups."""
         heads = {"query": shape.queries_per_group, "key": 1}
         counts = {role: number * heads[role] * rows for role, number in groups.items()}
         return tuple((f"{at.stream}.{role}", count) for role, count in counts.items() if count)
@@ -229,7 +233,7 @@ class QueryKeyValue(Part):
         *,
         groups: tuple[bool, ...],
     ) -> Iterator[Tensor]:
-        """Yield rows that train or have trained, or the factors in their place.
+        """Yield rows that train or have been trained, or the factors in their place.
 
         Args:
             counts: {role: number of key heads with such rows}.
@@ -240,10 +244,12 @@ class QueryKeyValue(Part):
         sizes = shape.num_layers, shape.num_query_groups
         begins = self.policy.trained_from(*sizes)[at.layer or 0]
         until = self.kept_from
+        # Kept rows are stored like trained ones, but get no gradient, state or decay.
         kept = until is not None and until <= self.phase
         factors = self.policy.trains_factors
+        # Rows count as blocks of a = 1 row and b = hidden columns.
         a, b = block_sizes(shape.hidden_size, head_dim) if factors else (1, shape.hidden_size)
-        parts = self._parts(at, shape, counts, head_dim // a)
+        parts = self._role_parts(at, shape, counts, head_dim // a)
         rows = sum(count for _, count in parts)
         from_bank = begins is not None or self._starts_from_bank
         weights: dict[str, tuple[tuple[int, ...], Start]] = {
@@ -276,7 +282,7 @@ class QueryKeyValue(Part):
         """Yield frozen rows, or their factors."""
         structured, hidden = self.policy.structured, shape.hidden_size
         a, b = block_sizes(hidden, shape.head_dim) if structured else (1, hidden)
-        parts = self._parts(at, shape, counts, shape.head_dim // a)
+        parts = self._role_parts(at, shape, counts, shape.head_dim // a)
         rows = sum(count for _, count in parts)
         stored: dict[str, tuple[tuple[int, ...], int]] = {"weight": ((rows, b), 0)}
         if structured:
@@ -299,14 +305,14 @@ class QueryKeyValue(Part):
 class QueryKeyNorm(Part):
     """q_h ← g_q ∘ q_h / rms(q_h), k alike, computed in fp32: gains that all heads of a layer share.
 
-    The last that is done to queries and keys before positions rotate them.
+    Applied to queries and keys last, before positions rotate them.
     """
 
     name = "qk_norm"
 
     @override
     def tensors(self, at: Place, shape: ModelShape) -> Iterator[Tensor]:
-        """Yield the gains of queries and of keys; a rank's gradients are of its heads."""
+        """Yield the gains of queries and of keys, whose gradients on a rank cover its heads."""
         for role, module in {"query": "q_layernorm", "key": "k_layernorm"}.items():
             norm_at = Place(f"{at.module}.{module}", f"{at.stream}.{role}_norm", at.layer)
             yield replace(norm_vector(norm_at, "weight", shape.head_dim, "ones"), partial="heads")

@@ -45,7 +45,7 @@ VARIANTS: dict[str, QKPolicy] = {
 }
 
 ORDINARY = "vanilla"
-"""The default variant for others to be compared with."""
+"""The variant that the others are compared with."""
 LEADING = "monarch_shared_conv"
 """The frozen variant of the findings, which is tried first on another text."""
 
@@ -53,8 +53,8 @@ LEADING = "monarch_shared_conv"
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """Return the policy of a named variant, with the given axes (not None) replaced.
 
-    Axes are checked and replaced in the order of AXES, each against the policy with those before
-    it.
+    Axes are checked and replaced in the order of AXES, each against the policy with the earlier
+    ones replaced.
 
     Args:
         axes: {axis: value}; None: the variant's own.
