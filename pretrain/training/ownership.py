@@ -134,13 +134,13 @@ def pieces_of(
         if id(each.flat) not in number or each.name not in tensors:
             continue
         for run in runs(tensors[each.name], rank, size):
-            begins = max(run.own, each.start)
-            length = min(run.own + run.length, each.start + each.length) - begins
+            begins = max(run.rank_start, each.start)
+            length = min(run.rank_start + run.length, each.start + each.length) - begins
             if length > 0:
                 found.append(
                     Piece(
                         matrix=first[each.name, run.stack] + run.matrix,
-                        start=run.start + begins - run.own,
+                        start=run.start + begins - run.rank_start,
                         length=length,
                         flat=number[id(each.flat)],
                         at=each.offset + begins - each.start,
