@@ -100,7 +100,7 @@ class Run:
 
         Args:
             position: progress of the run.
-            in_background: as `Checkpoints.save` has it.
+            in_background: return once this rank's values are copied; else once its file is written.
         """
         self.watch.at(f"the checkpoint of step {position.step}")
         note = self.checkpoints.save(self.engine, position, in_background)
@@ -137,7 +137,6 @@ class Run:
         """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.
 
         Args:
-            record: of the step.
             durable: wait until this record and all before it are on the disk.
         """
         if self.telemetry is not None:
@@ -305,14 +304,14 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
     identity = run_identity(config, blend)
     start = find_start(resolved, context, identity)
     position = start.position
-    own = start.checkpoint if start.trunk is None else None  # a trunk is only read
+    resumed = start.checkpoint if start.trunk is None else None  # a trunk is only read
     watch.at("building the model")
     phased = PhasedEngine(resolved, context, position.step, start.state)
     identity["frozen_bank"]["sha256"] = bank_digests(phased.engine.module, context)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
-    checkpoints = Checkpoints(resolved, context, identity, resumed=own, errors=errors)
+    checkpoints = Checkpoints(resolved, context, identity, resumed=resumed, errors=errors)
     watch.at("the order of the samples")
     with _first_rank_acting(context, watch):
         if context.is_first:
@@ -323,7 +322,7 @@ def _build(inputs: Inputs, context: ParallelContext, watch: Watch, lock: RunLock
             telemetry = open_run_files(resolved, context, data, phased=phased, start=start)
             for line in checkpoints.tidy():
                 telemetry.say(line)
-            checkpoints.name_latest(own)  # what it named before has been judged
+            checkpoints.name_latest(resumed)  # what it named before has been judged
     return Run(
         config=config,
         context=context,
