@@ -1,4 +1,4 @@
-"""FLOPs that hardware executes for a token: what is frozen left out, recomputation counted."""
+"""FLOPs that hardware executes per token: frozen weights left out, recomputation counted."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ ATTENTION_ONCE = ("none", "query_key")
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs a token of the products with weights, without scores.
+    """FLOPs per token of the products with weights, without attention scores.
 
     Attributes:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
+        phase: Number of the phase in the policy's schedule, from 0.
     """
 
     shape: ModelShape
@@ -37,32 +35,28 @@ class Products:
 
     @cached_property
     def forward(self) -> float:
-        """Return those of a forward pass of the whole model."""
+        """Return the FLOPs of a forward pass of the whole model."""
         return forward_flops_per_token(self.shape, self.policy, self.phase, causal_share=0)
 
     @cached_property
     def frozen(self) -> int:
-        """Return those with frozen rows, or with their factors."""
-        every = tensors(self.shape, self.policy, self.phase)
-        return 2 * multiplications(tensor for tensor in every if not tensor.trains)
+        """Return the FLOPs of products with frozen rows, or with their factors."""
+        inventory = tensors(self.shape, self.policy, self.phase)
+        return 2 * multiplications(tensor for tensor in inventory if not tensor.trains)
 
     @cached_property
     def remade(self) -> int:
-        """Return those with the factors of layers whose queries and keys come of nothing else."""
-        every = tensors(self.shape, self.policy, self.phase)
-        layers = layers_of_frozen_rows(every)
+        """Return the FLOPs of products with factors in layers with frozen queries and keys only."""
+        inventory = tensors(self.shape, self.policy, self.phase)
+        layers = layers_of_frozen_rows(inventory)
         return 2 * multiplications(
-            tensor for tensor in every if "query_key" in tensor.name and tensor.layer in layers
+            tensor for tensor in inventory if "query_key" in tensor.name and tensor.layer in layers
         )
 
     def again(self, performance: PerformanceSection) -> float:
-        """Return those that backward makes once more.
+        """Return the FLOPs that backward repeats.
 
-        Those of the logits by `chunked` cross entropy; those of a layer or its attention by
-        recomputation.
-
-        Args:
-            performance: how the run computes.
+        Cross entropy `chunked` repeats the logits, recomputation a layer or its attention.
         """
         shape = self.shape
         logits = 2.0 * shape.hidden_size * shape.vocab_size
@@ -77,13 +71,9 @@ class Products:
         return layers + (logits if performance.cross_entropy == "chunked" else 0.0)
 
 
-def layers_of_frozen_rows(every: Iterable[Tensor]) -> set[int | None]:
-    """Return the layers whose queries and keys come of nothing but frozen rows or factors.
-
-    Args:
-        every: the inventory.
-    """
-    rows = [tensor for tensor in every if "query_key" in tensor.name]
+def layers_of_frozen_rows(inventory: Iterable[Tensor]) -> set[int | None]:
+    """Return the layers whose queries and keys come from frozen rows or factors alone."""
+    rows = [tensor for tensor in inventory if "query_key" in tensor.name]
     frozen = {tensor.layer for tensor in rows if tensor.kind == "frozen"}
     return frozen - {tensor.layer for tensor in rows if tensor.kind != "frozen"}
 
@@ -91,13 +81,10 @@ def layers_of_frozen_rows(every: Iterable[Tensor]) -> set[int | None]:
 def hardware_flops_per_token(
     shape: ModelShape, policy: QKPolicy, phase: int, performance: PerformanceSection
 ) -> float:
-    """Return the FLOPs per token of a training step with recomputation; `hfu` is made of this.
+    """Return the FLOPs per token of a training step with recomputation, the basis of `hfu`.
 
     Args:
-        shape: sizes of the model.
-        policy: kind of attention.
-        phase: of the policy's schedule, from 0.
-        performance: how the run computes.
+        phase: Number of the phase in the policy's schedule, from 0.
     """
     products = Products(shape, policy, phase)
     flops = executed_flops_per_token(shape, policy, phase) + products.again(performance)
