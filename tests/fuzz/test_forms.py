@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import demo_corpus
 from data_pipeline.io.files import read_form, to_checked_json, to_json
 from data_pipeline.io.lease import Holder, Lease
-from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.shards.manifest import check_shards, read_manifest
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources import hub
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
@@ -47,6 +48,7 @@ from pretrain.doctor.report import write_head_node_report
 from pretrain.doctor.verdict import Problem
 from pretrain.errors import UserError
 from pretrain.export.run_exports import is_own_export
+from pretrain.export.source_model import open_source
 from pretrain.job import __main__ as job
 from pretrain.job.job_kinds import Training
 from pretrain.job.segments import Segments, SlurmJob
@@ -58,6 +60,8 @@ from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import REFUSED, damaged_json, odd_json, odd_values, right_or_refused
+from tests.pretrain.export.test_source_model import model as foreign_model
+from tests.tiny_exports import tiny_language_model
 
 JOB = SlurmJob("7", 0, "n[1-2]")
 EXPORT = {
@@ -156,9 +160,11 @@ def of_shards(root: Path) -> Iterator[tuple[str, Form]]:
     yield "plan", Form(out / "plan.json", again, checked=True)
     yield "unit", Form(unit.record_path, lambda: used_record(unit), checked=True)
 
-    def manifest() -> tuple[list[str], list[str], str]:
+    def manifest() -> tuple[Any, ...]:
         read = read_manifest(finished)
-        return notes(read), *source_check.compare_with_source(read)
+        said = notes(read), *source_check.compare_with_source(read)
+        check_shards(read)
+        return read, *said
 
     yield "manifest", Form(finished / "manifest.json", manifest, checked=True)
     location = out / source_check.LOCATION_NAME
@@ -227,6 +233,31 @@ def of_a_checkpoint(root: Path) -> Iterator[tuple[str, Form]]:
     yield "sidecar", Form(sidecar, lambda: read_sidecar(sidecar))
 
 
+def of_foreign_models(root: Path) -> Iterator[tuple[str, Form]]:
+    directory = root / "model"
+    foreign_model(directory)
+    header = (directory / "model.safetensors").read_bytes()
+    names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    index = {name: "model.safetensors" for name in names if name != "__metadata__"}
+    in_files = root / "in files"
+    shutil.copytree(directory, in_files)
+    index_file = in_files / "model.safetensors.index.json"
+    index_file.write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    yield "foreign model", Form(directory / "config.json", lambda: all_weights(directory))
+    yield "foreign index", Form(index_file, lambda: all_weights(in_files))
+    gpt2 = root / "gpt2"
+    tiny_language_model(rotary=False).save_pretrained(gpt2)
+    yield "foreign gpt2", Form(gpt2 / "config.json", lambda: all_weights(gpt2))
+
+
+def all_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Everything that an import reads."""
+    opened = open_source(directory)
+    assert all(torch.isfinite(weight).all() for weight in opened.weights.values())
+    assert opened.section["num_layers"] >= 1 and opened.dtype in (torch.float32, torch.bfloat16)
+    return opened.weights
+
+
 def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     export = root / "export.json"
     write_json(export, EXPORT)
@@ -259,22 +290,30 @@ def kept(cache: ResultCache, name: str) -> dict[str, Any]:
     return content
 
 
-WRITERS = (of_shards, of_the_pipeline, of_a_run, of_a_checkpoint, of_results)
+WRITERS = (
+    of_shards,
+    of_the_pipeline,
+    of_a_run,
+    of_a_checkpoint,
+    of_foreign_models,
+    of_results,
+)
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
-marker, index, about, position, sidecar, export, task, glue, answer, request
+marker, index, about, position, sidecar, foreign model, foreign index,
+foreign gpt2, export, task, glue, answer, request
 """
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, type]]:
-    """Return every form, and the type of what is read of the honest file."""
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Form, Any]]:
+    """Return every form, and what is read of the honest file."""
     made: dict[str, Form] = {}
     for writer in WRITERS:
         made |= writer(tmp_path_factory.mktemp(writer.__name__))
     assert ", ".join(made) == " ".join(NAMES.split())
-    return {name: (form, type(form.read())) for name, form in made.items()}
+    return {name: (form, form.read()) for name, form in made.items()}
 
 
 def forged(content: dict[str, Any]) -> st.SearchStrategy[bytes]:
@@ -294,14 +333,16 @@ def with_a_key_twice(draw: st.DrawFn, content: bytes) -> bytes:
 @given(st.data())
 @pytest.mark.parametrize("name", re.split(r",\s", NAMES.strip()))
 def test_a_damaged_file_is_of_its_type_or_refused(
-    forms: dict[str, tuple[Form, type]], name: str, data: st.DataObject
+    forms: dict[str, tuple[Form, Any]], name: str, data: st.DataObject
 ) -> None:
-    form, kind = forms[name]
+    """What a checksum of its own covers is what was written, or refused, unless it is forged."""
+    form, honest = forms[name]
     content = form.path.read_bytes()
     twice = data.draw(st.integers(0, 9)) == 0
+    forge = form.checked and data.draw(st.booleans())
     if twice:
         changed = with_a_key_twice(content)
-    elif form.checked and data.draw(st.booleans()):
+    elif forge:
         changed = forged(json.loads(content))
     else:
         changed = damaged_json(content)
@@ -310,6 +351,8 @@ def test_a_damaged_file_is_of_its_type_or_refused(
         found = right_or_refused(form.read)
     finally:
         form.path.write_bytes(content)
-    assert found is REFUSED or type(found) is kind
+    assert found is REFUSED or type(found) is type(honest)
+    if form.checked and not forge:
+        assert found is REFUSED or found == honest
     if twice:
         assert found is REFUSED or name in ("lease", "segments")

@@ -1,4 +1,4 @@
-"""Foreign models and files of initial weights, after damage."""
+"""Weights of foreign models and files of initial weights, after damage."""
 
 from __future__ import annotations
 
@@ -14,21 +14,10 @@ from hypothesis import strategies as st
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from pretrain.config.load import load_config
-from pretrain.export.source_model import import_model, open_source
-from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from pretrain.export.source_model import import_model
+from tests.fuzz.damage import REFUSED, damaged, odd_json, right_or_refused
+from tests.fuzz.test_forms import all_weights
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
-
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 8,
-    "n_head": 2,
-    "n_layer": 1,
-    "n_positions": 16,
-    "vocab_size": 32,
-    "activation_function": "gelu",
-    "tie_word_embeddings": True,
-    "n_inner": 12,
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +25,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("foreign") / "model"
     model(directory)
     return directory
-
-
-def all_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """Everything that an import reads."""
-    opened = open_source(directory)
-    assert all(torch.isfinite(weight).all() for weight in opened.weights.values())
-    assert opened.section["num_layers"] >= 1 and opened.dtype in (torch.float32, torch.bfloat16)
-    return opened.weights
 
 
 def with_header(content: bytes, header: Any) -> bytes:
@@ -59,19 +40,6 @@ def damaged_safetensors(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(
         damaged(content), damaged(content[:600]).map(lambda head: head + content[600:]), odd, odd
     )
-
-
-@given(st.data())
-def test_config_json(source: Path, data: st.DataObject) -> None:
-    path = source / "config.json"
-    content = path.read_bytes()
-    path.write_bytes(
-        data.draw(damaged_json(data.draw(st.sampled_from([content, json.dumps(GPT2).encode()]))))
-    )
-    try:
-        right_or_refused(lambda: all_weights(source))
-    finally:
-        path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -113,21 +81,6 @@ def test_safetensors(source: Path, data: st.DataObject) -> None:
         right_or_refused(lambda: all_weights(source))
     finally:
         path.write_bytes(content)
-
-
-@given(st.data())
-def test_the_index_of_several_files(source: Path, data: st.DataObject) -> None:
-    content = (source / "model.safetensors").read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    names = {name: "model.safetensors" for name in header if name != "__metadata__"}
-    path = source / "model.safetensors.index.json"
-    path.write_bytes(
-        data.draw(damaged_json(json.dumps({"metadata": {}, "weight_map": names}).encode()))
-    )
-    try:
-        right_or_refused(lambda: all_weights(source))
-    finally:
-        path.unlink()
 
 
 @pytest.fixture(scope="module")
