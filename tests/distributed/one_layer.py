@@ -1,7 +1,4 @@
-"""One-layer models in sizes without coincidences.
-
-Each matrix product can be told by its result's shape.
-"""
+"""What one layer did and what it holds: collectives, products, whole weights of all ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.model.initialize import initialize_parameters
-from megatron_patches.model.install import gpt_block_spec
-from megatron_patches.recipe.parts import ModelShape
-from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.recipes import ScoreRecipe
-from megatron_patches.recipe.tensors import tensors
 from pretrain.ranks.groups import ParallelContext
+from tests.megatron_patches.models import HEAD_DIM, HIDDEN
 
-HIDDEN, HEADS, HEAD_DIM, BATCH, VOCABULARY = 40, 4, 6, 3, 64
-INIT_STD = 0.02
+BATCH = 3
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
 
 
@@ -44,59 +33,6 @@ class OperationLog(TorchDispatchMode):
         if name in GEMMS:
             self.gemm_shapes.append(tuple(result.shape))
         return result
-
-
-def one_layer_model(
-    context: ParallelContext,
-    policy: QKPolicy,
-    recipe: BankRecipe | ScoreRecipe | None,
-    *,
-    seed: int,
-    groups: int,
-    length: int,
-    sequence_parallel: bool = False,
-    dropout: float = 0.0,
-    dtype: torch.dtype = torch.float64,
-) -> GPTModel:
-    """A model of one layer without biases, initialised by the product."""
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        kv_channels=HEAD_DIM,
-        hidden_dropout=0.0,
-        attention_dropout=dropout,
-        add_bias_linear=False,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        perform_initialization=False,
-        params_dtype=dtype,
-        tensor_model_parallel_size=context.tensor_parallel_size,
-        sequence_parallel=sequence_parallel,
-    )
-    shape = ModelShape(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        head_dim=HEAD_DIM,
-        ffn_hidden_size=4 * HIDDEN,
-        vocab_size=VOCABULARY,
-        sequence_length=length,
-        learned_positions=True,
-        tied_embeddings=True,
-    )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, shape),
-        vocab_size=VOCABULARY,
-        max_sequence_length=length,
-        share_embeddings_and_output_weights=True,
-    )
-    rows = recipe if isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, tensors(shape, policy), seed=seed, init_std=INIT_STD, recipe=rows)
-    return model
 
 
 def full_weights(

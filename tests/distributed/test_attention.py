@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.one_layer import HEAD_DIM, HEADS, HIDDEN
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN
 from tests.ranks import run_ranks
 
 CASES = [

@@ -10,61 +10,18 @@ import math
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.random_streams import normal_rows
-from megatron_patches.recipe.recipes import bank_recipe
-from megatron_patches.recipe.variants import policy_for
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     shutdown_distributed,
 )
-from tests.distributed.one_layer import (
-    BATCH,
-    HEAD_DIM,
-    HEADS,
-    HIDDEN,
-    OperationLog,
-    full_weights,
-    one_layer_model,
-    worst_difference,
-)
-
-SEQ, SEED = 10, 5
-
-
-def build(
-    context: ParallelContext,
-    variant: str,
-    groups: int,
-    sequence_parallel: bool,
-    dtype: torch.dtype = torch.float64,
-) -> tuple[GPTModel, BankRecipe | None]:
-    """A one-layer model without dropout, and how its frozen rows are made."""
-    policy = policy_for(variant)
-    recipe = bank_recipe(
-        policy,
-        seed=SEED,
-        hidden_size=HIDDEN,
-        head_dim=HEAD_DIM,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-    )
-    model = one_layer_model(
-        context,
-        policy,
-        recipe,
-        seed=SEED,
-        groups=groups,
-        length=SEQ,
-        sequence_parallel=sequence_parallel,
-        dtype=dtype,
-    )
-    return model, recipe
+from tests.distributed.one_layer import BATCH, OperationLog, full_weights, worst_difference
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, bank_of, build
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,7 +39,14 @@ def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
 def _attention_case(
     context: ParallelContext, variant: str, groups: int, sequence_parallel: bool
 ) -> dict[str, Any]:
-    model, recipe = build(context, variant, groups, sequence_parallel)
+    model = build(
+        variant,
+        groups,
+        torch.float64,
+        layers=1,
+        tensor_parallel_size=context.world_size,
+        sequence_parallel=sequence_parallel,
+    )
     attention = model.decoder.layers[0].self_attention
     generator = torch.Generator().manual_seed(0)
     full = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
@@ -97,7 +61,7 @@ def _attention_case(
     with backward:
         output.backward(full_grad[rows])
 
-    reference = _reference(full, full_grad, recipe, groups)
+    reference = _reference(full, full_grad, bank_of(variant, groups), groups)
     heads = slice(
         *(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size)
     )
@@ -174,9 +138,7 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}
     for variant in payload["variants"]:
-        model, _ = build(
-            context, variant, groups=payload["groups"], sequence_parallel=False, dtype=torch.float32
-        )
+        model = build(variant, payload["groups"], layers=1, tensor_parallel_size=context.world_size)
         answer[variant] = {
             name: _digest(weight)
             for name, weight in full_weights(model, context, payload["groups"])
