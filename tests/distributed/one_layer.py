@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,66 @@ class OperationLog(TorchDispatchMode):
         if name in GEMMS:
             self.gemm_shapes.append(tuple(result.shape))
         return result
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One pass of an attention layer, forward and backward.
+
+    Attributes:
+        full, full_grad: input and output's gradient, `[length, BATCH, HIDDEN]`.
+        rows: this rank's part of their positions.
+        hidden: the input of this rank, with its gradient.
+        output: of this rank.
+        report: collectives, products and names of weights.
+    """
+
+    full: torch.Tensor
+    full_grad: torch.Tensor
+    rows: slice
+    hidden: torch.Tensor
+    output: torch.Tensor
+    report: dict[str, Any]
+
+    def errors(self, reference: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Return how far output and the input's gradient are from a reference's."""
+        return {
+            "output": worst_difference(self.output, reference["output"][self.rows]),
+            "input": worst_difference(self.hidden.grad, reference["input"][self.rows]),
+        }
+
+
+def run_layer(
+    model: GPTModel,
+    context: ParallelContext,
+    length: int,
+    sequence_parallel: bool,
+    mask: torch.Tensor | None = None,
+) -> LayerRun:
+    """Run the attention of a model's only layer on fixed numbers in float64."""
+    attention = model.decoder.layers[0].self_attention
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    share = length // context.world_size
+    start = context.rank * share
+    rows = slice(start, start + share) if sequence_parallel else slice(None)
+    hidden = full[rows].clone().requires_grad_()
+    forward = OperationLog()
+    backward = OperationLog()
+    with forward:
+        output, _ = attention(hidden, attention_mask=mask)
+    with backward:
+        output.backward(full_grad[rows])
+    report = {
+        "collectives_forward": dict(forward.collectives),
+        "collectives_backward": dict(backward.collectives),
+        "gemm_shapes_forward": forward.gemm_shapes,
+        "gemm_shapes_backward": backward.gemm_shapes,
+        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
+        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+    }
+    return LayerRun(full, full_grad, rows, hidden, output, report)
 
 
 def full_weights(

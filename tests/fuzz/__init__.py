@@ -6,7 +6,7 @@ damage                what happens to a valid file: bits, bytes, parts of it, od
 test_configuration    YAML files and overrides
 test_input_files      text to tokenise, of every kind; tokenizers
 test_forms            every JSON file: a reader and a valid file of each, in one registry
-test_models           weights of foreign models; initial weights
+test_models           foreign models: config.json, safetensors and its index; initial weights
 test_run_files        records, TensorBoard's files, checkpoints, locks, what `compare` reads
 test_settings         settings that go together: shown, planned, bounded, trained at any layout
 test_shard_files      shards

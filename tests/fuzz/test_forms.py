@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +47,6 @@ from pretrain.doctor.report import write_head_node_report
 from pretrain.doctor.verdict import Problem
 from pretrain.errors import UserError
 from pretrain.export.run_exports import is_own_export
-from pretrain.export.source_model import open_source
 from pretrain.job import __main__ as job
 from pretrain.job.job_kinds import Training
 from pretrain.job.segments import Segments, SlurmJob
@@ -60,25 +58,13 @@ from tests.data_pipeline.helpers import quiet
 from tests.fabricated_checkpoints import ROWS, about, slice_of_full, write_checkpoint
 from tests.fabricated_runs import write_run
 from tests.fuzz.damage import REFUSED, damaged_json, odd_json, odd_values, right_or_refused
-from tests.pretrain.export.test_source_model import model as foreign_model
-from tests.tiny_exports import tiny_language_model
+from tests.tiny_exports import export_facts
 
 JOB = SlurmJob("7", 0, "n[1-2]")
-EXPORT = {
-    "run": "a",
-    "variant": "vanilla",
-    "attention": {"variant": "vanilla", "adapters": []},
-    "seed": 1,
-    "step": 4,
-    "parameters": {"trainable": 96, "frozen": 32},
-    "sequence_length": 16,
-    "data": {"fingerprint": "a" * 64},
-    "model": "GPT2LMHeadModel",
-    "frozen_rows": {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]},
-    "folded": [],
-    "files": {},
-    "checkpoint_sha256": "a" * 64,
-}
+FROZEN_ROWS = {"h.0.attn.c_attn.weight": [[0, 8], [16, 24]]}
+EXPORT = export_facts(
+    "a", "vanilla", 1, frozen_rows=FROZEN_ROWS, files={}, checkpoint_sha256="a" * 64
+)
 RESULT = {
     "scores": {"acc": {"value": 0.5, "stderr": None, "higher_is_better": True, "items": [0.0]}},
     "items": 1,
@@ -233,31 +219,6 @@ def of_a_checkpoint(root: Path) -> Iterator[tuple[str, Form]]:
     yield "sidecar", Form(sidecar, lambda: read_sidecar(sidecar))
 
 
-def of_foreign_models(root: Path) -> Iterator[tuple[str, Form]]:
-    directory = root / "model"
-    foreign_model(directory)
-    header = (directory / "model.safetensors").read_bytes()
-    names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
-    index = {name: "model.safetensors" for name in names if name != "__metadata__"}
-    in_files = root / "in files"
-    shutil.copytree(directory, in_files)
-    index_file = in_files / "model.safetensors.index.json"
-    index_file.write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    yield "foreign model", Form(directory / "config.json", lambda: all_weights(directory))
-    yield "foreign index", Form(index_file, lambda: all_weights(in_files))
-    gpt2 = root / "gpt2"
-    tiny_language_model(rotary=False).save_pretrained(gpt2)
-    yield "foreign gpt2", Form(gpt2 / "config.json", lambda: all_weights(gpt2))
-
-
-def all_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """Everything that an import reads."""
-    opened = open_source(directory)
-    assert all(torch.isfinite(weight).all() for weight in opened.weights.values())
-    assert opened.section["num_layers"] >= 1 and opened.dtype in (torch.float32, torch.bfloat16)
-    return opened.weights
-
-
 def of_results(root: Path) -> Iterator[tuple[str, Form]]:
     export = root / "export.json"
     write_json(export, EXPORT)
@@ -295,14 +256,12 @@ WRITERS = (
     of_the_pipeline,
     of_a_run,
     of_a_checkpoint,
-    of_foreign_models,
     of_results,
 )
 NAMES = """
 plan, unit, manifest, location, training report, report of a model, corpus, download, lease,
 environment, data, audit, summary, earlier environment, earlier audit, segments, doctor, seal,
-marker, index, about, position, sidecar, foreign model, foreign index,
-foreign gpt2, export, task, glue, answer, request
+marker, index, about, position, sidecar, export, task, glue, answer, request
 """
 
 

@@ -1,4 +1,4 @@
-"""Weights of foreign models and files of initial weights, after damage."""
+"""Foreign models and files of initial weights, after damage."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from pretrain.config.load import load_config
-from pretrain.export.source_model import import_model
-from tests.fuzz.damage import REFUSED, damaged, odd_json, right_or_refused
-from tests.fuzz.test_forms import all_weights
+from pretrain.export.source_model import import_model, open_source
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
 from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
+from tests.tiny_exports import tiny_language_model
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,44 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("foreign") / "model"
     model(directory)
     return directory
+
+
+def all_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Everything that an import reads."""
+    opened = open_source(directory)
+    assert all(torch.isfinite(weight).all() for weight in opened.weights.values())
+    assert opened.section["num_layers"] >= 1 and opened.dtype in (torch.float32, torch.bfloat16)
+    return opened.weights
+
+
+@pytest.fixture(scope="module")
+def json_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Starcoder2's settings, the index of its files, and a GPT-2's settings."""
+    root = tmp_path_factory.mktemp("json")
+    for name in ("starcoder2", "in-files"):
+        tensors = model(root / name)
+    index = root / "in-files/model.safetensors.index.json"
+    files = dict.fromkeys(tensors, "model.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    tiny_language_model(rotary=False).save_pretrained(root / "gpt2")
+    return {
+        "starcoder2": root / "starcoder2/config.json",
+        "index": index,
+        "gpt2": root / "gpt2/config.json",
+    }
+
+
+@given(st.data())
+@pytest.mark.parametrize("name", ["starcoder2", "index", "gpt2"])
+def test_json_files(json_files: dict[str, Path], name: str, data: st.DataObject) -> None:
+    path = json_files[name]
+    content = path.read_bytes()
+    assert all_weights(path.parent)
+    path.write_bytes(data.draw(damaged_json(content)))
+    try:
+        right_or_refused(lambda: all_weights(path.parent))
+    finally:
+        path.write_bytes(content)
 
 
 def with_header(content: bytes, header: Any) -> bytes:

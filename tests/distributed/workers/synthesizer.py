@@ -27,7 +27,7 @@ from pretrain.ranks.groups import (
     set_seeds,
     shutdown_distributed,
 )
-from tests.distributed.one_layer import BATCH, OperationLog, full_weights, worst_difference
+from tests.distributed.one_layer import BATCH, full_weights, run_layer, worst_difference
 from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, VOCAB, build
 
@@ -97,28 +97,13 @@ def _case(
         context, variant, groups, trainable=trainable, sequence_parallel=sequence_parallel
     )
     attention = model.decoder.layers[0].self_attention
-    generator = torch.Generator().manual_seed(0)
-    full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
-    full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
     mask = _documents(length) if masked else None
-    share = length // context.world_size
-    rows = slice(context.rank * share, (context.rank + 1) * share)
-    hidden = full[rows].clone().requires_grad_()
-
-    forward = OperationLog()
-    backward = OperationLog()
-    with forward:
-        output, _ = attention(hidden, attention_mask=mask)
-    with backward:
-        output.backward(full_grad[rows])
-
-    expected = reference(full, full_grad, variant, groups=groups, mask=mask)
+    layer = run_layer(model, context, length, sequence_parallel, mask)
+    expected = reference(layer.full, layer.full_grad, variant, groups=groups, mask=mask)
     core = attention.core_attention
-    errors = {
-        "output": worst_difference(output, expected["output"][rows]),
-        "input": worst_difference(hidden.grad, expected["input"][rows]),
-        "value": worst_difference(attention.linear_v.weight.grad, _own(expected["value"], context)),
-    }
+    errors = layer.errors(expected)
+    value_grad = attention.linear_v.weight.grad
+    errors["value"] = worst_difference(value_grad, _own(expected["value"], context))
     if trainable:
         for name in core.recipe.matrices:
             gradient = getattr(core, name).grad
@@ -127,11 +112,7 @@ def _case(
     return {
         "errors": errors,
         "seen_future": float((core.probabilities(length, mask) * future).abs().max()),
-        "collectives_forward": dict(forward.collectives),
-        "collectives_backward": dict(backward.collectives),
-        "gemm_shapes_forward": forward.gemm_shapes,
-        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
-        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+        **layer.report,
         "logit_sd": float(core.logits(LENGTH).std()),
     }
 
