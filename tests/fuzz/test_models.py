@@ -44,7 +44,9 @@ def json_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     index = root / "in-files/model.safetensors.index.json"
     files = dict.fromkeys(tensors, "model.safetensors")
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    tiny_language_model(rotary=False).save_pretrained(root / "gpt2")
+    gpt2 = tiny_language_model(rotary=False)
+    gpt2.config.activation_function = "gelu"  # the one that the program has
+    gpt2.save_pretrained(root / "gpt2")
     return {
         "starcoder2": root / "starcoder2/config.json",
         "index": index,
