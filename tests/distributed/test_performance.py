@@ -130,6 +130,8 @@ COMPILED = (
     "synthesizer_factorized",
 )
 EVERY_DESIGN = [(design, False) for design in DESIGNS]
+KEY_BIAS_BEFORE_SCORES = ("hybrid-three-adapters",)
+"""With learned positions the gradient of such a bias is nothing but rounding."""
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,9 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
                 **layout(tensor_parallel, sequence_parallel),
                 **attention(design),
                 model__dropout=0.1,
-                model__position_embedding="learned",
+                model__position_embedding=(
+                    "rope" if design in KEY_BIAS_BEFORE_SCORES else "learned"
+                ),
             ),
             "ways": ways("compile", "none", "layers"),
         }
