@@ -257,7 +257,8 @@ class FrozenQueryKeyValueLinear(HeadRows):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: `[seq, batch, rows]`}, the products of the input with every weight."""
-        rows, factors = self.trained_query_key, self.trained_factors()
+        rows = self.trained_query_key
+        factors = self.trained_factors()
         kept = self.learned is Rows.KEPT
         # The order of `column_parallel_products`: the operand that may be factors, then the weights
         # that train, then the one that does not. It is also the order of the input gradient's sum.

@@ -9,7 +9,7 @@ test_forms            every JSON file: a reader and a valid file of each, in one
 test_models           foreign models: config.json, safetensors and its index; initial weights
 test_run_files        records, TensorBoard's files, checkpoints, locks, what `compare` reads
 test_settings         settings that go together: shown, planned, bounded, trained at any layout
-test_shard_files      shards
+test_shard_files      shards, and notes with a checksum
 
 `make test` tries a few examples of each, always the same; `make fuzz` 10,000 of each, of a seed.
 The trainings are marked `full`: `ORA_FUZZ_EXAMPLES=1000 pytest -m full tests/fuzz --timeout 0`.

@@ -1,4 +1,4 @@
-"""Shards after damage."""
+"""Shards, and notes with a checksum, after damage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipeline.io.files import read_checked_json, to_checked_json
 from data_pipeline.shards.manifest import Manifest, check_shards, write_manifest
 from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.verify import find_problems
 from tests.data_pipeline.shards.synthetic import random_shards
-from tests.fuzz.damage import REFUSED, damaged, right_or_refused
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, right_or_refused
+
+NOTE = {
+    "format_version": 3,
+    "units": [{"number": 1, "files": ["a", "b"]}],
+    "fraction": 0.05,
+    "text": "é\ud800",
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +88,11 @@ def refused_in_place_of(path: Path, changed: bytes, shards: Manifest) -> None:
         assert right_or_refused(lambda: lengths_of(shards, shards.shards[0])) == REFUSED
     finally:
         path.write_bytes(content)
+
+
+@given(damaged_json(to_checked_json(NOTE)))
+def test_notes_with_a_checksum(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "note.json"
+    path.write_bytes(content)
+    found = right_or_refused(lambda: read_checked_json(path, "delete it"))
+    assert found in (REFUSED, NOTE)
