@@ -261,9 +261,8 @@ def _orthogonalising(work: Workload, held: RankTensors) -> int:
         for tensor in matrices
         for matrix_stack in stacks(tensor)
     )
-    at_a_time = 4 * min(
-        total, max(AT_A_TIME, largest)
-    )  # X, the next X, and two of at most its size
+    # X, the next X, and two of at most its size.
+    at_a_time = 4 * min(total, max(AT_A_TIME, largest))
     if layout.world_size == 1:
         return at_a_time * element
     share = total // layout.data_parallel_size

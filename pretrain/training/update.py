@@ -339,9 +339,8 @@ class WeightNorms(AfterUpdate):
                 flat[weight_slice.start : weight_slice.start + weight_slice.length] = (
                     weight_slice.values(MASTER)
                 )
-                flat[-1] += weight_slice.length / max(
-                    1, rows * columns
-                )  # 0 of a rank without these heads
+                # 0 of a rank without these heads.
+                flat[-1] += weight_slice.length / max(1, rows * columns)
         dist.all_reduce(flat, group=context.mpu.get_data_parallel_group())
         matrix = (flat[:-1] / flat[-1]).view(rows, columns)
         if tensor.cut == 1:  # then its transpose is cut along its rows, and has the same norm

@@ -93,7 +93,7 @@ def run_layer(
         "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
         "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
     }
-    return LayerRun(full, full_grad, rows, hidden, output, report)
+    return LayerRun(full, full_grad, rows=rows, hidden=hidden, output=output, report=report)
 
 
 def full_weights(

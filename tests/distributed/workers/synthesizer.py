@@ -98,7 +98,7 @@ def _case(
     )
     attention = model.decoder.layers[0].self_attention
     mask = _documents(length) if masked else None
-    layer = run_layer(model, context, length, sequence_parallel, mask)
+    layer = run_layer(model, context, length, sequence_parallel=sequence_parallel, mask=mask)
     expected = reference(layer.full, layer.full_grad, variant, groups=groups, mask=mask)
     core = attention.core_attention
     errors = layer.errors(expected)
