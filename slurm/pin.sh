@@ -20,7 +20,7 @@ mkdir -p "$new" || {
 }
 # What a run records as its commit; + stands for uncommitted changes.
 git describe --always --abbrev=40 --dirty=+ '--exclude=*' >"$new/git_commit" 2>/dev/null || :
-find pretrain megatron_patches data_pipeline ds_configs slurm/*.py slurm/*.sh -type f ! -name '*.pyc' ! -name site.sh -print0 |
+find pretrain laboratory megatron_patches data_pipeline ds_configs slurm/*.py slurm/*.sh -type f ! -name '*.pyc' ! -name site.sh -print0 |
   tar --create --null --files-from=- | tar --extract --directory="$new"
 digest=$(cd "$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
 code=slurm/code/$digest

@@ -14,7 +14,7 @@ from tests.ranks import ROOT, rank_environment
 def test_every_benchmark_can_be_imported() -> None:
     paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "benchmarks").rglob("*.py"))
     names = sorted(".".join(path.parts) for path in paths)
-    assert len(names) > 20
+    assert len(names) > 15
     code = f"from importlib import import_module; [import_module(name) for name in {names}]"
     command = [sys.executable, "-c", code]
     done = subprocess.run(

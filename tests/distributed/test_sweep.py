@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from laboratory.slurm import app as job
 from laboratory.sweep.grid import expand, read_grid
 from laboratory.sweep.plan import plan_sweep
 from pretrain.config.sources import dump_yaml, parse_overrides
-from pretrain.job.__main__ import app as job
 from tests.command_line import cli, files_under, held_before, logged_steps, wait_until
 from tests.fabricated_runs import write_planned_run
 from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli

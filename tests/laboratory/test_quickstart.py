@@ -20,7 +20,7 @@ from laboratory.quickstart import (
     Trial,
     _designs,
     _grid,
-    _said,
+    _training_sentence,
     _write_grid,
     linked,
     parameters,
@@ -119,7 +119,7 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     spelled_out = [override_text(key, value) for key, value in entry if key != "name"]
     assert configs[1].policy == load_config("demo", spelled_out).policy
     assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
-    assert _said(trial, grid).startswith(
+    assert _training_sentence(trial, grid).startswith(
         f"vanilla beside {LEADING}:\n4 layers of 128, about 1.3 M parameters, 7 "
     )
     _write_grid(grid, tmp_path)  # again: goes on
@@ -191,7 +191,9 @@ def test_a_damaged_text_does_not_end_a_trial(
         assert outcome.code == 0 and "damaged input bad.txt" in outcome.err
 
 
-def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(tmp_path: Path) -> None:
+def test_the_key_of_the_text_is_said_and_files_without_text_are_left_out(
+    tmp_path: Path,
+) -> None:
     """A PDF among texts by another name, and records of which some have other keys."""
     (tmp_path / "records.jsonl").write_text('{"title": "t"}\n{"content": "a"}\n')
     (tmp_path / "table.csv").write_text("id,content\n1,a\n")

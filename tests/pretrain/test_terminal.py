@@ -124,8 +124,8 @@ def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
     text = printed(pretrain.__main__, "list", what)
     assert_fits(f"{text}\n\n\n")
-    pattern = "grids/*/*.yaml" if what == "grids" else "*.yaml"
-    found = [path.stem for path in (ROOT / "pretrain/configs").glob(pattern)]
+    pattern = "laboratory/grids/*/*.yaml" if what == "grids" else "pretrain/configs/*.yaml"
+    found = [path.stem for path in ROOT.glob(pattern)]
     names = [*VARIANTS] if what == "variants" else found
     assert sorted(line.split()[0] for line in text.splitlines() if line[0] != " ") == sorted(names)
     words = " ".join(text.split())

@@ -47,7 +47,7 @@ BY_HAND = {
 def test_other_json_is_read_with_a_form() -> None:
     reading = {
         str(path.relative_to(ROOT))
-        for package in ("data_pipeline", "megatron_patches", "pretrain")
+        for package in ("data_pipeline", "megatron_patches", "pretrain", "laboratory")
         for path in sorted((ROOT / package).rglob("*.py"))
         for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in READERS
