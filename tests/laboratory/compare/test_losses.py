@@ -256,6 +256,7 @@ class Refused(MetaPathFinder):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refused())
+from pretrain.api import compare_losses
 from pretrain.__main__ import main
 main()
 """
