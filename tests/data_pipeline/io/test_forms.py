@@ -41,6 +41,7 @@ BY_HAND = {
     "pretrain/export/models.py": "configurations of anybody's models",
     "laboratory/study/seal.py": "what it has just written itself",
     "laboratory/study/sealed.py": "what it has just written itself",
+    "laboratory/results/figures.py": "a committed report.json, of this repository",
 }
 
 
