@@ -141,7 +141,14 @@ class Drills:
         """Return a copy of this checkout's code, which a drill may edit."""
         copy = self.new_directory("checkout")
         own = ("__pycache__", "code", "logs", "site.sh")
-        for folder in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm"):
+        for folder in (
+            "pretrain",
+            "laboratory",
+            "megatron_patches",
+            "data_pipeline",
+            "ds_configs",
+            "slurm",
+        ):
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*own))
         return copy
 

@@ -214,7 +214,14 @@ def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
     name: str, tmp_path: Path
 ) -> None:
     """Slurm also restarts a job whose first start never ran."""
-    for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm"):
+    for package in (
+        "pretrain",
+        "laboratory",
+        "megatron_patches",
+        "data_pipeline",
+        "ds_configs",
+        "slurm",
+    ):
         (tmp_path / package).mkdir()
     for path in (ROOT / "slurm").glob("*.sh"):
         shutil.copy(path, tmp_path / "slurm")
@@ -239,7 +246,14 @@ def test_a_restart_runs_the_copy_of_its_job_and_makes_one_where_none_is(
 def test_a_copy_of_the_code_stays_as_it_was_pinned(tmp_path: Path) -> None:
     """Of a checkout with one module, in a directory that holds another of the same name."""
     checkout = tmp_path / "checkout"
-    for name in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs", "slurm/code"):
+    for name in (
+        "pretrain",
+        "laboratory",
+        "megatron_patches",
+        "data_pipeline",
+        "ds_configs",
+        "slurm/code",
+    ):
         (checkout / name).mkdir(parents=True)
     for name in ("pin.sh", "run.py"):
         shutil.copy(ROOT / "slurm" / name, checkout / "slurm")
