@@ -1,4 +1,4 @@
-"""What a GPU must show before its numbers count: a quarter of an hour on one GPU, offline.
+"""Acceptance of a GPU before its numbers count: a quarter of an hour on one GPU, offline.
 
     make gpu-check            # on the GPU machine
     python -m benchmarks.gpu  # the same

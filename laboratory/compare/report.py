@@ -66,7 +66,7 @@ _BY = {
     BASELINE_LENGTHS: ", by the baseline's slope",
     VALIDATIONS: ", by the runs' own validations, which flatter a cheaper variant",
 }
-"""What the gap at equal FLOPs is by, where its learning curves are not of several lengths."""
+"""Source of the gap at equal FLOPs, where its learning curves are not of several lengths."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[
     listed = ", ".join(map(str, skipped))
     return [
         path for path in paths if path not in skipped
-    ], f"left out, for there is no run in it: {listed}"
+    ], f"left out, because there is no run in it: {listed}"
 
 
 def _require_finished(run: RunDirectory, name: str) -> None:

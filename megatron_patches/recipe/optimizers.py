@@ -7,6 +7,7 @@ inventory, each by its rule.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -107,7 +108,7 @@ def kind_setting(default: Any, meaning: str, **limits: float) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(ABC):
     """A kind of optimizer; the fields are settings of its own, the keys of `optimizer.KIND`.
 
     Attributes:
@@ -117,9 +118,9 @@ class Kind:
     meaning: ClassVar[str]
 
     @property
+    @abstractmethod
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules, in the order in which they choose their tensors."""
-        raise NotImplementedError
 
     def rate(self, tensor: Tensor) -> float | None:
         """Return the peak learning rate of a tensor; None: `optimizer.learning_rate`."""

@@ -53,7 +53,7 @@ these rows. `own`: the module fills its weight itself.
 """
 
 Partial = Literal["sequence", "heads"]
-"""What a rank's gradient of a replicated tensor covers: under sequence parallelism the rank's slice
+"""Extent of a rank's gradient of a replicated tensor: under sequence parallelism the rank's slice
 of the sequence, or the rank's heads.
 """
 

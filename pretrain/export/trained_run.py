@@ -72,7 +72,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
         step: Step of the checkpoint; None: the newest one.
 
     Raises:
-        UserError: there is no run or no such complete checkpoint, the checkpoint is damaged, or
+        UserError: the run or the complete checkpoint does not exist, the checkpoint is damaged, or
             config.yaml describes another model.
         DataError: the shards that config.yaml names are missing.
     """

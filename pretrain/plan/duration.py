@@ -1,4 +1,4 @@
-"""How long a step takes on a card, in three terms: compute, memory traffic, communication.
+"""Time of a step on a card, in three terms: compute, memory traffic, communication.
 
 An estimate. Matrix products and attention run at the rates that the card reaches; what is large in
 memory (activations, logits, gradients, weights, the optimizer's states) moves at the rate of its

@@ -1,4 +1,4 @@
-"""What one layer did and what it holds: collectives, products, whole weights of all ranks."""
+"""Facts of one layer of attention: collectives, products, whole weights of all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OperationLog(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One pass of an attention layer, forward and backward.
+    """Record of a forward and a backward pass of an attention layer.
 
     Attributes:
         full, full_grad: input and output's gradient, `[length, BATCH, HIDDEN]`.

@@ -81,11 +81,11 @@ def curves(
         asked("batches", data__micro_batch_size=8),
         asked("one-text", data__reset_at_document_end="false"),
     ]
-    found = dict(
+    reports = dict(
         zip(("samples", "batches", "one text"), run_ranks(1, worker, {"runs": alone}), strict=True)
     )
-    (found["ranks"],) = run_ranks(2, worker, {"runs": [asked("ranks")]})
-    return found
+    (reports["ranks"],) = run_ranks(2, worker, {"runs": [asked("ranks")]})
+    return reports
 
 
 @pytest.mark.parametrize("spread", ["batches", "ranks"])

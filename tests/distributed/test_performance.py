@@ -214,8 +214,8 @@ def test_rows_that_fill_up_the_embedding_change_nothing() -> None:
         for way in ("megatron", "in_place", "chunked")
         for multiple in (1, 96)
     ]
-    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
-    for plain, filled in zip(found[::2], found[1::2], strict=True):
+    losses = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for plain, filled in zip(losses[::2], losses[1::2], strict=True):
         assert len(plain) == 6 and filled == pytest.approx(plain, rel=1e-6)
 
 
@@ -231,8 +231,8 @@ def test_cross_entropy_under_zero() -> None:
         for stage in (2, 3)
         for way in ("megatron", "in_place", "chunked")
     ]
-    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
-    for reference, *others in (found[start : start + 3] for start in (0, 3)):
+    losses = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for reference, *others in (losses[start : start + 3] for start in (0, 3)):
         assert len(reference) == 6 and reference[-2] != reference[0]
         for other in others:
             assert other == pytest.approx(reference, rel=1e-5)
@@ -275,8 +275,8 @@ def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
         for stage in (2, 3)
         for way in ("none", "attention", "full")
     ]
-    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
-    for kept, *recomputed in (found[:3], found[3:]):
+    losses = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for kept, *recomputed in (losses[:3], losses[3:]):
         assert recomputed == [kept, kept]
 
 

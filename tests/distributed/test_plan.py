@@ -20,7 +20,7 @@ from tests.ranks import run_ranks
 
 RANKS = 4
 LABEL_BYTES = 9
-"""Of a token's label, an int64, and whether it counts."""
+"""Bytes of a token's label, an int64, and of whether it counts."""
 # Odd on purpose: every stage has to pad, and no two tensors are equally large by chance.
 ODD = {
     "run.name": "plan",

@@ -125,8 +125,8 @@ def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
     text = printed(pretrain.__main__, "list", what)
     assert_fits(f"{text}\n\n\n")
     pattern = "laboratory/grids/*/*.yaml" if what == "grids" else "pretrain/configs/*.yaml"
-    found = [path.stem for path in ROOT.glob(pattern)]
-    names = [*VARIANTS] if what == "variants" else found
+    shipped = [path.stem for path in ROOT.glob(pattern)]
+    names = [*VARIANTS] if what == "variants" else shipped
     assert sorted(line.split()[0] for line in text.splitlines() if line[0] != " ") == sorted(names)
     words = " ".join(text.split())
     assert all(" ".join(line.split()) in words for line in some)

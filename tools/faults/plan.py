@@ -87,7 +87,7 @@ class Case:
 
     Attributes:
         seed, number: Seed of the campaign, and number of the case in it.
-        resumed: Whether the fault meets a run that goes on from a checkpoint, not one from nothing.
+        resumed: Whether the fault meets a run that resumes from a checkpoint.
         in_start: Whether the fault comes before the first step of that start, not after.
         moment: Share of the time of the start, or of the steps that are trained.
         within: Share of the step in which the fault comes.
