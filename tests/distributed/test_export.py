@@ -60,8 +60,9 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
 
 LARGEST_DIFFERENCE = 1e-5
-"""Largest difference of logits near 1 in fp32, after two layers of sums of 32 to 64 products that another order rounds
-otherwise (3.0e-6 was seen with AMX). Two swapped heads differ by more than ten times as much."""
+"""Largest difference of logits near 1 in fp32, after two layers of sums of 32 to 64 products that
+another order rounds otherwise (3.0e-6 was seen with AMX). Two swapped heads differ by more than ten
+times as much."""
 
 
 @pytest.mark.parametrize("name", CLASSES)
