@@ -55,9 +55,8 @@ class GuardedUpdate:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._allowed: torch.Tensor | None = (
-            None  # None: nobody has decided, as while a checkpoint is loaded
-        )
+        # None: nobody has decided, as while a checkpoint is loaded.
+        self._allowed: torch.Tensor | None = None
         self._largest_norm = math.inf
         self._decided: Update | None = None
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_update)

@@ -423,7 +423,7 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     (tmp_path / "sample_order").mkdir()  # lies among the runs; `runs/*` finds it
     done = compare(*paths, tmp_path / "sample_order", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert f"left out, for there is no run in it: {tmp_path / 'sample_order'}" in done.stdout
+    assert f"left out, because there is no run in it: {tmp_path / 'sample_order'}" in done.stdout
     assert f"report: {out / 'report.html'}" in done.stdout
     nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
     assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
