@@ -222,11 +222,23 @@ def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),
-        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+        vocab_size=number_of_ids(path),
         model_type=HUGGING_FACE,
         **ids,
         eod_id=number(eod),
     )
+
+
+def number_of_ids(path: Path) -> int:
+    """Return the number of ids of a tokenizer.json, the largest id and one.
+
+    Raises:
+        DataError: If the file cannot be loaded, or has no token.
+    """
+    ids = _load_huggingface(path)[0].get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise DataError(f"tokenizer {path} has no token")
+    return int(max(ids)) + 1
 
 
 def _load_huggingface(path: Path) -> tuple[Any, str]:

@@ -21,6 +21,8 @@ import torch
 from safetensors import safe_open
 
 from data_pipeline.io.forms import parse_json
+from data_pipeline.tokenizer.identity import STORED_NAMES
+from data_pipeline.tokenizer.tokenizer import number_of_ids
 from megatron_patches.bank.initial_weights_file import FORMAT, bank_name, head_digest
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.load import load_config
@@ -347,7 +349,8 @@ def import_model(
         write_weights(new_directory / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.
         values = load_config(
-            config_name, _overrides(source, new_directory / WEIGHTS, overrides)
+            config_name,
+            [*_settings(source, directory, new_directory / WEIGHTS), *overrides],
         ).as_dict()
         values["model"]["initial_weights"] = str(out / WEIGHTS)
         write_text_atomically(new_directory / CONFIG, dump_yaml(values))
@@ -370,8 +373,11 @@ def _with_orthonormal_rows(source: SourceModel) -> SourceModel:
     return replace(source, weights=source.weights | rows, dtype=torch.float32)
 
 
-def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:
+def _settings(source: SourceModel, directory: Path, weights: Path) -> list[str]:
+    """Return the model's settings as overrides, with as many tokens as its tokenizer has ids."""
     sizes = {key: value for key, value in source.section.items() if key != "max_positions"}
+    if (tokenizer := directory / STORED_NAMES[1]).exists():
+        sizes["vocab_size"] = min(sizes["vocab_size"], number_of_ids(tokenizer))
     settings = [override_text(f"model.{key}", value) for key, value in sizes.items()]
     settings += [
         override_text("model.initial_weights", str(weights)),
@@ -379,4 +385,4 @@ def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list
     ]
     if "max_positions" in source.section:
         settings.append(f"data.sequence_length={source.section['max_positions']}")
-    return [*settings, *overrides]
+    return settings

@@ -74,6 +74,13 @@ def import_(
     from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
     imported = import_model(directory, out, config, overrides or [], orthonormal=orthonormal)
+    assert imported.given_weights is not None
+    spare = imported.given_weights.model["vocab_size"] - imported.model.vocab_size
+    if spare:
+        typer.echo(
+            f"{imported.model.vocab_size:,} tokens, which are the tokenizer's ids; {spare:,} rows "
+            "above them are never predicted"
+        )
     typer.echo(
         f"{out / WEIGHTS}, {out / CONFIG}: {imported.model.num_layers} layers of "
         f"{imported.model.hidden_size}; train with `python -m pretrain train {out / CONFIG} "
