@@ -14,11 +14,9 @@ is not renewed while it is watched.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +27,14 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import naming, refusing, temporary_path
+from data_pipeline.io.files import (
+    NOT_REGULAR,
+    naming,
+    open_regular,
+    read_regular,
+    refusing,
+    temporary_path,
+)
 
 RENEWED_EVERY = 10.0
 # Seconds without a renewal after which the holder counts as gone.
@@ -264,22 +269,19 @@ class Lease:
         Raises:
             DataError: If another kind of file has the name, so that no holder can be read.
         """
-        # Neither wait for the other end of a pipe nor follow a link: both are refused below.
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open_regular(self._path, follow_link=False) as stream:
+                status = os.fstat(stream.fileno())
+                content = stream.read(_LONGEST)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            if error.strerror != NOT_REGULAR:
                 raise
-            raise self._refusal() from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._refusal()
-            content = os.read(descriptor, _LONGEST)
-        finally:
-            os.close(descriptor)
+            raise DataError(
+                f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove "
+                "it, and run this again"
+            ) from None
         # Without a holder, the file was created just now and is not yet written.
         holder = _holder(content) or Holder("an unknown host", "?", 0)
         age = self._server_time() - status.st_mtime
@@ -292,12 +294,6 @@ class Lease:
         unchanged_seconds = time.monotonic() - self._last_seen[1]
         expired = age > EXPIRES_AFTER and unchanged_seconds > WATCHED_FOR
         return _Seen(holder, holder.is_gone() or (expired and not holder.is_alive()), mark)
-
-    def _refusal(self) -> DataError:
-        return DataError(
-            f"{self._path} is not a regular file, so it is not a lock of {self._what}; remove "
-            "it, and run this again"
-        )
 
     def _server_time(self) -> float:
         """Return the time by the file server's clock: machines' clocks may differ."""
@@ -335,7 +331,7 @@ class Lease:
     def _is_own(self) -> bool:
         """Return whether the lease is the one that this process wrote; OSError if unreadable."""
         try:
-            return self._path.read_bytes() == self._content
+            return read_regular(self._path) == self._content
         except FileNotFoundError:
             return False
 

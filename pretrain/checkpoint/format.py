@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from data_pipeline.io.files import read_regular
 from data_pipeline.io.forms import Count, parse_json
 from megatron_patches.recipe.optimizers import FP32
 from pretrain.errors import UserError
@@ -367,10 +368,8 @@ def about_json(about: About) -> str:
 
 def _read(form: TypeAdapter[T], file: Path) -> T:
     """Parse a JSON file of a checkpoint by a form, or refuse the file in one sentence."""
-    if file.exists() and not file.is_file():  # reading a pipe might block forever
-        raise damaged(file, "cannot be read (it is not a regular file)")
     try:
-        content = file.read_bytes()
+        content = read_regular(file)
         parse_json(content)  # refuses repeated keys, of which pydantic takes the last value
         return form.validate_json(content, strict=True)
     except FileNotFoundError:

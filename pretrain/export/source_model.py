@@ -144,8 +144,6 @@ def _refuse_files_of_another_model(directory: Path) -> None:
             f"{index} names {strange[0]!r}, which is not in the directory: it cannot be imported"
         )
     for path in sorted([*directory.glob("*.safetensors"), *directory.glob("*.json")]):
-        if not path.is_file():  # reading a pipe could wait forever
-            raise UserError(f"{path} is not a regular file: it cannot be imported")
         if path.resolve().parent not in _homes(directory):
             raise UserError(
                 f"{path} is a link to {path.resolve()}, outside of the directory: put the file "

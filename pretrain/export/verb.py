@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.io.files import read_regular
 from pretrain.config.arguments import OverridesArgument
 from pretrain.errors import UserError
 
@@ -160,9 +161,10 @@ def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(file).decode().splitlines()
     except (OSError, ValueError) as error:
-        raise UserError(f"--prompt-file {file} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--prompt-file {file} cannot be read: {reason}") from error
     if not (prompts := [line for line in lines if line.strip()]):
         raise UserError(f"--prompt-file {file} has no lines")
     return prompts
