@@ -31,6 +31,7 @@ ABANDONED_AFTER = 600.0
 """Seconds without a write after which a process of another host counts as gone."""
 MOST_BYTES = 1 << 30
 """Most bytes of a file that is read whole, such as a configuration, an index or a tokenizer."""
+_LFS = b"version https://git-lfs.github.com/spec/"
 _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
@@ -75,14 +76,15 @@ def refuse_unwritable(out: Path, directory: Path | None = None) -> None:
 def open_regular(path: Path, most_bytes: int | None = None, follow_link: bool = True) -> BinaryIO:
     """Open a regular file for reading; neither wait for a pipe nor read a device.
 
-    Everything that a user or a file names is opened by this function.
+    A pointer of Git LFS, left in place of a large file, is refused too. Everything that a user or
+    a file names is opened by this function.
 
     Args:
         most_bytes: Largest size; None: any.
         follow_link: Whether a symbolic link is followed; otherwise the link itself is refused.
 
     Raises:
-        OSError: The path cannot be opened, is not a regular file, or is larger.
+        OSError: The path cannot be opened, or is not a regular file of that size.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow_link else os.O_NOFOLLOW)
     try:
@@ -98,6 +100,9 @@ def open_regular(path: Path, most_bytes: int | None = None, follow_link: bool = 
             raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
         if most_bytes is not None and status.st_size > most_bytes:
             raise _too_large(path, status.st_size, most_bytes)
+        if stream.peek(len(_LFS))[: len(_LFS)] == _LFS:
+            problem = "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
+            raise OSError(errno.EINVAL, problem, str(path))
     except OSError:
         stream.close()
         raise

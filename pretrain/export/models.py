@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from data_pipeline.errors import how_to_install
 from data_pipeline.io.files import MOST_BYTES, open_regular, read_regular
 from pretrain.errors import UserError
@@ -126,14 +128,17 @@ def loading(directory: Path) -> Iterator[None]:
         try:
             open_regular(path, None if path.suffix == ".safetensors" else MOST_BYTES).close()
         except OSError as error:
-            raise UserError(
-                f"{path} cannot be read: {error.strerror or error}; restore the file"
-            ) from error
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         yield
     # transformers, tokenizers and safetensors raise types of all kinds for a damaged file.
     except Exception as error:
         reason = " ".join(str(error).split())[:500]
+        if not isinstance(error, (OSError, ValueError, RuntimeError, SafetensorError)):
+            reason = (
+                f"a file there holds what it does not expect ({type(error).__name__}: {reason}); "
+                "restore the model's files"
+            )
         raise UserError(f"transformers cannot load {directory}: {reason}") from error
 
 

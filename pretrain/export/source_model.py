@@ -86,32 +86,19 @@ def open_source(directory: Path) -> SourceModel:
 
     with loading(directory):
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-        stored = _stored_tensors(directory)
-        model_class = CLASSES.get(config.model_type)
-        model: Any = None
-        if model_class is not None:
-            model, info = _load(directory, config, stored)
-    # Refused outside of `loading`, which would put its own words around the sentence.
+    # Settings are judged before transformers builds the model, which says less of an odd one.
+    model_class = CLASSES.get(config.model_type)
     if model_class is None:
         *first_types, last_type = CLASSES
         types = f"{', '.join(first_types)} and {last_type}"
         raise UserError(
             f"{directory} is a model of type '{config.model_type}'; only {types} can be imported"
         )
-    # Settings that change the computation but no tensor.
-    for key, must in model_class.required.items():
-        if getattr(config, key) != must:
-            raise UserError(
-                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
-                "cannot be imported"
-            )
-    for kind in getattr(config, "layer_types", None) or ():
-        if kind != "full_attention":
-            raise UserError(
-                f"{directory}: its layer_types has {kind!r}, and layers here attend to everything "
-                "before: it cannot be imported"
-            )
+    _refuse_other_settings(directory, config, model_class)
     section = _section(directory, config, model_class)
+    with loading(directory):
+        stored = _stored_tensors(directory)
+        model, info = _load(directory, config, stored)
     _refuse_other_tensors(directory, info)
     if section["tied_embeddings"] is True and _HEAD in stored:
         with loading(directory), safe_open(stored[_HEAD].path, framework="pt") as file:
@@ -124,7 +111,32 @@ def open_source(directory: Path) -> SourceModel:
         if not torch.isfinite(weight).all():
             raise UserError(f"{directory}: {name} holds NaN or infinity: it cannot be imported")
         weights[stream] = weight
+    # What is left are biases, which transformers would make zero.
+    for name in sorted(info["missing_keys"]):
+        raise UserError(
+            f"{directory} has no {name}, which its config.json tells of; restore its files"
+        )
     return SourceModel(section, weights, _stored_type(directory, stored))
+
+
+def _refuse_other_settings(directory: Path, config: Any, model_class: ModelClass) -> None:
+    """Refuse settings that change the computation, but no tensor, and sizes that no model has."""
+    for key, must in model_class.required.items():
+        if getattr(config, key) != must:
+            raise UserError(
+                f"{directory}: its {key} is {getattr(config, key)!r} and here it is {must!r}: it "
+                "cannot be imported"
+            )
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind != "full_attention":
+            raise UserError(
+                f"{directory}: its layer_types has {kind!r}, and layers here attend to everything "
+                "before: it cannot be imported"
+            )
+    for key in model_class.settings.values():
+        value = getattr(config, key, None)
+        if type(value) is int and value < 1:
+            raise UserError(f"{directory}: its {key} is {value}, which no model has")
 
 
 def _refuse_files_of_another_model(directory: Path) -> None:
