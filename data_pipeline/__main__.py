@@ -18,6 +18,7 @@ except ModuleNotFoundError:
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.hub import SOURCES
@@ -255,6 +256,7 @@ expand_arguments(app)
 
 def main() -> None:
     """Run the command line; a `DataError` becomes one sentence and exit code 2."""
+    unset_empty_variables()
     guard_output()
     try:
         with output_or_refusal():
