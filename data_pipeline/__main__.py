@@ -18,6 +18,7 @@ except ModuleNotFoundError:
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.limits import limit_sentence
 from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
@@ -263,6 +264,11 @@ def main() -> None:
             app()
     except DataError as error:
         typer.echo(f"error: {shown_in_line(str(error))}", err=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if (sentence := limit_sentence(error)) is None:
+            raise
+        typer.echo(f"error: {sentence}", err=True)
         sys.exit(2)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:

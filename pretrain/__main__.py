@@ -24,6 +24,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.io.home import expand_arguments
+from data_pipeline.io.limits import limit_sentence
 from data_pipeline.io.variables import unset_empty_variables
 from data_pipeline.io.words import guard_output, output_or_refusal, shown_in_line
 from pretrain.checkpoint.verb import checkpoint
@@ -347,6 +348,11 @@ def main() -> None:
             app(standalone_mode=True)
     except (UserError, DataError, MethodError) as error:
         _report(error)
+        sys.exit(2)
+    except Exception as error:
+        if (sentence := limit_sentence(error)) is None:
+            raise
+        _report(UserError(sentence, rank_specific=True))
         sys.exit(2)
 
 

@@ -4,6 +4,7 @@ files     hashes, checked JSON, writes that are complete or absent
 forms     strict JSON, and validation of what was read from it
 home      paths that begin with ~
 lease     locks that are files with a heartbeat
+limits    a lack of memory or threads, in a sentence
 pool      worker processes
 progress  progress on a terminal or in a log
 variables empty environment variables, which count as unset

@@ -93,11 +93,12 @@ def open_regular(path: Path, most_bytes: int | None = None, follow_link: bool = 
         if error.errno not in (errno.ENXIO, errno.ELOOP):  # a socket; a link that is not followed
             raise
         raise OSError(error.errno, NOT_REGULAR, str(path)) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
     stream = os.fdopen(descriptor, "rb")
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
         if most_bytes is not None and status.st_size > most_bytes:
             raise _too_large(path, status.st_size, most_bytes)
         if stream.peek(len(_LFS))[: len(_LFS)] == _LFS:
@@ -115,11 +116,13 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     Raises:
         OSError: As `open_regular`.
     """
+    content = bytearray()
     with open_regular(path, most_bytes) as stream:
-        content = stream.read(most_bytes + 1)
-    if len(content) > most_bytes:  # some files of the system state no size
-        raise _too_large(path, len(content), most_bytes)
-    return content
+        while chunk := stream.read(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > most_bytes:  # some files of the system state no size
+                raise _too_large(path, len(content), most_bytes)
+    return bytes(content)
 
 
 def _too_large(path: Path, size: int, most_bytes: int) -> OSError:

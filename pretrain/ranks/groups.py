@@ -34,10 +34,12 @@ from megatron_patches.engine.compat import (
 from megatron_patches.errors import MethodError
 from pretrain.errors import UserError
 from pretrain.ranks.devices import own_device
-from pretrain.ranks.environment import LaunchEnvironment, meeting_point
+from pretrain.ranks.environment import LaunchEnvironment, launcher_listens, meeting_point
 from pretrain.ranks.release import existing_groups, forget_models, release_groups
 
 SUPPORTED_DEEPSPEED = "0.19."
+SELF_SECONDS = 5.0
+"""Longest attempt of rank 0 to reach itself."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +295,10 @@ def _rendezvous(
     """Join the other ranks; if `gpu` is set, NCCL connects at once."""
     alone = launch.world_size == 1 and meeting_point() is None
     try:
-        if launch.rank > 0:
+        if launch.rank > 0 or launcher_listens():
             wait_for_first_rank(timeout)
+        elif not alone:
+            _require_own_address()
         dist.init_process_group(
             backend,
             store=dist.HashStore() if alone else None,
@@ -312,11 +316,42 @@ def _rendezvous(
                 "MASTER_PORT to a free one",
                 rank_specific=True,
             ) from error
+        if "Unable to find interface" in str(error):
+            raise UserError(
+                "gloo finds no network interface with this node's address; bring the loopback "
+                "device up (`ip link set lo up`), or name another in GLOO_SOCKET_IFNAME",
+                rank_specific=True,
+            ) from error
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} "
             f"ranks at {host}:{port} and they did not all come ({reason}); check that every rank "
             "started and that the address is reachable",
+            rank_specific=True,
+        ) from error
+
+
+def _require_own_address() -> None:
+    """Check that rank 0 reaches itself where the others will look for it.
+
+    torch would try until the timeout, with pages of C++ on stderr.
+
+    Raises:
+        UserError: the address is not known, or there is no way to it.
+    """
+    address = meeting_point()
+    assert address is not None, "only a process on its own has no meeting point"
+    try:
+        with socket.create_server(("", 0)) as listener:
+            port = listener.getsockname()[1]
+            socket.create_connection((address[0], port), timeout=SELF_SECONDS).close()
+    except (ConnectionRefusedError, TimeoutError):
+        pass  # another interface, or a filter of ports: torch finds out
+    except OSError as error:
+        raise UserError(
+            f"rank 0 cannot reach {address[0]}, where MASTER_ADDR says that the ranks meet "
+            f"({error.strerror or error}); set it to an address of rank 0's node, and look at the "
+            "network there",
             rank_specific=True,
         ) from error
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pretrain.errors import UserError
 from pretrain.ranks.cores import usable_cores
 from pretrain.ranks.signals import handle_requests
 
@@ -40,6 +41,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     """
     from torch.distributed import TCPStore
 
+    _require_loopback()
     # The store lives in this process, so no other process can take its port in between. A port that
     # the store opened itself would listen on all addresses.
     listener = socket.create_server((HERE, 0))
@@ -71,6 +73,22 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     finally:
         for number, handler in earlier_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _require_loopback() -> None:
+    """Refuse a machine on which processes cannot reach each other; torch would try for minutes.
+
+    Raises:
+        UserError: a connection to HERE fails.
+    """
+    try:
+        with socket.create_server((HERE, 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=GRACE_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"ranks of one machine meet at {HERE}, and {error.strerror or error}: bring the "
+            "loopback device up (`ip link set lo up`), or start without --local-ranks"
+        ) from error
 
 
 class _Requests:

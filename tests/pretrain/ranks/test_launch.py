@@ -19,6 +19,7 @@ import pytest
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.ranks.signals import CONTINUE_LATER, STOP
 from tests.ranks import ROOT, rank_environment
+from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
 
@@ -240,3 +241,35 @@ time.sleep(300)
         for rank in ranks:
             if not gone(rank):
                 os.kill(rank, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("launched", "environment", "said"),
+    [
+        (["--local-ranks", "2"], {}, "ranks of one machine meet at 127.0.0.1, and Network is unre"),
+        ([], {}, "gloo finds no network interface with this node's address; bring the loopback"),
+        (
+            [],
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29511"}
+            | {"MASTER_ADDR": "127.0.0.1"},
+            "rank 0 cannot reach 127.0.0.1, where MASTER_ADDR says that the ranks meet",
+        ),
+    ],
+    ids=["launcher", "alone", "rank 0"],
+)
+def test_without_a_network_ranks_say_so_at_once(
+    launched: list[str],
+    environment: dict[str, str],
+    said: str,
+    tiny_shards: Path,
+    tmp_path: Path,
+) -> None:
+    apart = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of users")
+    overrides = tiny_overrides(tiny_shards, tmp_path, "run", parallel__timeout_seconds=30)
+    command = [*apart, sys.executable, "-m", "pretrain", "train", "demo", *overrides, *launched]
+    env = rank_environment() | environment
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"error: {said}" in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "rror" in line]) == 1, done.stderr
