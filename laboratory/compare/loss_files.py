@@ -344,7 +344,11 @@ def _of_json(text: str, path: Path) -> list[_Record]:
     """Return the objects of JSON lines, of a list, or of the history of a trainer's state."""
     try:
         whole = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if _object(text.lstrip().partition("\n")[0]) is None:  # nor are its lines objects
+            raise UserError(
+                f"{path} is not valid JSON ({error}): it is cut short or damaged; copy it again"
+            ) from error
         lines = enumerate(text.split("\n"), start=1)
         return [
             _record(_object(line), f"{path}, line {line_number}")

@@ -169,9 +169,24 @@ class RunDirectory:
         ]
 
     def _checkpoints(self) -> list[Path]:
-        return [
-            path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)
-        ]
+        """Return the directories of checkpoints.
+
+        Raises:
+            UserError: one of them, or the directory of all, cannot be read.
+        """
+        try:
+            names = os.listdir(self.checkpoints)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _unreadable(self.checkpoints, error.strerror) from error
+        paths = [self.checkpoints / name for name in names if _CHECKPOINT.fullmatch(name)]
+        for path in paths:
+            if (
+                not os.access(path, os.R_OK | os.X_OK, effective_ids=True) and path.exists()
+            ):  # not just removed
+                raise _unreadable(path, "Permission denied")
+        return paths
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None without one."""
@@ -186,6 +201,10 @@ class RunDirectory:
         """Return the step of the newest complete checkpoint; 0 without one."""
         newest = self.newest_checkpoint()
         return step_of(newest) if newest is not None else 0
+
+
+def _unreadable(directory: Path, reason: str) -> UserError:
+    return UserError(f"{directory} cannot be read ({reason}); fix its permissions")
 
 
 def _word(file: Path) -> str | None:

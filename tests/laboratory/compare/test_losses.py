@@ -199,6 +199,7 @@ def test_losses_of_any_size_and_number_have_a_page() -> None:
         ),
         ('{"eval_loss": 1, "step": 2}', "does not say name and seed, as 'baseline-seed_1' does"),
         ('{"log_history": 5}', "log_history is not a list"),
+        ('{\n "log_history": [\n  {"eval_loss": 1.', "it is cut short or damaged; copy it again"),
     ],
 )
 def test_bad_tables_are_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:

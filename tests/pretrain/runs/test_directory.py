@@ -6,6 +6,7 @@ Also that its names are written in one place only.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -125,3 +126,24 @@ def test_names_of_the_run_directory_are_written_once() -> None:
             name = "/".join(path.relative_to(ROOT).parts[1:])
             assert found <= ALLOWED.get(name, set()), f"{name} writes {found} again"
     assert {"config.yaml", "latest", MARKER, FINISHED, "step_"} <= texts(owner)
+
+
+@pytest.mark.parametrize("closed", ["checkpoints", "checkpoints/step_00000002"])
+def test_checkpoints_that_cannot_be_read_are_not_missing(closed: str, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints/step_00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MARKER).touch()
+    run = RunDirectory(tmp_path)
+    assert run.find_checkpoint(None) == checkpoint
+    (tmp_path / closed).chmod(0)
+    for directory in (tmp_path, *list(tmp_path.parents)[:-2]):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    user = os.geteuid()
+    if user == 0:  # whom no permissions stop
+        os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match=rf"{closed} cannot be read \(Permission denied\)"):
+            run.find_checkpoint(None)
+    finally:
+        os.seteuid(user)
+        (tmp_path / closed).chmod(0o755)
