@@ -106,6 +106,9 @@ class Watch:
         self._signs: dict[int, Sign] = {}
         self._silent = dict.fromkeys(self._ranks, 0.0)
         self._idle = Idleness()
+        self._last_round = time.monotonic()
+        self._suspended = 0.0
+        self._rounds_since = 0
         self._of = threading.get_ident()
         self._ended = threading.Event()
         self._using_store = threading.RLock()
@@ -141,6 +144,10 @@ class Watch:
         Any other error returns.
         """
         message = str(error).lower()
+        if len(self._ranks) > 1 and any(word in message for word in (*_GONE, *_IN_VAIN)):
+            self._note_suspension()
+            if self._suspended:
+                self._end(self._was_suspended(), LOST)
         if len(self._ranks) > 1 and any(word in message for word in _GONE):
             self._end(self._lost(), LOST)
         if len(self._ranks) > 1 and any(word in message for word in _IN_VAIN):
@@ -156,14 +163,15 @@ class Watch:
     def _run(self) -> None:
         number = 0
         entered = self._passed
-        last_round = time.monotonic()
         while not self._ended.is_set():
             number += 1
+            self._rounds_since += 1
             # A process that was suspended has not seen the silence of the others meanwhile, so one
             # round counts for two intervals at most.
+            self._note_suspension()
             now = time.monotonic()
-            passed = min(now - last_round, 2 * self.seconds_between_signs)
-            last_round = now
+            passed = min(now - self._last_round, 2 * self.seconds_between_signs)
+            self._last_round = now
             self._idle.look(passed)
             if entered != self._passed:
                 entered = self._passed
@@ -178,6 +186,26 @@ class Watch:
             ):
                 self._end(self.sentence())
             self._ended.wait(self.seconds_between_signs)
+
+    def _note_suspension(self) -> None:
+        """Note for how long this process has just stood still, if for longer than a round takes.
+
+        A suspension, as of a whole job by its scheduler or of a laptop, lets the timeouts of
+        collectives pass. It is forgotten once the ranks have had the time to meet again.
+        """
+        still = time.monotonic() - self._last_round - self.seconds_between_signs
+        if still > LATE * self.seconds_between_signs:
+            self._suspended = still
+            self._rounds_since = 0
+        elif self._rounds_since > SIGNS_IN_TIMEOUT:
+            self._suspended = 0.0
+
+    def _was_suspended(self) -> str:
+        return (
+            f"rank {self._rank} on {self._host} was suspended for {self._suspended:.0f} s at "
+            f"{self._stage}, and a collective waits {self._timeout:g} s (parallel.timeout_seconds) "
+            "at most; the same command continues from the newest checkpoint"
+        )
 
     def _post(self, number: int, passed: float) -> None:
         """Post this rank's sign; the lookouts then read all signs."""

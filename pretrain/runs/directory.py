@@ -179,7 +179,7 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise _unreadable(self.checkpoints, error.strerror) from error
+            raise _unreadable(self.checkpoints, error.strerror or str(error)) from error
         paths = [self.checkpoints / name for name in names if _CHECKPOINT.fullmatch(name)]
         for path in paths:
             if (

@@ -45,6 +45,39 @@ def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_pa
     )
 
 
+def test_ranks_that_were_all_suspended_continue_or_say_so(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    """As by `scontrol suspend`, for longer than a collective waits."""
+    overrides = tiny_overrides(
+        tiny_shards, tmp_path, "run", schedule__steps=100_000, parallel__timeout_seconds=SECONDS
+    )
+    run, log = tmp_path / "run", tmp_path / "log"
+    with started(overrides, 2, log) as launcher:
+        wait_until(lambda: len(logged_steps(run)) > 5, launcher, "the first steps")
+        ranks = launcher.children()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in ranks:
+                os.kill(rank.pid, number)
+            if number == signal.SIGSTOP:
+                time.sleep(2 * SECONDS)
+        steps = len(logged_steps(run))
+        wait_until(
+            lambda: len(logged_steps(run)) > steps + 5 or "error:" in log.read_text(),
+            launcher,
+            "further steps, or the sentence",
+        )
+        errors = [line for line in log.read_text().splitlines() if "rror" in line]
+        if errors:
+            assert launcher.wait(timeout=60) == 1
+            assert len(errors) == 1, log.read_text()
+            assert re.match(
+                r"error: rank \d on \S+ was suspended for \d+ s at step \d+, .*; the same command "
+                r"continues from the newest checkpoint",
+                errors[0],
+            )
+
+
 @pytest.mark.parametrize(
     ("held", "sentence"),
     [

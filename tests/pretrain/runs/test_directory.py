@@ -15,6 +15,7 @@ import pytest
 from laboratory.compare.compare_runs import compare_runs
 from laboratory.compare.report import write_comparison
 from laboratory.compare.tables import cost_table
+from pretrain.errors import UserError
 from pretrain.runs.directory import (
     CONTINUE,
     FINISHED,
