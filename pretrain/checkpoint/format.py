@@ -329,7 +329,7 @@ def read_about(checkpoint: Path) -> About:
 def _type_problem(key: str, value: Any) -> str | None:
     """Return why a setting cannot have a value; None if it can, or was removed since."""
     if key == FORMER_PHASES:
-        key, value = PHASES, phases_of_unfreeze(value)
+        return _type_problem(PHASES, phases_of_unfreeze(value))
     field = FIELDS.get(present_key(key))
     if field is None or value is None or removed_sentence(key, value) is not None:
         return None

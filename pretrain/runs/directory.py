@@ -182,9 +182,9 @@ class RunDirectory:
             raise _unreadable(self.checkpoints, error.strerror or str(error)) from error
         paths = [self.checkpoints / name for name in names if _CHECKPOINT.fullmatch(name)]
         for path in paths:
-            if (
-                not os.access(path, os.R_OK | os.X_OK, effective_ids=True) and path.exists()
-            ):  # not just removed
+            readable = os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+            # One that another rank has just removed is not readable either.
+            if not readable and path.exists():
                 raise _unreadable(path, "Permission denied")
         return paths
 
