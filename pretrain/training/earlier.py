@@ -17,7 +17,6 @@ from typing_extensions import NotRequired, TypedDict
 from data_pipeline.io.forms import Count
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import missing_settings
-from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import DAMAGED_SUFFIX, RunDirectory, free_name
 from pretrain.runs.facts import Segment, read_form
@@ -74,17 +73,18 @@ class Earlier:
     notes: tuple[str, ...] = ()
 
 
-def read_earlier(config: Config, start: Start) -> Earlier:
+def read_earlier(directory: RunDirectory, start: Start, fall_back: bool) -> Earlier:
     """Read what the run's files, or its trunk's, say of the steps before.
 
     Args:
-        config: of the run.
+        directory: of the run.
         start: where the run starts from.
+        fall_back: keep a damaged file of the run aside, and continue without it.
 
     Raises:
         UserError: a file is damaged, and none is to be kept aside for that.
     """
-    run = start.trunk or config.run_directory
+    run = start.trunk or directory
     if not start.position.step:
         return Earlier()
     found: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def read_earlier(config: Config, start: Start) -> Earlier:
             found[path.stem] = read_form(path, _FORMS[path.stem])
         except UserError as error:
             problem = str(error).rpartition("; ")[0]
-            if start.trunk is not None or not config.checkpoint.fall_back:
+            if start.trunk is not None or not fall_back:
                 raise UserError(
                     f"{problem}; restore it, or set checkpoint.fall_back=true to keep it aside and "
                     "continue without it"
