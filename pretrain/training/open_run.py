@@ -36,7 +36,6 @@ from pretrain.ranks.groups import (
     shutdown_distributed,
 )
 from pretrain.ranks.watch import Watch, watching
-from pretrain.runs.directory import write_json
 from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
 from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
@@ -51,6 +50,7 @@ from pretrain.training.run_files import (
     open_run_files,
     phase_line,
     run_facts,
+    write_audit,
 )
 
 
@@ -103,7 +103,7 @@ class Run:
         """Write the audit of the live engine beside those of the phases before."""
         directory = self.resolved.directory
         with self.errors.recording(directory.path):
-            write_json(directory.audit, self.phased.audit_of_phases())
+            write_audit(directory, self.phased)
 
     def save(self, position: Position, in_background: bool) -> None:
         """Begin a checkpoint, which does not count until `commit` (collective).

@@ -229,6 +229,11 @@ def environment_of(
     return {**environment, **digest, "segments": [*before, segment]}
 
 
+def write_audit(run: RunDirectory, phased: PhasedEngine) -> None:
+    """Write the audit of the live engine beside those of the phases before."""
+    write_json(run.audit, phased.audit_of_phases())
+
+
 def close_run_files(run: RunDirectory, telemetry: Telemetry, state: str) -> None:
     """Say how this segment ended, and write a finished run's summary; the state comes last.
 

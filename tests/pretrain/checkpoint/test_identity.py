@@ -120,7 +120,9 @@ def test_an_identity_is_of_all_that_decides_the_weights_and_not_of_the_layout() 
     blend = cast(Blend, SimpleNamespace(describe=lambda: DATA))
 
     def found(*overrides: str) -> dict[str, Any]:
-        return run_identity(resolve(load_config("demo", [*overrides]), 1), blend)
+        config = load_config("demo", [*overrides])
+        ranks = config.parallel.tensor_model_parallel_size
+        return run_identity(resolve(config, ranks), blend)
 
     plain = found()
     assert plain["data"] == DATA and plain["frozen_bank"]["sha256"] == {}

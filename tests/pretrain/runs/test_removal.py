@@ -190,9 +190,8 @@ WRITES = {"write_text_atomically", "write_json", "replace_file", "write_text", "
 RECORD = re.compile(r"\.(config|environment|audit|summary|metrics|latest|state_file)\b")
 WRITERS = {
     "checkpoint/branching.py": "the first records of a branch, which has none yet",
-    "checkpoint/checkpoints.py": "`latest`, once what it named has been judged",
     "replay/prepare.py": "of a directory that it has just made",
-    "runs/directory.py": "the state",
+    "runs/directory.py": "the state, and `latest`, once what it named has been judged",
     "training/run_files.py": "what `training.earlier` has read before, or refused",
 }
 
